@@ -1,0 +1,334 @@
+//! A bucket: the tokens of one entity on one resource, all limits together.
+//!
+//! Invariants:
+//! - a balance never exceeds its limit's capacity;
+//! - time is paid out once: `refilled_at` never moves back;
+//! - what a refill could not pay out, because it is less than a millitoken, is carried over in
+//!   `remainder`, and dropped when the bucket is full.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::{LimitName, LimitSet, Millitokens, Rate, Timestamp};
+
+/// One limit's balance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cell {
+    /// What can be taken now; negative is debt.
+    pub tokens: Millitokens,
+    /// Earned but less than a millitoken, in millitoken-milliseconds, below the limit's period.
+    pub remainder: u64,
+    /// All that was ever taken less all that was given back. It stays at its bound rather than
+    /// wrap, after 9·10^15 tokens.
+    pub consumed: Millitokens,
+    /// The part of `consumed` that no usage record holds yet; the store's own business.
+    pub unbooked: Millitokens,
+}
+
+impl Cell {
+    fn full(rate: &Rate) -> Self {
+        Self { tokens: rate.capacity(), ..Self::default() }
+    }
+
+    fn refill(&mut self, rate: &Rate, elapsed_ms: u64) {
+        let capacity = i128::from(rate.capacity().get());
+        let (added, remainder) = rate.earned_in(elapsed_ms, self.remainder);
+        let tokens = i128::from(self.tokens.get()) + added;
+        if tokens >= capacity {
+            self.tokens = rate.capacity();
+            self.remainder = 0;
+        } else {
+            self.tokens = Millitokens::new(i64::try_from(tokens).expect("below the capacity"));
+            self.remainder = remainder;
+        }
+    }
+
+    /// Books a signed difference: positive takes, negative gives back, up to the capacity.
+    fn charge(&mut self, rate: &Rate, difference: Millitokens) -> Result<(), Overflow> {
+        let tokens = self.tokens.checked_add(-difference).ok_or(Overflow)?;
+        if tokens >= rate.capacity() {
+            self.tokens = rate.capacity();
+            self.remainder = 0;
+        } else {
+            self.tokens = tokens;
+        }
+        self.unbooked = self.unbooked.saturating_add(difference);
+        self.consumed = self.consumed.saturating_add(difference);
+        Ok(())
+    }
+
+    fn millis_until(&self, rate: &Rate, amount: Millitokens) -> u64 {
+        let deficit = i128::from(amount.get()) - i128::from(self.tokens.get());
+        rate.millis_to_earn(deficit, self.remainder)
+    }
+}
+
+/// A difference so large that the balance would leave the range of its type. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overflow;
+
+impl fmt::Display for Overflow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the debt of the bucket would exceed 9·10^15 tokens")
+    }
+}
+
+impl std::error::Error for Overflow {}
+
+/// The tokens of one entity on one resource.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Bucket {
+    limits: Arc<LimitSet>,
+    cells: Cells,
+    refilled_at: Timestamp,
+}
+
+impl Bucket {
+    /// A bucket that nobody has taken from yet: full.
+    pub fn full(limits: Arc<LimitSet>, now: Timestamp) -> Self {
+        let cells = limits.rates().iter().map(Cell::full).collect();
+        Self { limits, cells, refilled_at: now }
+    }
+
+    /// A bucket as a store kept it. Balances above the capacity are cut to it.
+    ///
+    /// # Panics
+    ///
+    /// When there is not one cell for each limit.
+    pub fn from_parts(
+        limits: Arc<LimitSet>,
+        cells: impl IntoIterator<Item = Cell>,
+        refilled_at: Timestamp,
+    ) -> Self {
+        let mut cells: Cells = cells.into_iter().collect();
+        assert_eq!(limits.len(), cells.len(), "one cell for each limit");
+        for (cell, rate) in cells.iter_mut().zip(limits.rates()) {
+            cell.tokens = cell.tokens.min(rate.capacity());
+            cell.remainder = cell.remainder.min(rate.period_ms() - 1);
+        }
+        Self { limits, cells, refilled_at }
+    }
+
+    /// The limits by which the bucket refills.
+    pub fn limits(&self) -> &Arc<LimitSet> {
+        &self.limits
+    }
+
+    /// The balances, one for each limit, in the order of the limits.
+    pub fn cells(&self) -> &[Cell] {
+        &self.cells
+    }
+
+    /// Up to when the passing time has been paid out.
+    pub fn refilled_at(&self) -> Timestamp {
+        self.refilled_at
+    }
+
+    /// The balance and the numbers of the limit of that name.
+    pub fn cell(&self, name: &str) -> Option<(&Cell, &Rate)> {
+        let at = self.limits.position(name)?;
+        Some((&self.cells[at], &self.limits.rates()[at]))
+    }
+
+    /// Pays out the time up to `now`, to all limits. A clock that stands or runs back pays nothing.
+    pub fn refill(&mut self, now: Timestamp) {
+        let elapsed_ms = now.millis_since(self.refilled_at);
+        if elapsed_ms == 0 {
+            return;
+        }
+        for (cell, rate) in self.cells.iter_mut().zip(self.limits.rates()) {
+            cell.refill(rate, elapsed_ms);
+        }
+        self.refilled_at = now;
+    }
+
+    /// Whether cell `at` holds `amount`. Nothing is always held, even in debt.
+    pub(crate) fn holds(&self, at: usize, amount: Millitokens) -> bool {
+        amount == Millitokens::ZERO || self.cells[at].tokens >= amount
+    }
+
+    /// Books a signed difference on cell `at`: positive takes and may leave debt, negative gives
+    /// back, never above the capacity.
+    ///
+    /// # Errors
+    ///
+    /// [`Overflow`], and nothing is changed.
+    pub fn charge(&mut self, at: usize, difference: Millitokens) -> Result<(), Overflow> {
+        self.cells[at].charge(&self.limits.rates()[at], difference)
+    }
+
+    /// How long after `now` cell `at` will hold `amount` if nobody else takes from it: not a
+    /// millisecond less, not one more.
+    pub fn wait_for(&self, at: usize, amount: Millitokens, now: Timestamp) -> Duration {
+        if self.holds(at, amount) {
+            return Duration::ZERO;
+        }
+        // Time is paid out from `refilled_at` on, which is ahead of a clock that lags.
+        let ahead = self.refilled_at.millis_since(now);
+        let earning = self.cells[at].millis_until(&self.limits.rates()[at], amount);
+        Duration::from_millis(ahead.saturating_add(earning).min(i64::MAX.unsigned_abs()))
+    }
+
+    /// How long after `now` all limits will be full if nobody takes from them.
+    pub fn wait_until_full(&self, now: Timestamp) -> Duration {
+        let waits = self.limits.rates().iter().enumerate();
+        waits.map(|(at, rate)| self.wait_for(at, rate.capacity(), now)).max().unwrap_or_default()
+    }
+
+    /// Whether any limit is in debt.
+    pub fn in_debt(&self) -> bool {
+        self.cells.iter().any(|cell| cell.tokens < Millitokens::ZERO)
+    }
+
+    /// Takes on `limits` as they are now configured: pays out what was earned under the old ones,
+    /// then clamps. A lower ceiling cuts the balance, a higher one grants nothing at once, a new
+    /// limit starts full.
+    ///
+    /// A limit that `limits` does not name stays as it is: a call with limits of its own must not
+    /// wipe out what was taken under the stored ones. Only full ones are dropped, because absent
+    /// and full are the same.
+    pub fn follow(&mut self, limits: &Arc<LimitSet>, now: Timestamp) {
+        let unchanged = |(name, rate): (&LimitName, &Rate)| {
+            self.cell(name.as_str()).is_some_and(|(_, current)| current == rate)
+        };
+        if Arc::ptr_eq(&self.limits, limits) || limits.iter().all(unchanged) {
+            return;
+        }
+        self.refill(now);
+        let mut kept: Vec<(LimitName, Rate, Cell)> = Vec::with_capacity(limits.len());
+        for (name, rate) in limits.iter() {
+            let cell = match self.cell(name.as_str()) {
+                Some((cell, old)) => re_rated(*cell, old, rate),
+                None => Cell::full(rate),
+            };
+            kept.push((name.clone(), *rate, cell));
+        }
+        for ((name, rate), cell) in self.limits.iter().zip(self.cells.iter()) {
+            let pending = cell.tokens < rate.capacity() || cell.unbooked != Millitokens::ZERO;
+            if pending && limits.position(name.as_str()).is_none() {
+                kept.push((name.clone(), *rate, *cell));
+            }
+        }
+        self.adopt(kept, limits);
+    }
+
+    /// Like [`follow`](Self::follow), but drops every limit that `limits` does not name: for a
+    /// change of the stored configuration, after which they no longer exist.
+    pub fn replace_limits(&mut self, limits: &Arc<LimitSet>, now: Timestamp) {
+        self.follow(limits, now);
+        let named = self.limits.iter().zip(self.cells.iter());
+        let kept = named
+            .filter(|((name, _), _)| limits.position(name.as_str()).is_some())
+            .map(|((name, rate), cell)| (name.clone(), *rate, *cell))
+            .collect();
+        self.adopt(kept, limits);
+    }
+
+    /// Installs cells with their limits; shares `limits` where it is all of them.
+    fn adopt(&mut self, mut kept: Vec<(LimitName, Rate, Cell)>, limits: &Arc<LimitSet>) {
+        // Past the bound the newest limits win: they are the ones being asked for.
+        kept.truncate(crate::LIMITS_MAX);
+        kept.sort_by(|a, b| a.0.cmp(&b.0));
+        self.cells = kept.iter().map(|(_, _, cell)| *cell).collect();
+        self.limits = if kept.len() == limits.len() {
+            Arc::clone(limits)
+        } else {
+            let rates = kept.into_iter().map(|(name, rate, _)| (name, rate));
+            Arc::new(LimitSet::from_rates(rates).expect("each name once, within the bound"))
+        };
+    }
+
+    /// Hands over what no usage record holds yet, limit by limit, and forgets it.
+    pub fn take_unbooked(&mut self) -> Vec<(LimitName, Millitokens)> {
+        let mut taken = Vec::new();
+        for (name, cell) in self.limits.names().iter().zip(self.cells.iter_mut()) {
+            let unbooked = std::mem::take(&mut cell.unbooked);
+            if unbooked != Millitokens::ZERO {
+                taken.push((name.clone(), unbooked));
+            }
+        }
+        taken
+    }
+}
+
+impl fmt::Debug for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Bucket");
+        out.field("refilled_at", &self.refilled_at);
+        for ((name, rate), cell) in self.limits.iter().zip(self.cells.iter()) {
+            let shown = format_args!("{} of {}", cell.tokens, rate.capacity()).to_string();
+            out.field(name.as_str(), &shown);
+        }
+        out.finish()
+    }
+}
+
+/// The cell under another rate: cut to the new ceiling, its remainder in the new unit.
+fn re_rated(mut cell: Cell, old: &Rate, new: &Rate) -> Cell {
+    if cell.tokens >= new.capacity() {
+        cell.tokens = new.capacity();
+        cell.remainder = 0;
+    } else {
+        let scaled =
+            u128::from(cell.remainder) * u128::from(new.period_ms()) / u128::from(old.period_ms());
+        cell.remainder = u64::try_from(scaled).expect("below the new period");
+    }
+    cell
+}
+
+/// How many cells stand in the bucket itself. Requests and tokens are the common pair; a bucket
+/// with more limits keeps them on the heap.
+const INLINE: usize = 2;
+
+/// Cells, without a pointer to chase for the usual number of them.
+#[derive(Clone)]
+enum Cells {
+    Few([Cell; INLINE], u8),
+    Many(Vec<Cell>),
+}
+
+impl FromIterator<Cell> for Cells {
+    fn from_iter<I: IntoIterator<Item = Cell>>(cells: I) -> Self {
+        let mut few = [Cell::default(); INLINE];
+        let mut len = 0;
+        let mut cells = cells.into_iter();
+        while let Some(cell) = cells.next() {
+            if usize::from(len) == INLINE {
+                return Self::Many(few.into_iter().chain([cell]).chain(cells).collect());
+            }
+            few[usize::from(len)] = cell;
+            len += 1;
+        }
+        Self::Few(few, len)
+    }
+}
+
+impl Deref for Cells {
+    type Target = [Cell];
+
+    fn deref(&self) -> &[Cell] {
+        match self {
+            Self::Few(cells, len) => &cells[..usize::from(*len)],
+            Self::Many(cells) => cells,
+        }
+    }
+}
+
+impl DerefMut for Cells {
+    fn deref_mut(&mut self) -> &mut [Cell] {
+        match self {
+            Self::Few(cells, len) => &mut cells[..usize::from(*len)],
+            Self::Many(cells) => cells,
+        }
+    }
+}
+
+impl PartialEq for Cells {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Cells {}

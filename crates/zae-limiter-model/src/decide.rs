@@ -1,0 +1,68 @@
+//! The one place that admits or refuses.
+
+use crate::{Bucket, Millitokens, Timestamp};
+
+/// What is asked of one limit of a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Take {
+    /// Which cell of the bucket.
+    pub cell: usize,
+    /// How much, not negative.
+    pub amount: Millitokens,
+}
+
+/// What is asked of one bucket of the chain.
+#[derive(Debug)]
+pub struct Ask<'a> {
+    /// The bucket, as the store holds it.
+    pub bucket: &'a mut Bucket,
+    /// What is asked of its limits.
+    pub takes: &'a [Take],
+}
+
+/// The answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Everything asked for was taken, from all buckets.
+    Admitted,
+    /// Something did not fit and nothing was taken, from any bucket.
+    Refused,
+}
+
+/// Refills every bucket of the chain up to `now`, then takes all that is asked from all of them, or
+/// nothing from any.
+///
+/// # Panics
+///
+/// When an amount is negative or names a cell that its bucket does not have: callers check both.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zae_limiter_model::*;
+/// let limits = Arc::new(LimitSet::new([Limit::per_minute("rpm", 1)])?);
+/// let now = Timestamp::from_millis(0);
+/// let mut bucket = Bucket::full(limits, now);
+/// let takes = [Take { cell: 0, amount: amount(1)? }];
+/// let mut ask = |now| decide(&mut [Ask { bucket: &mut bucket, takes: &takes }], now);
+/// assert_eq!(ask(now), Verdict::Admitted);
+/// assert_eq!(ask(now), Verdict::Refused);
+/// assert_eq!(ask(Timestamp::from_millis(60_000)), Verdict::Admitted);
+/// # Ok::<(), Invalid>(())
+/// ```
+pub fn decide(asks: &mut [Ask<'_>], now: Timestamp) -> Verdict {
+    for ask in asks.iter_mut() {
+        ask.bucket.refill(now);
+    }
+    let fits = |ask: &Ask<'_>| ask.takes.iter().all(|t| ask.bucket.holds(t.cell, t.amount));
+    if !asks.iter().all(fits) {
+        return Verdict::Refused;
+    }
+    for ask in asks.iter_mut() {
+        for take in ask.takes {
+            assert!(take.amount >= Millitokens::ZERO, "an acquire takes, it never gives");
+            let charged = ask.bucket.charge(take.cell, take.amount);
+            charged.expect("what the bucket holds can be taken from it");
+        }
+    }
+    Verdict::Admitted
+}

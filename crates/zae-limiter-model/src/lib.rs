@@ -1,0 +1,36 @@
+//! Values and arithmetic of the rate limiter: what a limit is, how a bucket refills, who is
+//! admitted.
+//!
+//! Everything here is a pure function of its arguments. There is no IO, no clock and no randomness,
+//! and the crate has no dependencies, so that every store, in every process, on every machine,
+//! decides by the same integer arithmetic.
+//!
+//! The rule that everything else leans on: a bucket's state at a time does not depend on how often
+//! it was looked at before. Refilling in ten steps or in one gives the same tokens, because the
+//! fraction of a millitoken that a step could not pay out is carried over to the next.
+
+mod bucket;
+mod decide;
+mod exceeded;
+mod invalid;
+mod json;
+mod limit;
+mod name;
+mod share;
+mod time;
+mod tokens;
+
+pub use bucket::{Bucket, Cell, Overflow};
+pub use decide::{Ask, Take, Verdict, decide};
+pub use exceeded::{ExceedsCapacity, LimitStatus, RateLimitExceeded, http_fields};
+pub use invalid::Invalid;
+pub use json::escape as escape_json;
+pub use limit::{
+    CAPACITY_MAX, LIMITS_MAX, Limit, LimitSet, PERIOD_SECONDS_MAX, RESERVED_LIMIT_NAMES, Rate,
+};
+pub use name::{
+    DEFAULT_RESOURCE, EntityId, LimitName, NamespaceId, NamespaceName, ResourceName, StackName,
+};
+pub use share::share;
+pub use time::{Timestamp, WAIT_MAX};
+pub use tokens::{AMOUNT_MAX, MILLI, Millitokens, amount};
