@@ -1,0 +1,198 @@
+//! A bucket as the embedded stores keep it: with its expiry and the usage not yet booked.
+//!
+//! A store that loads accounts, passes them through [`admit`] or [`settle`], and stores them again,
+//! all in one step, fulfils the hot part of the [`Store`](crate::Store) contract.
+
+use smallvec::SmallVec;
+use zae_limiter_model::{Ask, Bucket, LimitName, Millitokens, Overflow, Take, Timestamp, decide};
+use zae_limiter_model::{LimitSet, Verdict};
+
+use crate::plan::{Admission, Leg, LegTaken, Plan, Settlement, Takes, Target, refused_statuses};
+use crate::window::hour_of;
+
+/// A bucket with what belongs to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Account {
+    /// The balances.
+    pub bucket: Bucket,
+    /// From when on the bucket counts as absent.
+    pub expires_at: Option<Timestamp>,
+    /// The hour in which the unbooked consumption happened. Usage is booked when the hour turns or
+    /// somebody asks, not with every call.
+    pub hour: i64,
+    /// How many changes went into the unbooked consumption.
+    pub events: u64,
+}
+
+/// Consumption that is ready to be added to usage records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Booking {
+    /// The hour in which it happened.
+    pub hour: i64,
+    /// Net consumption for each limit, without zeros.
+    pub consumed: Vec<(LimitName, Millitokens)>,
+    /// How many changes it is made of.
+    pub events: u64,
+}
+
+impl Account {
+    /// A full bucket that nobody has taken from.
+    pub fn open(target: &Target, now: Timestamp) -> Self {
+        Self {
+            bucket: Bucket::full(target.limits().clone(), now),
+            expires_at: None,
+            hour: hour_of(now),
+            events: 0,
+        }
+    }
+
+    /// Whether the bucket counts as absent.
+    pub fn is_expired(&self, now: Timestamp) -> bool {
+        self.expires_at.is_some_and(|expiry| expiry <= now)
+    }
+
+    /// Hands over the unbooked consumption and forgets it.
+    pub fn take_booking(&mut self) -> Option<Booking> {
+        if self.events == 0 {
+            return None;
+        }
+        let consumed = self.bucket.take_unbooked();
+        Some(Booking { hour: self.hour, consumed, events: std::mem::take(&mut self.events) })
+    }
+
+    /// Gets the account ready for a change at `now` under the target's limits.
+    fn prepare(&mut self, target: &Target, now: Timestamp) -> Option<Booking> {
+        let expired = self.is_expired(now);
+        let hour = hour_of(now);
+        let booking = if expired || self.hour != hour { self.take_booking() } else { None };
+        self.hour = hour;
+        if expired {
+            *self = Self::open(target, now);
+        } else {
+            self.bucket.follow(target.limits(), now);
+        }
+        booking
+    }
+
+    /// Counts a change and sets the expiry anew.
+    fn touch(&mut self, target: &Target, changed: bool, now: Timestamp) {
+        self.events += u64::from(changed);
+        self.expires_at = target.lifetime().expiry(&self.bucket, now);
+    }
+
+    /// Gives the account exactly the target's limits and lifetime.
+    pub fn reconfigure(&mut self, target: &Target, now: Timestamp) -> Option<Booking> {
+        // Limits that are about to go must not take their unbooked consumption with them.
+        let booking = self.take_booking();
+        self.hour = hour_of(now);
+        self.bucket.replace_limits(target.limits(), now);
+        self.touch(target, false, now);
+        booking
+    }
+}
+
+/// Where the limits that `takes` counts by stand in the bucket, which may have further ones.
+fn cells_in(limits: &LimitSet, bucket: &Bucket, takes: &[Take]) -> Takes {
+    let place = |take: &Take| {
+        let cell = bucket.limits().position(limits.names()[take.cell].as_str())?;
+        Some(Take { cell, amount: take.amount })
+    };
+    takes.iter().filter_map(place).collect()
+}
+
+/// Whether the bucket has exactly these limits, so that cells count the same in both.
+fn same_limits(target: &Target, bucket: &Bucket) -> bool {
+    std::sync::Arc::ptr_eq(target.limits(), bucket.limits()) || target.limits() == bucket.limits()
+}
+
+/// Decides a plan on the accounts of its legs, one for each, in their order. `book` is given the
+/// usage that has to be booked, with the number of the leg.
+///
+/// # Panics
+///
+/// When there is not one account for each leg.
+pub fn admit(
+    plan: &Plan,
+    accounts: &mut [&mut Account],
+    mut book: impl FnMut(usize, Booking),
+) -> Admission {
+    assert_eq!(plan.legs.len(), accounts.len(), "one account for each leg");
+    let now = plan.now;
+    let mut mapped: SmallVec<[Takes; 1]> = SmallVec::new();
+    for (at, (leg, account)) in plan.legs.iter().zip(accounts.iter_mut()).enumerate() {
+        if let Some(booking) = account.prepare(&leg.target, now) {
+            book(at, booking);
+        }
+        mapped.push(if same_limits(&leg.target, &account.bucket) {
+            leg.takes.clone()
+        } else {
+            cells_in(leg.target.limits(), &account.bucket, &leg.takes)
+        });
+    }
+    let mut asks: SmallVec<[Ask<'_>; 1]> = accounts
+        .iter_mut()
+        .zip(&mapped)
+        .map(|(account, takes)| Ask { bucket: &mut account.bucket, takes })
+        .collect();
+    match decide(&mut asks, now) {
+        Verdict::Admitted => {
+            let legs = plan.legs.iter().zip(accounts.iter_mut()).zip(&mapped);
+            Admission::Taken(
+                legs.map(|((leg, account), takes)| taken(leg, account, takes, now)).collect(),
+            )
+        }
+        Verdict::Refused => {
+            let legs = plan.legs.iter().zip(accounts.iter()).enumerate();
+            let statuses = legs.flat_map(|(level, (leg, account))| {
+                refused_statuses(level, leg, &account.bucket, now)
+            });
+            Admission::Refused(statuses.collect())
+        }
+    }
+}
+
+fn taken(leg: &Leg, account: &mut Account, takes: &[Take], now: Timestamp) -> LegTaken {
+    let changed = takes.iter().any(|take| take.amount != Millitokens::ZERO);
+    account.touch(&leg.target, changed, now);
+    let cells = account.bucket.cells();
+    LegTaken { shard: 0, left: takes.iter().map(|take| cells[take.cell].tokens).collect() }
+}
+
+/// Applies a settlement to the account it belongs to, unless that has expired. `book` is given the
+/// usage that has to be booked.
+///
+/// # Errors
+///
+/// [`Overflow`], and the account must be thrown away unsaved.
+pub fn settle(
+    settlement: &Settlement,
+    account: &mut Account,
+    now: Timestamp,
+    book: impl FnOnce(Booking),
+) -> Result<(), Overflow> {
+    let target = &settlement.target;
+    if account.is_expired(now) {
+        return Ok(());
+    }
+    // Not `follow`: a lease settles by the limits it was acquired with, which may be old ones.
+    let hour = hour_of(now);
+    if account.hour != hour {
+        if let Some(booking) = account.take_booking() {
+            book(booking);
+        }
+        account.hour = hour;
+    }
+    account.bucket.refill(now);
+    let mut changed = false;
+    for take in cells_in(target.limits(), &account.bucket, &settlement.differences) {
+        account.bucket.charge(take.cell, take.amount)?;
+        changed |= take.amount != Millitokens::ZERO;
+    }
+    // The lifetime stays that of the last acquire; only a debt can need more time.
+    account.events += u64::from(changed);
+    if let Some(expiry) = account.expires_at {
+        let full = now.saturating_add(account.bucket.wait_until_full(now));
+        account.expires_at = Some(expiry.max(full));
+    }
+    Ok(())
+}

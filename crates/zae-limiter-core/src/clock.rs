@@ -1,0 +1,118 @@
+//! Time, handed in.
+//!
+//! The limiter reads the clock once, at the edge of each call; everything below is a function of
+//! that moment. Nothing else in the workspace may read or wait for real time (`clippy.toml`).
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::oneshot;
+use zae_limiter_model::Timestamp;
+
+/// A wait that somebody else's clock ends.
+pub type Waiting<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// Where the limiter gets its time from.
+pub trait Clock: fmt::Debug + Send + Sync + 'static {
+    /// What time it is.
+    fn now(&self) -> Timestamp;
+
+    /// Completes when `wait` has passed.
+    fn sleep(&self, wait: Duration) -> Waiting<'_>;
+}
+
+/// The machine's clock. Its waits need a tokio runtime with time enabled.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    #[expect(clippy::disallowed_methods, reason = "this is the injected clock")]
+    fn now(&self) -> Timestamp {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Timestamp::from_millis(i64::try_from(since_epoch.as_millis()).unwrap_or(i64::MAX))
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is the injected clock")]
+    fn sleep(&self, wait: Duration) -> Waiting<'_> {
+        Box::pin(tokio::time::sleep(wait))
+    }
+}
+
+/// A clock that stands until it is moved by hand: for tests and simulations.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use zae_limiter_core::{Clock, ManualClock, Timestamp};
+/// let clock = ManualClock::new(Timestamp::from_millis(1_000));
+/// clock.advance(Duration::from_millis(5));
+/// assert_eq!(clock.now(), Timestamp::from_millis(1_005));
+/// ```
+#[derive(Debug, Default)]
+pub struct ManualClock {
+    // A std mutex: it is never held across an await.
+    state: Mutex<ManualState>,
+}
+
+#[derive(Debug, Default)]
+struct ManualState {
+    now: Timestamp,
+    /// Those who wait, each until its moment.
+    sleepers: Vec<(Timestamp, oneshot::Sender<()>)>,
+}
+
+impl ManualClock {
+    /// A clock that stands at `now`.
+    pub fn new(now: Timestamp) -> Self {
+        Self { state: Mutex::new(ManualState { now, sleepers: Vec::new() }) }
+    }
+
+    /// Moves the clock on and wakes those whose wait is over.
+    pub fn advance(&self, by: Duration) {
+        let now = self.now().saturating_add(by);
+        self.set(now);
+    }
+
+    /// Moves the clock to `now`, which may be in its past.
+    pub fn set(&self, now: Timestamp) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.now = now;
+        let (due, sleepers) = state.sleepers.drain(..).partition(|(until, _)| *until <= now);
+        state.sleepers = sleepers;
+        drop(state);
+        let due: Vec<(Timestamp, oneshot::Sender<()>)> = due;
+        for (_, sleeper) in due {
+            // A sleeper that has gone away needs no waking.
+            let _ = sleeper.send(());
+        }
+    }
+
+    /// How many are waiting for this clock.
+    pub fn sleepers(&self) -> usize {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.sleepers.retain(|(_, sleeper)| !sleeper.is_closed());
+        state.sleepers.len()
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Timestamp {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).now
+    }
+
+    fn sleep(&self, wait: Duration) -> Waiting<'_> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = state.now.saturating_add(wait);
+        if until <= state.now {
+            return Box::pin(std::future::ready(()));
+        }
+        let (wake, woken) = oneshot::channel();
+        state.sleepers.push((until, wake));
+        Box::pin(async {
+            // A clock that is dropped wakes everybody: nobody waits for time that never comes.
+            let _ = woken.await;
+        })
+    }
+}

@@ -1,0 +1,51 @@
+use std::sync::{Mutex, PoisonError};
+
+use ulid::Ulid;
+use zae_limiter_model::{NamespaceId, Timestamp};
+
+/// Where random ids come from, handed in like the clock, so that a run with a seed replays.
+#[derive(Debug)]
+pub struct Entropy {
+    rng: Mutex<fastrand::Rng>,
+}
+
+impl Entropy {
+    /// Seeded by the operating system.
+    #[expect(clippy::disallowed_methods, reason = "this is the injected source of randomness")]
+    pub fn from_os() -> Self {
+        // Without the system's randomness ids would repeat from one process to the next: two
+        // namespaces could share one id. There is no way on from there.
+        Self::seeded(getrandom::u64().expect("the operating system gives random numbers"))
+    }
+
+    /// The same ids in the same order for the same seed.
+    pub fn seeded(seed: u64) -> Self {
+        Self { rng: Mutex::new(fastrand::Rng::with_seed(seed)) }
+    }
+
+    fn draw<T>(&self, from: impl FnOnce(&mut fastrand::Rng) -> T) -> T {
+        from(&mut self.rng.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The id of an audit event: sorts by time.
+    pub(crate) fn event_id(&self, at: Timestamp) -> String {
+        let millis = u64::try_from(at.as_millis()).unwrap_or(0);
+        Ulid::from_parts(millis, self.draw(|rng| rng.u128(..))).to_string()
+    }
+
+    /// The id of a new namespace: 64 random bits in eleven URL-safe characters.
+    pub(crate) fn namespace_id(&self) -> NamespaceId {
+        const ALPHABET: &[u8; 64] =
+            b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
+        let text: String = self.draw(|rng| {
+            (0..11)
+                .map(|at| {
+                    // A leading dash would read as an option on a command line.
+                    let choices = if at == 0 { 63 } else { 64 };
+                    char::from(ALPHABET[rng.usize(..choices)])
+                })
+                .collect()
+        });
+        NamespaceId::new(text).expect("made of the right characters")
+    }
+}

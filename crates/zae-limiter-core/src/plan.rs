@@ -1,0 +1,180 @@
+//! What the limiter asks of a store on the hot path, and what the store answers.
+
+use std::fmt;
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use zae_limiter_model::{
+    Bucket, EntityId, LimitSet, LimitStatus, Millitokens, NamespaceId, ResourceName, Take,
+    Timestamp,
+};
+
+/// The address of a bucket.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BucketKey {
+    /// In which namespace.
+    pub namespace: NamespaceId,
+    /// Whose bucket.
+    pub entity: EntityId,
+    /// For which resource.
+    pub resource: ResourceName,
+}
+
+/// How long a bucket is kept when nobody touches it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifetime {
+    /// For good: its entity has limits of its own.
+    Forever,
+    /// So long after the last write, and never before it is full again: then a new one is the same.
+    Idle(Duration),
+}
+
+impl Lifetime {
+    /// When a bucket written at `now` expires.
+    pub fn expiry(self, bucket: &Bucket, now: Timestamp) -> Option<Timestamp> {
+        match self {
+            Self::Forever => None,
+            Self::Idle(idle) if bucket.in_debt() => {
+                Some(now.saturating_add(idle.max(bucket.wait_until_full(now))))
+            }
+            Self::Idle(idle) => Some(now.saturating_add(idle)),
+        }
+    }
+}
+
+/// A bucket together with the limits that hold for it now. Shared between the configuration cache,
+/// the plans of calls, and the store.
+pub struct Target {
+    key: BucketKey,
+    limits: Arc<LimitSet>,
+    lifetime: Lifetime,
+    hash: u64,
+}
+
+/// One seed for the process, so that a hash can be kept with its target.
+static HASHING: LazyLock<foldhash::quality::RandomState> = LazyLock::new(Default::default);
+
+impl Target {
+    /// A bucket and its limits.
+    pub fn new(key: BucketKey, limits: Arc<LimitSet>, lifetime: Lifetime) -> Self {
+        let hash = Self::hash_of(&key);
+        Self { key, limits, lifetime, hash }
+    }
+
+    /// The hash of a bucket's key within this process.
+    pub(crate) fn hash_of(key: &BucketKey) -> u64 {
+        let mut hasher = HASHING.build_hasher();
+        key.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// Which bucket.
+    pub fn key(&self) -> &BucketKey {
+        &self.key
+    }
+
+    /// Its limits.
+    pub fn limits(&self) -> &Arc<LimitSet> {
+        &self.limits
+    }
+
+    /// How long it is kept.
+    pub fn lifetime(&self) -> Lifetime {
+        self.lifetime
+    }
+
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Target")
+            .field("key", &self.key)
+            .field("limits", &self.limits)
+            .field("lifetime", &self.lifetime)
+            .finish()
+    }
+}
+
+/// What is asked of the limits of one bucket; `cell` counts in the target's limits.
+pub type Takes = SmallVec<[Take; 2]>;
+
+/// One bucket of the chain and what is asked of it.
+#[derive(Clone, Debug)]
+pub struct Leg {
+    /// The bucket.
+    pub target: Arc<Target>,
+    /// What is asked; each cell once, amounts not negative and within the capacity.
+    pub takes: Takes,
+}
+
+/// All that one acquire asks: the entity's own bucket first, then its ancestors'.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// When it is asked.
+    pub now: Timestamp,
+    /// From whom; never the same bucket twice.
+    pub legs: SmallVec<[Leg; 1]>,
+}
+
+/// Where a leg's tokens were taken, and what was left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LegTaken {
+    /// The part of the bucket that gave the tokens, on stores that spread a bucket.
+    pub shard: u32,
+    /// The balances of the limits that were asked, after the taking, in the order of the takes.
+    pub left: SmallVec<[Millitokens; 2]>,
+}
+
+/// The answer to a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// Everything was taken, one entry for each leg.
+    Taken(SmallVec<[LegTaken; 1]>),
+    /// Nothing was taken. The status of every limit that was asked.
+    Refused(Vec<LimitStatus>),
+}
+
+/// A change to a bucket that was taken from before: positive takes more, whatever is there;
+/// negative gives back.
+#[derive(Clone, Debug)]
+pub struct Settlement {
+    /// The bucket.
+    pub target: Arc<Target>,
+    /// The part that gave the tokens.
+    pub shard: u32,
+    /// Signed differences; `cell` counts in the target's limits.
+    pub differences: Takes,
+}
+
+/// The statuses of a leg, from the bucket as it was decided on. `exceeded` and the wait are those of
+/// a request that has not been taken.
+pub fn refused_statuses(
+    level: usize,
+    leg: &Leg,
+    bucket: &Bucket,
+    now: Timestamp,
+) -> impl Iterator<Item = LimitStatus> {
+    leg.takes.iter().filter_map(move |take| {
+        let name = &leg.target.limits().names()[take.cell];
+        let at = bucket.limits().position(name.as_str())?;
+        let (cell, rate) = (bucket.cells()[at], bucket.limits().rates()[at]);
+        let retry_after = bucket.wait_for(at, take.amount, now);
+        Some(LimitStatus {
+            entity_id: leg.target.key().entity.clone(),
+            level,
+            resource: leg.target.key().resource.clone(),
+            limit_name: name.clone(),
+            rate,
+            available: cell.tokens,
+            requested: take.amount,
+            exceeded: !retry_after.is_zero(),
+            retry_after,
+            full_after: bucket.wait_for(at, rate.capacity(), now),
+        })
+    })
+}

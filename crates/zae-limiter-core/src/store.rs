@@ -1,0 +1,199 @@
+//! The seam between the limiter and where its state is kept.
+
+use std::fmt;
+use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
+
+use zae_limiter_model::{Bucket, EntityId, NamespaceId, ResourceName, Timestamp};
+
+use crate::error::StoreError;
+use crate::page::{Page, PageRequest};
+use crate::plan::{Admission, BucketKey, Plan, Settlement, Target};
+use crate::record::{AuditSubject, Key, Record};
+use crate::window::Window;
+
+/// A store's answer, or the reason why there is none.
+pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// The most records that one [`Store::get`] or [`Store::write`] names.
+pub const BATCH_MAX: usize = 25;
+
+/// What must be true of the stored record for a [`Write`] to happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// Nothing.
+    Always,
+    /// There is no such record.
+    Absent,
+    /// There is one.
+    Present,
+    /// It is a [`Config`](crate::Config) with this version.
+    Version(u64),
+}
+
+/// One change of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// Stores the record in place of what is there.
+    Put(Record, When),
+    /// Removes the record.
+    Delete(Key, When),
+    /// Changes nothing; the batch fails unless the condition holds.
+    Check(Key, When),
+}
+
+/// What became of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// All of it happened.
+    Done,
+    /// The condition of the write at this place did not hold, and nothing happened.
+    Conflict(usize),
+}
+
+/// Which records to list. The order is that of the words in brackets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Query {
+    /// Entities with this parent (by id).
+    Children(NamespaceId, EntityId),
+    /// Entity configurations for this resource, or for `_default_` when absent (by entity).
+    EntityConfigs(NamespaceId, Option<ResourceName>),
+    /// Audit events (newest first).
+    Audit(NamespaceId, AuditSubject),
+    /// What an entity used, of one resource or of all, in windows that start within the range (by
+    /// resource, then start).
+    UsageOfEntity(NamespaceId, EntityId, Option<ResourceName>, Window, Range<Timestamp>),
+    /// What all entities used of a resource, in windows that start within the range (by start, then
+    /// entity).
+    UsageOfResource(NamespaceId, ResourceName, Window, Range<Timestamp>),
+    /// All namespaces, soft-deleted ones too (by id).
+    Namespaces,
+}
+
+/// Which buckets to list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BucketQuery {
+    /// Those of an entity (by resource).
+    OfEntity(NamespaceId, EntityId),
+    /// Those on a resource (by entity).
+    OnResource(NamespaceId, ResourceName),
+}
+
+/// Whose items to list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// What belongs to an entity: itself, its limits, buckets and usage; not its audit events.
+    Entity(NamespaceId, EntityId),
+    /// Everything in a namespace, except the namespace's own record.
+    Namespace(NamespaceId),
+}
+
+/// Which resources to list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResourceList {
+    /// Those with limits for everybody.
+    WithDefaults,
+    /// Those for which some entity has limits of its own.
+    WithEntityConfigs,
+}
+
+/// A bucket as it is listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredBucket {
+    /// Which bucket.
+    pub key: BucketKey,
+    /// Its balances, as of its last refill.
+    pub bucket: Bucket,
+    /// From when on it counts as absent.
+    pub expires_at: Option<Timestamp>,
+}
+
+/// Keeps the limiter's state.
+///
+/// # Contract
+///
+/// *Answers and errors.* An unmet condition is an answer ([`Admission::Refused`],
+/// [`Written::Conflict`]). An error means that there was no answer; [`StoreError::applied`] says
+/// whether the change may have been made all the same.
+///
+/// *Time.* A store has no clock. Each hot call brings its moment, and a bucket whose expiry is not
+/// after that moment counts as absent.
+///
+/// *Acquire* is one step for everybody else: it refills, checks and takes over all legs by
+/// [`decide`](zae_limiter_model::decide), and another call sees all of it or nothing. A bucket that
+/// is absent is full. A bucket whose limits differ from the plan's [follows] them. A
+/// refused plan changes nothing that a later call could notice.
+///
+/// *Durability.* What was answered survives the end of the process, if the store promises to
+/// survive it at all; buckets, records and usage are never half written.
+///
+/// *Cancellation.* A future that is dropped before its first poll has done nothing. Dropping the
+/// future of an `acquire` later leaves no tokens taken: the store gives back what it may have taken,
+/// if not at once then soon. Every other change, once polled, is carried out or not as a whole.
+///
+/// *Settle* never fails for lack of tokens. Each bucket's differences are applied together and
+/// once. What is given back does not lift a balance above its capacity. A bucket that is gone, or a
+/// limit that its bucket no longer has, is passed over.
+///
+/// *Lists* name every item that was there from the first page to the last exactly once, and use no
+/// more memory than a page.
+///
+/// *Usage.* Net consumption is booked to the windows of the moment the change carries. A store
+/// that keeps usage itself shows in a list all that was answered before it.
+///
+/// `zae_limiter_testkit::conformance_tests!` checks all this for any store.
+///
+/// [follows]: zae_limiter_model::Bucket::follow
+pub trait Store: fmt::Debug + Send + Sync + 'static {
+    /// Like [`acquire`](Self::acquire), for stores that can answer without waiting; the others
+    /// leave this as it is.
+    fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {
+        let _ = plan;
+        None
+    }
+
+    /// Takes all that is asked, or nothing.
+    fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission>;
+
+    /// Applies differences to buckets that were taken from before.
+    fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()>;
+
+    /// Reads buckets, in the order of the keys; absent and expired ones are `None`.
+    fn peek<'a>(&'a self, keys: &'a [BucketKey], now: Timestamp)
+    -> Answer<'a, Vec<Option<Bucket>>>;
+
+    /// Gives an existing bucket exactly the target's limits and lifetime. An absent one stays absent.
+    fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()>;
+
+    /// Reads at most [`BATCH_MAX`] records, in the order of the keys. Bucket keys give `None`.
+    fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>>;
+
+    /// Makes at most [`BATCH_MAX`] changes, all or none of them.
+    fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written>;
+
+    /// Removes any number of items; those that are not there are passed over. It may stop halfway
+    /// with an error, and can then be called again.
+    fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()>;
+
+    /// Lists records.
+    fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>>;
+
+    /// Lists buckets; expired ones may be among them.
+    fn list_buckets<'a>(
+        &'a self,
+        query: &'a BucketQuery,
+        page: &'a PageRequest,
+    ) -> Answer<'a, Page<StoredBucket>>;
+
+    /// Lists the keys of all that belongs together, for its removal.
+    fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>>;
+
+    /// Lists resources by name.
+    fn list_resources<'a>(
+        &'a self,
+        namespace: &'a NamespaceId,
+        which: ResourceList,
+        page: &'a PageRequest,
+    ) -> Answer<'a, Page<ResourceName>>;
+}

@@ -1,0 +1,162 @@
+//! The windows to which usage is booked: hours, days and months of UTC.
+
+use std::fmt;
+use std::time::Duration;
+
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+use zae_limiter_model::{Invalid, Timestamp};
+
+const HOUR_MS: i64 = 3_600_000;
+
+/// A kind of window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Window {
+    /// From one full hour to the next.
+    Hourly,
+    /// A day.
+    Daily,
+    /// A calendar month.
+    Monthly,
+}
+
+impl Window {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Hourly, Self::Daily, Self::Monthly];
+
+    /// `hourly`, `daily`, `monthly`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Hourly => "hourly",
+            Self::Daily => "daily",
+            Self::Monthly => "monthly",
+        }
+    }
+
+    /// The first moment of the window that `at` falls into.
+    pub fn start(self, at: Timestamp) -> Timestamp {
+        self.floor(civil(at)).map_or(at, timestamp)
+    }
+
+    /// The first moment after the window that `at` falls into.
+    pub fn end(self, at: Timestamp) -> Timestamp {
+        let next = self.floor(civil(at)).and_then(|start| {
+            let span = match self {
+                Self::Hourly => jiff::Span::new().hours(1),
+                Self::Daily => jiff::Span::new().days(1),
+                Self::Monthly => jiff::Span::new().months(1),
+            };
+            start.checked_add(span).ok()
+        });
+        next.map_or(at, timestamp)
+    }
+
+    /// How the window that starts at `start` is written: `2026-11-15T14:00:00Z`, `2026-11-15` or
+    /// `2026-11`.
+    pub fn label(self, start: Timestamp) -> String {
+        let civil = civil(start);
+        match self {
+            Self::Hourly => civil.strftime("%Y-%m-%dT%H:00:00Z").to_string(),
+            Self::Daily => civil.strftime("%Y-%m-%d").to_string(),
+            Self::Monthly => civil.strftime("%Y-%m").to_string(),
+        }
+    }
+
+    fn floor(self, at: DateTime) -> Option<DateTime> {
+        let day = if self == Self::Monthly { 1 } else { at.day() };
+        let hour = if self == Self::Hourly { at.hour() } else { 0 };
+        DateTime::new(at.year(), at.month(), day, hour, 0, 0, 0).ok()
+    }
+}
+
+impl fmt::Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl std::str::FromStr for Window {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let found = Self::ALL.into_iter().find(|window| window.as_str() == text);
+        found.ok_or_else(|| Invalid::new("window", text, "use hourly, daily or monthly"))
+    }
+}
+
+/// Which windows a store keeps, and for how long after their end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UsageSettings {
+    /// The windows that are kept; none switches usage records off.
+    pub windows: Vec<Window>,
+    /// How long a record is kept after its window has ended.
+    pub retention: Duration,
+}
+
+impl Default for UsageSettings {
+    fn default() -> Self {
+        Self { windows: Window::ALL.to_vec(), retention: Duration::from_secs(90 * 86_400) }
+    }
+}
+
+/// The number of the hour that `at` falls into. Every window starts and ends with an hour, so what
+/// happened within one hour can be booked together.
+pub fn hour_of(at: Timestamp) -> i64 {
+    at.as_millis().div_euclid(HOUR_MS)
+}
+
+/// The first moment of an hour.
+pub fn start_of_hour(hour: i64) -> Timestamp {
+    Timestamp::from_millis(hour.saturating_mul(HOUR_MS))
+}
+
+/// `at` as `YYYY-MM-DDTHH:MM:SSZ`.
+pub fn format_time(at: Timestamp) -> String {
+    civil(at).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// Clocks can stand anywhere; the calendar ends in the year 9999.
+fn civil(at: Timestamp) -> DateTime {
+    let (first, last) = (jiff::Timestamp::MIN, jiff::Timestamp::MAX);
+    let millis = at.as_millis().clamp(first.as_millisecond() + 1, last.as_millisecond());
+    let moment = jiff::Timestamp::from_millisecond(millis).expect("within the calendar");
+    TimeZone::UTC.to_datetime(moment)
+}
+
+fn timestamp(civil: DateTime) -> Timestamp {
+    let moment = TimeZone::UTC.to_timestamp(civil).expect("made from a moment of the calendar");
+    Timestamp::from_millis(moment.as_millisecond())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_follow_the_calendar() {
+        // 2026-11-15T14:25:36.789Z
+        let at = Timestamp::from_millis(1_794_752_736_789);
+        for (window, label, end) in [
+            (Window::Hourly, "2026-11-15T14:00:00Z", "2026-11-15T15:00:00Z"),
+            (Window::Daily, "2026-11-15", "2026-11-16T00:00:00Z"),
+            (Window::Monthly, "2026-11", "2026-12-01T00:00:00Z"),
+        ] {
+            assert_eq!(window.label(window.start(at)), label);
+            assert_eq!(format_time(window.end(at)), end);
+            assert_eq!(window.as_str().parse::<Window>(), Ok(window));
+        }
+        assert_eq!(format_time(start_of_hour(hour_of(at))), "2026-11-15T14:00:00Z");
+        assert!("weekly".parse::<Window>().is_err());
+    }
+
+    #[test]
+    fn clocks_outside_the_calendar_do_no_harm() {
+        for millis in [i64::MIN, -1, 0, i64::MAX] {
+            for window in Window::ALL {
+                let at = Timestamp::from_millis(millis);
+                assert!(!window.label(window.start(at)).is_empty());
+                assert!(window.end(at) >= window.start(at) || millis == i64::MIN);
+            }
+        }
+    }
+}
