@@ -129,12 +129,13 @@ pub fn admit(
             cells_in(leg.target.limits(), &account.bucket, &leg.takes)
         });
     }
-    let mut asks: SmallVec<[Ask<'_>; 1]> = accounts
-        .iter_mut()
-        .zip(&mapped)
-        .map(|(account, takes)| Ask { bucket: &mut account.bucket, takes })
-        .collect();
-    match decide(&mut asks, now) {
+    let verdict = {
+        let pairs = accounts.iter_mut().zip(&mapped);
+        let mut asks: SmallVec<[Ask<'_>; 1]> =
+            pairs.map(|(account, takes)| Ask { bucket: &mut account.bucket, takes }).collect();
+        decide(&mut asks, now)
+    };
+    match verdict {
         Verdict::Admitted => {
             let legs = plan.legs.iter().zip(accounts.iter_mut()).zip(&mapped);
             Admission::Taken(
