@@ -77,7 +77,7 @@ impl Account {
     /// Counts a change and sets the expiry anew.
     fn touch(&mut self, target: &Target, changed: bool, now: Timestamp) {
         self.events += u64::from(changed);
-        self.expires_at = target.lifetime().expiry(&self.bucket, now);
+        self.expires_at = target.expiry(&self.bucket, now);
     }
 
     /// Gives the account exactly the target's limits and lifetime.

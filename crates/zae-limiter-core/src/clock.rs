@@ -6,11 +6,14 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use zae_limiter_model::Timestamp;
+
+use crate::background;
 
 /// A wait that somebody else's clock ends.
 pub type Waiting<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
@@ -22,9 +25,15 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 
     /// Completes when `wait` has passed.
     fn sleep(&self, wait: Duration) -> Waiting<'_>;
+
+    /// A reading that never runs back, for measuring how long something took and nothing else.
+    fn stopwatch(&self) -> Duration {
+        Duration::from_millis(self.now().as_millis().max(0).unsigned_abs())
+    }
 }
 
-/// The machine's clock. Its waits need a tokio runtime with time enabled.
+/// The machine's clock. Within a tokio runtime its waits use that runtime's timer, which must be
+/// enabled; elsewhere they use a timer thread of the limiter.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -37,7 +46,20 @@ impl Clock for SystemClock {
 
     #[expect(clippy::disallowed_methods, reason = "this is the injected clock")]
     fn sleep(&self, wait: Duration) -> Waiting<'_> {
-        Box::pin(tokio::time::sleep(wait))
+        if Handle::try_current().is_ok() {
+            return Box::pin(tokio::time::sleep(wait));
+        }
+        Box::pin(async move {
+            let timer = background::runtime().spawn(async move { tokio::time::sleep(wait).await });
+            // It cannot fail: a sleep does not panic, and nobody cancels it.
+            let _ = timer.await;
+        })
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is the injected clock")]
+    fn stopwatch(&self) -> Duration {
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        START.elapsed()
     }
 }
 

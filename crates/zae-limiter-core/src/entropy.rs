@@ -11,6 +11,10 @@ pub struct Entropy {
 
 impl Entropy {
     /// Seeded by the operating system.
+    ///
+    /// # Panics
+    ///
+    /// When the operating system has no random numbers.
     #[expect(clippy::disallowed_methods, reason = "this is the injected source of randomness")]
     pub fn from_os() -> Self {
         // Without the system's randomness ids would repeat from one process to the next: two

@@ -187,6 +187,12 @@ pub enum Error {
         /// Its name.
         name: NamespaceName,
     },
+    /// A namespace that is in use is to be purged.
+    #[error("namespace {name} is in use; delete it before it is purged")]
+    NamespaceInUse {
+        /// Its name.
+        name: NamespaceName,
+    },
     /// Others kept changing the same record.
     #[error("others changed the same record {attempts} times in a row; try again")]
     Contended {

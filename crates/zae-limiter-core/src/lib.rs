@@ -1,19 +1,48 @@
 //! The rate limiter, over any store.
 
 pub mod account;
+mod acquire;
+mod audit;
+mod availability;
+mod background;
+#[cfg(feature = "blocking")]
+pub mod blocking;
+mod breaker;
+mod cache;
 mod clock;
+mod deadline;
+mod entities;
 mod entropy;
 mod error;
+mod lease;
+mod limiter;
+mod limits;
+mod memory;
+mod namespaces;
 mod page;
+mod pages;
 mod plan;
 mod record;
 mod store;
+mod telemetry;
+mod usage;
 mod window;
 
+pub use acquire::{Acquire, Acquiring};
+pub use availability::{EntityCapacity, ResourceCapacity};
+pub use breaker::BreakerSettings;
+pub use cache::CacheStats;
 pub use clock::{Clock, ManualClock, SystemClock, Waiting};
+pub use entities::CreateEntity;
 pub use entropy::Entropy;
 pub use error::{Applied, Error, StoreError, StoreErrorKind};
+pub use lease::Lease;
+pub use limiter::{Builder, IntoStore, LEVELS_MAX, RateLimiter};
+pub use limits::EffectiveLimits;
+pub use memory::MemoryStore;
+pub use namespaces::Namespaces;
 pub use page::{Cursor, PAGE_MAX, Page, PageRequest};
+pub use pages::Pages;
 pub use plan::{
     Admission, BucketKey, Leg, LegTaken, Lifetime, Plan, Settlement, Takes, Target,
     refused_statuses,
@@ -26,5 +55,6 @@ pub use store::{
     Answer, BATCH_MAX, BucketQuery, Query, ResourceList, Scope, Store, StoredBucket, When, Write,
     Written,
 };
+pub use usage::{UsageQuery, UsageSummary};
 pub use window::{UsageSettings, Window, format_time, hour_of, start_of_hour};
 pub use zae_limiter_model::*;

@@ -1,7 +1,7 @@
 //! What the limiter asks of a store on the hot path, and what the store answers.
 
 use std::fmt;
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::hash::BuildHasher;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -31,19 +31,6 @@ pub enum Lifetime {
     Idle(Duration),
 }
 
-impl Lifetime {
-    /// When a bucket written at `now` expires.
-    pub fn expiry(self, bucket: &Bucket, now: Timestamp) -> Option<Timestamp> {
-        match self {
-            Self::Forever => None,
-            Self::Idle(idle) if bucket.in_debt() => {
-                Some(now.saturating_add(idle.max(bucket.wait_until_full(now))))
-            }
-            Self::Idle(idle) => Some(now.saturating_add(idle)),
-        }
-    }
-}
-
 /// A bucket together with the limits that hold for it now. Shared between the configuration cache,
 /// the plans of calls, and the store.
 pub struct Target {
@@ -65,9 +52,7 @@ impl Target {
 
     /// The hash of a bucket's key within this process.
     pub(crate) fn hash_of(key: &BucketKey) -> u64 {
-        let mut hasher = HASHING.build_hasher();
-        key.hash(&mut hasher);
-        hasher.finish()
+        HASHING.hash_one(key)
     }
 
     /// Which bucket.
@@ -83,6 +68,16 @@ impl Target {
     /// How long it is kept.
     pub fn lifetime(&self) -> Lifetime {
         self.lifetime
+    }
+
+    /// When the bucket expires if it was written at `now`.
+    pub fn expiry(&self, bucket: &Bucket, now: Timestamp) -> Option<Timestamp> {
+        let Lifetime::Idle(idle) = self.lifetime else { return None };
+        // An idle lifetime is at least the time that these limits take from empty to full. A debt,
+        // or a limit that is not among them, can take longer.
+        let longer = bucket.in_debt() || bucket.limits().len() != self.limits.len();
+        let idle = if longer { idle.max(bucket.wait_until_full(now)) } else { idle };
+        Some(now.saturating_add(idle))
     }
 
     pub(crate) fn hash(&self) -> u64 {

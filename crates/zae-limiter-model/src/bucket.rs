@@ -47,16 +47,21 @@ impl Cell {
 
     /// Books a signed difference: positive takes, negative gives back, up to the capacity.
     fn charge(&mut self, rate: &Rate, difference: Millitokens) -> Result<(), Overflow> {
-        let tokens = self.tokens.checked_add(-difference).ok_or(Overflow)?;
-        if tokens >= rate.capacity() {
+        let tokens = i128::from(self.tokens.get()) - i128::from(difference.get());
+        if tokens >= i128::from(rate.capacity().get()) {
             self.tokens = rate.capacity();
             self.remainder = 0;
         } else {
-            self.tokens = tokens;
+            self.tokens = Millitokens::new(i64::try_from(tokens).map_err(|_| Overflow)?);
         }
         self.unbooked = self.unbooked.saturating_add(difference);
         self.consumed = self.consumed.saturating_add(difference);
         Ok(())
+    }
+
+    /// Whether `amount` is there. Nothing is always there, even in debt.
+    fn holds(&self, amount: Millitokens) -> bool {
+        amount == Millitokens::ZERO || self.tokens >= amount
     }
 
     fn millis_until(&self, rate: &Rate, amount: Millitokens) -> u64 {
@@ -105,8 +110,12 @@ impl Bucket {
         let mut cells: Cells = cells.into_iter().collect();
         assert_eq!(limits.len(), cells.len(), "one cell for each limit");
         for (cell, rate) in cells.iter_mut().zip(limits.rates()) {
-            cell.tokens = cell.tokens.min(rate.capacity());
             cell.remainder = cell.remainder.min(rate.period_ms() - 1);
+            // A client that does not know remainders leaves the old one behind when it fills up.
+            if cell.tokens >= rate.capacity() {
+                cell.tokens = rate.capacity();
+                cell.remainder = 0;
+            }
         }
         Self { limits, cells, refilled_at }
     }
@@ -146,7 +155,7 @@ impl Bucket {
 
     /// Whether cell `at` holds `amount`. Nothing is always held, even in debt.
     pub(crate) fn holds(&self, at: usize, amount: Millitokens) -> bool {
-        amount == Millitokens::ZERO || self.cells[at].tokens >= amount
+        self.cells[at].holds(amount)
     }
 
     /// Books a signed difference on cell `at`: positive takes and may leave debt, negative gives
@@ -162,12 +171,16 @@ impl Bucket {
     /// How long after `now` cell `at` will hold `amount` if nobody else takes from it: not a
     /// millisecond less, not one more.
     pub fn wait_for(&self, at: usize, amount: Millitokens, now: Timestamp) -> Duration {
-        if self.holds(at, amount) {
+        let rate = &self.limits.rates()[at];
+        // What is earned by now counts, paid out or not.
+        let mut cell = self.cells[at];
+        cell.refill(rate, now.millis_since(self.refilled_at));
+        if cell.holds(amount) {
             return Duration::ZERO;
         }
         // Time is paid out from `refilled_at` on, which is ahead of a clock that lags.
         let ahead = self.refilled_at.millis_since(now);
-        let earning = self.cells[at].millis_until(&self.limits.rates()[at], amount);
+        let earning = cell.millis_until(rate, amount);
         Duration::from_millis(ahead.saturating_add(earning).min(i64::MAX.unsigned_abs()))
     }
 

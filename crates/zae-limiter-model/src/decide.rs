@@ -53,16 +53,24 @@ pub fn decide(asks: &mut [Ask<'_>], now: Timestamp) -> Verdict {
     for ask in asks.iter_mut() {
         ask.bucket.refill(now);
     }
-    let fits = |ask: &Ask<'_>| ask.takes.iter().all(|t| ask.bucket.holds(t.cell, t.amount));
     if !asks.iter().all(fits) {
         return Verdict::Refused;
     }
     for ask in asks.iter_mut() {
         for take in ask.takes {
-            assert!(take.amount >= Millitokens::ZERO, "an acquire takes, it never gives");
             let charged = ask.bucket.charge(take.cell, take.amount);
             charged.expect("what the bucket holds can be taken from it");
         }
     }
     Verdict::Admitted
+}
+
+fn fits(ask: &Ask<'_>) -> bool {
+    ask.takes.iter().enumerate().all(|(at, take)| {
+        assert!(take.amount >= Millitokens::ZERO, "an acquire takes, it never gives");
+        // A limit that is asked for twice must hold the sum.
+        let before = ask.takes[..at].iter().filter(|earlier| earlier.cell == take.cell);
+        let asked = before.fold(take.amount, |sum, earlier| sum.saturating_add(earlier.amount));
+        ask.bucket.holds(take.cell, asked)
+    })
 }

@@ -191,6 +191,10 @@ impl std::error::Error for ExceedsCapacity {}
 /// A policy's quota `q` is what a period `w` earns; `r` is what is there now, and `t` the seconds
 /// until what was asked is there, or, where it was, until the limit is full again.
 pub fn http_fields(statuses: &[LimitStatus]) -> Vec<(&'static str, String)> {
+    // An empty list is not a field with an empty value but no field (RFC 9651, section 3.1).
+    if statuses.is_empty() {
+        return Vec::new();
+    }
     let list = |member: &dyn Fn(&LimitStatus) -> String| {
         statuses.iter().map(member).collect::<Vec<_>>().join(", ")
     };
@@ -213,7 +217,7 @@ fn integer(value: i64) -> i64 {
 }
 
 fn whole_seconds(wait: Duration) -> u64 {
-    let rounded_up = wait.as_millis().div_ceil(1_000);
+    let rounded_up = wait.as_nanos().div_ceil(1_000_000_000);
     u64::try_from(rounded_up).unwrap_or(u64::MAX).min(999_999_999_999_999)
 }
 

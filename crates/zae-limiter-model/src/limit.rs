@@ -196,9 +196,14 @@ impl Rate {
         u64::try_from(millis.clamp(0, i128::from(i64::MAX))).expect("clamped to what fits")
     }
 
+    /// How long it takes to earn so much, rounded up to a millisecond.
+    pub fn time_to_earn(&self, deficit: Millitokens) -> Duration {
+        Duration::from_millis(self.millis_to_earn(i128::from(deficit.get()), 0))
+    }
+
     /// How long an empty bucket takes to fill, rounded up to a millisecond.
     pub fn time_to_fill(&self) -> Duration {
-        Duration::from_millis(self.millis_to_earn(i128::from(self.capacity.get()), 0))
+        self.time_to_earn(self.capacity)
     }
 }
 

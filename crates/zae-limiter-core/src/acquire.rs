@@ -1,0 +1,486 @@
+//! Taking tokens: the call, step by step.
+//!
+//! The warm path, on a store that answers at once, does no allocation and no waiting:
+//! [`Acquiring`] tries it when it is first polled, and boxes the long way only where it is needed.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tracing::Instrument as _;
+use zae_limiter_model::{
+    EntityId, ExceedsCapacity, Invalid, Limit, LimitSet, LimitStatus, Millitokens,
+    RateLimitExceeded, ResourceName, Take, Timestamp, amount,
+};
+
+use crate::cache::Resolved;
+use crate::deadline::within;
+use crate::error::{Error, StoreError};
+use crate::lease::Lease;
+use crate::limiter::{Inner, LEVELS_MAX, RateLimiter, no_answer};
+use crate::plan::{Admission, Leg, LegTaken, Plan, Takes, Target};
+use crate::record::OnUnavailable;
+use crate::telemetry::{self, Outcome};
+
+/// How often a call is put to a store that does not answer, within its deadline.
+const ATTEMPTS_MAX: u32 = 4;
+
+/// The wait before the second attempt; it doubles from there.
+const BACKOFF: Duration = Duration::from_millis(10);
+
+impl RateLimiter {
+    /// Takes tokens of an entity on a resource: all that is asked, or none.
+    ///
+    /// ```
+    /// # use zae_limiter_core::{Limit, MemoryStore, RateLimiter};
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// # let limiter = RateLimiter::builder(MemoryStore::new()).open().await?;
+    /// let mut lease = limiter
+    ///     .acquire("key-1", "gpt-4")
+    ///     .take("rpm", 1)
+    ///     .take("tpm", 500)
+    ///     .limits([Limit::per_minute("rpm", 100), Limit::per_minute("tpm", 10_000)])
+    ///     .await?;
+    /// lease.adjust("tpm", 230)?;
+    /// lease.commit().await?;
+    /// # Ok::<(), zae_limiter_core::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn acquire<'a>(&'a self, entity: &'a str, resource: &'a str) -> Acquire<'a> {
+        Acquire {
+            inner: &self.inner,
+            entity,
+            resource,
+            takes: SmallVec::new(),
+            limits: None,
+            on_unavailable: None,
+            deadline: None,
+        }
+    }
+}
+
+/// An acquire that is being put together; `await` it to take the tokens.
+#[derive(Debug)]
+#[must_use = "nothing is taken before it is awaited"]
+pub struct Acquire<'a> {
+    inner: &'a Arc<Inner>,
+    entity: &'a str,
+    resource: &'a str,
+    takes: SmallVec<[(&'a str, u64); 2]>,
+    limits: Option<Vec<Limit>>,
+    on_unavailable: Option<OnUnavailable>,
+    deadline: Option<Duration>,
+}
+
+impl<'a> Acquire<'a> {
+    /// So many tokens of a limit. 0 takes and checks nothing, but lets the lease adjust the limit
+    /// later. A limit that is named twice gives the sum.
+    pub fn take(mut self, limit: &'a str, tokens: u64) -> Self {
+        match self.takes.iter_mut().find(|(name, _)| *name == limit) {
+            Some((_, sum)) => *sum = sum.saturating_add(tokens),
+            None => self.takes.push((limit, tokens)),
+        }
+        self
+    }
+
+    /// Limits for this call instead of the entity's stored ones. Ancestors keep their own.
+    pub fn limits(mut self, limits: impl IntoIterator<Item = Limit>) -> Self {
+        self.limits = Some(limits.into_iter().collect());
+        self
+    }
+
+    /// What happens to this call if the store does not answer.
+    pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
+        self.on_unavailable = Some(policy);
+        self
+    }
+
+    /// How long this call may take.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Takes the tokens, runs `work` with the lease, and settles: keeps what was taken if the work
+    /// went well, gives it back if it did not.
+    ///
+    /// # Errors
+    ///
+    /// The limiter's error as [`Error`] turned into the caller's, or the error of the work.
+    pub async fn run<T, E>(self, work: impl AsyncFnOnce(&mut Lease) -> Result<T, E>) -> Result<T, E>
+    where
+        E: From<Error>,
+    {
+        let mut lease = self.await?;
+        match work(&mut lease).await {
+            Ok(done) => {
+                lease.commit_if_open().await?;
+                Ok(done)
+            }
+            Err(error) => {
+                // The caller must see its own error, not that of the giving back; what could not
+                // be given back stays taken, which errs on the safe side.
+                if let Err(failed) = lease.rollback_if_open().await {
+                    tracing::warn!(%failed, "could not give back what a failed call had taken");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The warm path: everything cached, and a store that answers at once.
+    fn try_now(&self) -> Option<Result<Lease, Error>> {
+        if self.limits.is_some() {
+            return None;
+        }
+        let now = self.inner.clock.now();
+        let own = self.inner.cache.get(self.entity, self.resource, now)?;
+        let mut chain: Chain = SmallVec::new();
+        let mut above = own.parent.clone();
+        chain.push(own);
+        while let Some(parent) = above {
+            let resolved = self.inner.cache.get(parent.as_str(), self.resource, now)?;
+            above = resolved.parent.clone();
+            if chain.len() == LEVELS_MAX {
+                return None;
+            }
+            chain.push(resolved);
+        }
+        let own = chain[0].target.as_ref()?;
+        let plan = match self.plan(own, &chain, now) {
+            Ok(plan) => plan,
+            Err(error) => return Some(Err(error)),
+        };
+        let admission = match self.inner.store.acquire_now(&plan)? {
+            Ok(admission) => admission,
+            Err(error) => return Some(Err(Error::Store(error))),
+        };
+        let lease = conclude(self.inner, plan, admission, &chain);
+        Some(lease.map(|lease| lease.with_call(None, self.on_unavailable)))
+    }
+
+    /// The long way: reads what is not cached, waits for the store, retries, within the deadline.
+    async fn run_to_end(self) -> Result<Lease, Error> {
+        let entity = EntityId::new(self.entity)?;
+        let resource = ResourceName::new(self.resource)?;
+        let limits = self.limits.clone().map(LimitSet::new).transpose()?;
+        let deadline = self.deadline.unwrap_or(self.inner.settings.deadline);
+        let mut last: Option<StoreError> = None;
+        let attempts = self.attempts(&entity, &resource, limits, &mut last);
+        let clock = &*self.inner.clock;
+        let outcome = within(clock, deadline, attempts).await;
+        if outcome.is_none() {
+            // Nobody noted this one: it was cut off.
+            self.inner.note(false);
+        }
+        let cause = match outcome {
+            Some(Ok(lease)) => return lease,
+            Some(Err(cause)) => cause,
+            None => last.unwrap_or_else(no_answer),
+        };
+        self.without_store(&entity, &resource, cause, deadline)
+    }
+
+    /// Puts the call to the store until there is an answer; the error is that of the last attempt.
+    async fn attempts(
+        &self,
+        entity: &EntityId,
+        resource: &ResourceName,
+        limits: Option<LimitSet>,
+        last: &mut Option<StoreError>,
+    ) -> Result<Result<Lease, Error>, StoreError> {
+        let limits = limits.map(Arc::new);
+        let mut backoff = BACKOFF;
+        for attempt in 1.. {
+            self.inner.gate(self.inner.clock.now())?;
+            match self.attempt(entity, resource, limits.as_ref()).await {
+                Ok(answer) => {
+                    self.inner.note(true);
+                    return Ok(answer);
+                }
+                Err(error) if !error.is_outage() => return Ok(Err(Error::Store(error))),
+                Err(error) => {
+                    self.inner.note(false);
+                    if attempt == ATTEMPTS_MAX {
+                        return Err(error);
+                    }
+                    tracing::debug!(attempt, %error, "no answer from the store, trying again");
+                    *last = Some(error);
+                }
+            }
+            self.inner.clock.sleep(backoff).await;
+            backoff *= 2;
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    /// One attempt. The inner result is an answer, the outer one says that there was none.
+    async fn attempt(
+        &self,
+        entity: &EntityId,
+        resource: &ResourceName,
+        limits: Option<&Arc<LimitSet>>,
+    ) -> Result<Result<Lease, Error>, StoreError> {
+        let now = self.inner.clock.now();
+        let chain = match self.inner.chain(entity, resource, now).await? {
+            Ok(chain) => chain,
+            Err(error) => return Ok(Err(error)),
+        };
+        let own = match limits {
+            Some(limits) => {
+                let key = self.inner.bucket_key(entity, resource);
+                let lifetime = self.inner.idle_lifetime(limits);
+                Some(Arc::new(Target::new(key, Arc::clone(limits), lifetime)))
+            }
+            None => chain[0].target.clone(),
+        };
+        let Some(own) = own else {
+            return Ok(Err(self.unknown_limits(entity, resource, |_| true)));
+        };
+        let plan = match self.plan(&own, &chain, now) {
+            Ok(plan) => plan,
+            Err(error) => return Ok(Err(error)),
+        };
+        let admission = self.inner.store.acquire(&plan).await?;
+        let lease = conclude(self.inner, plan, admission, &chain);
+        Ok(lease.map(|lease| lease.with_call(self.limits.clone(), self.on_unavailable)))
+    }
+
+    /// What is asked of each bucket of the chain, checked.
+    fn plan(&self, own: &Arc<Target>, chain: &Chain, now: Timestamp) -> Result<Plan, Error> {
+        if self.takes.is_empty() {
+            let rule = "name at least one limit and how much of it to take";
+            return Err(Invalid::new("amounts", "", rule).into());
+        }
+        let mut legs = SmallVec::new();
+        let takes = takes_of(own, &self.takes)?;
+        if takes.len() < self.takes.len() {
+            let key = own.key();
+            return Err(self.unknown_limits(&key.entity, &key.resource, |name| {
+                own.limits().position(name).is_none()
+            }));
+        }
+        legs.push(Leg { target: Arc::clone(own), takes });
+        for target in chain[1..].iter().filter_map(|above| above.target.as_ref()) {
+            let takes = takes_of(target, &self.takes)?;
+            if !takes.is_empty() {
+                legs.push(Leg { target: Arc::clone(target), takes });
+            }
+        }
+        Ok(Plan { now, legs })
+    }
+
+    fn unknown_limits(
+        &self,
+        entity: &EntityId,
+        resource: &ResourceName,
+        unknown: impl Fn(&str) -> bool,
+    ) -> Error {
+        let names: Vec<&str> =
+            self.takes.iter().map(|(name, _)| *name).filter(|name| unknown(name)).collect();
+        Error::UnknownLimits {
+            names: names.join(", "),
+            entity: entity.clone(),
+            resource: resource.clone(),
+        }
+    }
+
+    /// The store did not answer: a lease that holds nothing, or an error.
+    fn without_store(
+        &self,
+        entity: &EntityId,
+        resource: &ResourceName,
+        cause: StoreError,
+        waited: Duration,
+    ) -> Result<Lease, Error> {
+        match self.inner.policy(self.on_unavailable) {
+            OnUnavailable::Allow => {
+                tracing::warn!(?entity, %resource, %cause, "admitted without the store");
+                telemetry::decided(Outcome::Degraded);
+                Ok(Lease::degraded(self.inner))
+            }
+            OnUnavailable::Block => {
+                telemetry::decided(Outcome::Unavailable);
+                Err(Error::Unavailable { waited, cause })
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// The entity and, as far as each cascades, its ancestors. The inner error is an answer.
+    pub(crate) async fn chain(
+        &self,
+        entity: &EntityId,
+        resource: &ResourceName,
+        now: Timestamp,
+    ) -> Result<Result<Chain, Error>, StoreError> {
+        let mut chain: Chain = SmallVec::new();
+        let mut seen: SmallVec<[EntityId; 2]> = SmallVec::new();
+        let mut next = Some(entity.clone());
+        while let Some(current) = next {
+            if seen.contains(&current) {
+                return Ok(Err(Error::Cycle { entity: current }));
+            }
+            if chain.len() == LEVELS_MAX {
+                let entity = entity.clone();
+                return Ok(Err(Error::TooDeep { entity, max: LEVELS_MAX }));
+            }
+            let resolved = self.resolve(&current, resource, now).await?;
+            next = resolved.parent.clone();
+            chain.push(resolved);
+            seen.push(current);
+        }
+        Ok(Ok(chain))
+    }
+}
+
+/// What holds for the entity and its ancestors, the entity first.
+pub(crate) type Chain = SmallVec<[Arc<Resolved>; 1]>;
+
+/// What is asked of the limits that a bucket tracks.
+fn takes_of(target: &Target, asked: &[(&str, u64)]) -> Result<Takes, Error> {
+    let mut takes = Takes::new();
+    for (name, tokens) in asked {
+        let requested = amount(*tokens)?;
+        let Some(cell) = target.limits().position(name) else { continue };
+        let capacity = target.limits().rates()[cell].capacity();
+        if requested > capacity {
+            return Err(Error::from(ExceedsCapacity {
+                entity_id: target.key().entity.clone(),
+                limit_name: target.limits().names()[cell].clone(),
+                requested,
+                capacity,
+            }));
+        }
+        takes.push(Take { cell, amount: requested });
+    }
+    Ok(takes)
+}
+
+/// Turns the store's answer into a lease or a refusal.
+fn conclude(
+    inner: &Arc<Inner>,
+    plan: Plan,
+    admission: Admission,
+    chain: &Chain,
+) -> Result<Lease, Error> {
+    match admission {
+        Admission::Taken(taken) => {
+            telemetry::decided(Outcome::Admitted);
+            Ok(Lease::new(inner, plan, taken))
+        }
+        Admission::Refused(mut statuses) => {
+            for status in &mut statuses {
+                // A leg is not a level: ancestors without limits have no leg.
+                let above = |resolved: &Arc<Resolved>| {
+                    resolved.target.as_ref().is_some_and(|t| t.key().entity == status.entity_id)
+                };
+                status.level = chain.iter().position(above).unwrap_or(0);
+            }
+            Err(refused(statuses))
+        }
+    }
+}
+
+pub(crate) fn refused(statuses: Vec<LimitStatus>) -> Error {
+    let refusal = RateLimitExceeded::new(statuses);
+    telemetry::decided(Outcome::Refused);
+    refusal.violations().for_each(|status| telemetry::refused(&status.limit_name));
+    let primary = refusal.primary_violation();
+    tracing::debug!(
+        entity = ?primary.entity_id,
+        resource = %primary.resource,
+        limit = %primary.limit_name,
+        retry_after = ?primary.retry_after,
+        "refused"
+    );
+    Error::from(refusal)
+}
+
+/// The statuses of limits that were just taken from.
+pub(crate) fn taken_statuses(
+    level: usize,
+    leg: &Leg,
+    taken: &LegTaken,
+) -> impl Iterator<Item = LimitStatus> {
+    leg.takes.iter().zip(&taken.left).map(move |(take, left)| {
+        let target = &leg.target;
+        let rate = target.limits().rates()[take.cell];
+        let missing = rate.capacity().get().saturating_sub(left.get());
+        LimitStatus {
+            entity_id: target.key().entity.clone(),
+            level,
+            resource: target.key().resource.clone(),
+            limit_name: target.limits().names()[take.cell].clone(),
+            rate,
+            available: *left,
+            requested: take.amount,
+            exceeded: false,
+            retry_after: Duration::ZERO,
+            full_after: rate.time_to_earn(Millitokens::new(missing)),
+        }
+    })
+}
+
+/// The future of an [`Acquire`].
+#[must_use = "nothing is taken before it is awaited"]
+pub struct Acquiring<'a>(State<'a>);
+
+enum State<'a> {
+    /// Not polled yet.
+    Start(Option<Acquire<'a>>),
+    /// On the long way.
+    Waiting(Pin<Box<dyn Future<Output = Result<Lease, Error>> + Send + 'a>>),
+}
+
+impl std::fmt::Debug for Acquiring<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Acquiring")
+    }
+}
+
+impl<'a> IntoFuture for Acquire<'a> {
+    type Output = Result<Lease, Error>;
+    type IntoFuture = Acquiring<'a>;
+
+    fn into_future(self) -> Acquiring<'a> {
+        Acquiring(State::Start(Some(self)))
+    }
+}
+
+impl Future for Acquiring<'_> {
+    type Output = Result<Lease, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let State::Start(acquire) = &mut self.0 {
+            let acquire = acquire.take().expect("a future is not polled after its end");
+            let inner = acquire.inner;
+            // The fields are computed only where somebody listens.
+            let span = tracing::debug_span!(
+                "acquire",
+                namespace = %inner.namespace_name,
+                entity = ?EntityId::new(acquire.entity).ok(),
+                resource = acquire.resource,
+            );
+            let started = telemetry::start(&*inner.clock);
+            if let Some(done) = span.in_scope(|| acquire.try_now()) {
+                telemetry::finish(&*inner.clock, started);
+                return Poll::Ready(done);
+            }
+            let long_way = async move {
+                let done = acquire.run_to_end().await;
+                telemetry::finish(&*inner.clock, started);
+                done
+            };
+            self.0 = State::Waiting(Box::pin(long_way.instrument(span)));
+        }
+        match &mut self.0 {
+            State::Waiting(waiting) => waiting.as_mut().poll(context),
+            State::Start(_) => unreachable!("just left"),
+        }
+    }
+}

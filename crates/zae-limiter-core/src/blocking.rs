@@ -1,0 +1,67 @@
+//! For programs without an async runtime: the same calls, each waiting on the thread that makes it.
+//!
+//! ```
+//! use zae_limiter_core::{Limit, MemoryStore, blocking};
+//!
+//! let limiter = blocking::open(zae_limiter_core::RateLimiter::builder(MemoryStore::new()))?;
+//! blocking::wait(limiter.set_system_defaults([Limit::per_minute("rpm", 100)], None))?;
+//!
+//! let mut lease = blocking::wait(limiter.acquire("key-1", "gpt-4").take("rpm", 1))?;
+//! blocking::wait(lease.commit())?;
+//! # Ok::<(), zae_limiter_core::Error>(())
+//! ```
+
+use std::future::IntoFuture;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use crate::error::Error;
+use crate::lease::Lease;
+use crate::limiter::{Builder, RateLimiter};
+
+/// Waits for any call of the limiter on this thread. Timers run on a thread of the limiter's own.
+///
+/// Not for use inside an async runtime: it would stop the thread that has to go on.
+pub fn wait<F: IntoFuture>(call: F) -> F::Output {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut call = pin!(call.into_future());
+    loop {
+        match call.as_mut().poll(&mut context) {
+            Poll::Ready(done) => return done,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+/// Opens a limiter.
+///
+/// # Errors
+///
+/// As [`Builder::open`].
+pub fn open(builder: Builder) -> Result<RateLimiter, Error> {
+    wait(builder.open())
+}
+
+/// Takes tokens, runs `work` with the lease, and keeps what was taken if it went well, or gives it
+/// back if it did not.
+///
+/// # Errors
+///
+/// The limiter's error turned into the caller's, or the error of the work.
+pub fn run<T, E: From<Error>>(
+    acquire: crate::Acquire<'_>,
+    work: impl FnOnce(&mut Lease) -> Result<T, E>,
+) -> Result<T, E> {
+    wait(acquire.run(async |lease: &mut Lease| work(lease)))
+}

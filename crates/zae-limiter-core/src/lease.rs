@@ -1,0 +1,430 @@
+//! What a call holds between taking tokens and settling for what it really used.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use zae_limiter_model::{
+    AMOUNT_MAX, Invalid, Limit, LimitStatus, MILLI, Millitokens, Take, Timestamp, amount,
+};
+
+use crate::acquire::taken_statuses;
+use crate::background;
+use crate::deadline::within;
+use crate::error::{Applied, Error, StoreError};
+use crate::limiter::{Inner, RateLimiter, no_answer};
+use crate::plan::{Leg, LegTaken, Plan, Settlement, Takes};
+use crate::record::OnUnavailable;
+use crate::telemetry;
+
+/// How often differences are put to a store that does not answer, within the deadline.
+const ATTEMPTS_MAX: u32 = 4;
+
+/// The wait before the second attempt; it doubles from there.
+const BACKOFF: Duration = Duration::from_millis(10);
+
+/// Tokens that were taken, until [`commit`](Self::commit) keeps them or
+/// [`rollback`](Self::rollback) gives them back.
+///
+/// A lease that is dropped before either gives everything back in the background, without blocking,
+/// inside a runtime or outside.
+#[derive(Debug)]
+#[must_use = "a lease that is dropped gives its tokens back"]
+pub struct Lease {
+    inner: Arc<Inner>,
+    /// What is held and where it came from: the legs of the acquire, then those of each `consume`.
+    held: SmallVec<[Held; 1]>,
+    /// So many of them belong to the acquire; adjustments go there.
+    acquired: usize,
+    /// Differences not yet written, by the place of the limit in the first leg's takes.
+    pending: SmallVec<[i64; 2]>,
+    /// The limits that came with the call, for further takings.
+    limits_of_call: Option<Vec<Limit>>,
+    state: State,
+    /// What the call said about a store that does not answer.
+    on_unavailable: Option<OnUnavailable>,
+    /// Whether some of it was admitted without the store.
+    degraded: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    Closed,
+}
+
+/// A leg that was taken. Its takes are what is held now.
+#[derive(Debug)]
+struct Held {
+    leg: Leg,
+    taken: LegTaken,
+}
+
+impl Held {
+    /// What to write for one difference per take, none where it is zero.
+    fn settlement(&self, difference: impl Fn(&Take) -> Millitokens) -> Option<Settlement> {
+        let differences: Takes = self
+            .leg
+            .takes
+            .iter()
+            .map(|take| Take { cell: take.cell, amount: difference(take) })
+            .filter(|take| take.amount != Millitokens::ZERO)
+            .collect();
+        (!differences.is_empty()).then(|| Settlement {
+            target: Arc::clone(&self.leg.target),
+            shard: self.taken.shard,
+            differences,
+        })
+    }
+
+    fn limit_name(&self, take: &Take) -> &str {
+        self.leg.target.limits().names()[take.cell].as_str()
+    }
+}
+
+impl Lease {
+    pub(crate) fn new(
+        inner: &Arc<Inner>,
+        plan: Plan,
+        taken: impl IntoIterator<Item = LegTaken>,
+    ) -> Self {
+        let held: SmallVec<[Held; 1]> =
+            plan.legs.into_iter().zip(taken).map(|(leg, taken)| Held { leg, taken }).collect();
+        Self {
+            inner: Arc::clone(inner),
+            acquired: held.len(),
+            held,
+            pending: SmallVec::new(),
+            limits_of_call: None,
+            state: State::Open,
+            on_unavailable: None,
+            degraded: false,
+        }
+    }
+
+    pub(crate) fn degraded(inner: &Arc<Inner>) -> Self {
+        Self {
+            inner: Arc::clone(inner),
+            held: SmallVec::new(),
+            acquired: 0,
+            pending: SmallVec::new(),
+            limits_of_call: None,
+            state: State::Open,
+            on_unavailable: None,
+            degraded: true,
+        }
+    }
+
+    /// With what the call brought of its own, which holds for all that the lease does later.
+    pub(crate) fn with_call(
+        mut self,
+        limits: Option<Vec<Limit>>,
+        on_unavailable: Option<OnUnavailable>,
+    ) -> Self {
+        self.limits_of_call = limits;
+        self.on_unavailable = on_unavailable;
+        self
+    }
+
+    /// Whether the store did not answer and the call was let through without it: then some or all
+    /// of what was asked is held nowhere.
+    pub fn is_degraded(&self) -> bool {
+        self.degraded
+    }
+
+    /// Every limit that was taken from, of the entity and its ancestors, as it stood right after.
+    pub fn statuses(&self) -> Vec<LimitStatus> {
+        let acquired = self.held[..self.acquired].iter().enumerate();
+        acquired.flat_map(|(level, held)| taken_statuses(level, &held.leg, &held.taken)).collect()
+    }
+
+    /// Net tokens held of a limit, what is not yet written included. `None` when the lease was not
+    /// acquired with it.
+    pub fn held(&self, limit: &str) -> Option<i64> {
+        let at = self.place_of(limit)?;
+        Some(self.net(at) / MILLI)
+    }
+
+    /// Adds a signed difference to what was taken: the actual cost less the estimate. It is
+    /// remembered here and written by [`commit`](Self::commit) or [`flush`](Self::flush), and it
+    /// never fails for lack of tokens: the bucket may go into debt.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotInLease`], [`Error::NotHeld`] below zero, [`Error::LeaseClosed`],
+    /// [`Error::Invalid`] for a difference beyond the bounds.
+    pub fn adjust(&mut self, limit: &str, difference: i64) -> Result<(), Error> {
+        self.check_open()?;
+        if difference.unsigned_abs() > AMOUNT_MAX {
+            let rule = "use -1000000000000 to 1000000000000 tokens";
+            return Err(Invalid::new("difference", difference, rule).into());
+        }
+        if self.acquired == 0 {
+            return Ok(());
+        }
+        let at = self.place_of(limit).ok_or_else(|| Error::NotInLease(limit.to_owned()))?;
+        let net = self.net(at);
+        let pending = difference * MILLI;
+        if net.saturating_add(pending) < 0 {
+            let (held, asked) = (net / MILLI, difference.unsigned_abs());
+            return Err(Error::NotHeld { limit: limit.to_owned(), held, asked });
+        }
+        self.pending.resize(self.held[0].leg.takes.len(), 0);
+        self.pending[at] = self.pending[at].saturating_add(pending);
+        Ok(())
+    }
+
+    /// Settles a limit for what was really used, whatever was estimated: the difference is
+    /// [adjusted](Self::adjust).
+    ///
+    /// # Errors
+    ///
+    /// As [`adjust`](Self::adjust).
+    pub fn settle(&mut self, limit: &str, actual: u64) -> Result<(), Error> {
+        self.check_open()?;
+        let actual = amount(actual)?.whole_tokens();
+        match self.held(limit) {
+            Some(held) => self.adjust(limit, actual.saturating_sub(held)),
+            None => self.adjust(limit, 0),
+        }
+    }
+
+    /// Gives back a part of what is held. Like an adjustment it is written by `commit` or `flush`.
+    ///
+    /// # Errors
+    ///
+    /// As [`adjust`](Self::adjust).
+    pub fn release(&mut self, limit: &str, tokens: u64) -> Result<(), Error> {
+        self.adjust(limit, -amount(tokens)?.whole_tokens())
+    }
+
+    /// Takes more of a limit, which can be refused like an acquire.
+    ///
+    /// # Errors
+    ///
+    /// As an acquire; [`Error::NotInLease`], [`Error::LeaseClosed`].
+    pub async fn consume(&mut self, limit: &str, tokens: u64) -> Result<(), Error> {
+        self.check_open()?;
+        if self.acquired == 0 {
+            return Ok(());
+        }
+        self.place_of(limit).ok_or_else(|| Error::NotInLease(limit.to_owned()))?;
+        let limiter = RateLimiter::from_inner(&self.inner);
+        let key = self.held[0].leg.target.key().clone();
+        let acquire = limiter.acquire(key.entity.as_str(), key.resource.as_str());
+        let mut acquire = acquire.take(limit, tokens);
+        if let Some(limits) = self.limits_of_call.clone() {
+            acquire = acquire.limits(limits);
+        }
+        if let Some(policy) = self.on_unavailable {
+            acquire = acquire.on_unavailable(policy);
+        }
+        let mut more = acquire.await?;
+        self.held.append(&mut more.held);
+        self.degraded |= more.degraded;
+        more.state = State::Closed;
+        Ok(())
+    }
+
+    /// Writes the differences gathered so far; the lease stays open.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LeaseClosed`]; [`Error::Unavailable`] unless calls pass while the store is away;
+    /// [`Error::Store`]. After an error the gathered differences are gone: whether they were
+    /// written is not known, and a credit must not be written twice.
+    pub async fn flush(&mut self) -> Result<(), Error> {
+        self.check_open()?;
+        self.write_pending().await
+    }
+
+    /// Keeps what was taken, with all differences.
+    ///
+    /// # Errors
+    ///
+    /// As [`flush`](Self::flush). The lease is closed in any case.
+    pub async fn commit(&mut self) -> Result<(), Error> {
+        self.check_open()?;
+        // Closed first: whoever drops this future has committed, and must not also give back.
+        self.state = State::Closed;
+        self.write_pending().await
+    }
+
+    /// Gives back all that is held.
+    ///
+    /// # Errors
+    ///
+    /// As [`flush`](Self::flush). The lease is closed in any case.
+    pub async fn rollback(&mut self) -> Result<(), Error> {
+        self.check_open()?;
+        self.state = State::Closed;
+        let credits = self.credits();
+        let done = self.inner.settle(&credits).await;
+        self.conclude(done)
+    }
+
+    pub(crate) async fn commit_if_open(&mut self) -> Result<(), Error> {
+        match self.state {
+            State::Open => self.commit().await,
+            State::Closed => Ok(()),
+        }
+    }
+
+    pub(crate) async fn rollback_if_open(&mut self) -> Result<(), Error> {
+        match self.state {
+            State::Open => self.rollback().await,
+            State::Closed => Ok(()),
+        }
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        match self.state {
+            State::Open => Ok(()),
+            State::Closed => Err(Error::LeaseClosed),
+        }
+    }
+
+    /// Where the limit stands in the takes of the first leg, which has all that were named.
+    fn place_of(&self, limit: &str) -> Option<usize> {
+        let own = self.held.first()?;
+        own.leg.takes.iter().position(|take| own.limit_name(take) == limit)
+    }
+
+    /// Net millitokens of the limit at that place, held by the entity itself.
+    fn net(&self, at: usize) -> i64 {
+        let own = &self.held[0];
+        let limit = own.limit_name(&own.leg.takes[at]);
+        let entity = own.leg.target.key();
+        let of_entity = self.held.iter().filter(|held| held.leg.target.key() == entity);
+        let takes = of_entity.flat_map(|held| held.leg.takes.iter().map(move |t| (held, t)));
+        let held: i64 = takes
+            .filter(|(held, take)| held.limit_name(take) == limit)
+            .fold(0, |sum, (_, take)| sum.saturating_add(take.amount.get()));
+        held.saturating_add(self.pending.get(at).copied().unwrap_or(0))
+    }
+
+    async fn write_pending(&mut self) -> Result<(), Error> {
+        let pending = std::mem::take(&mut self.pending);
+        if pending.iter().all(|difference| *difference == 0) {
+            return Ok(());
+        }
+        let own = &self.held[0];
+        let named: Vec<(String, Millitokens)> = own
+            .leg
+            .takes
+            .iter()
+            .zip(&pending)
+            .map(|(take, millis)| (own.limit_name(take).to_owned(), Millitokens::new(*millis)))
+            .collect();
+        let of = |limit: &str| {
+            named.iter().find(|(name, _)| name == limit).map_or(Millitokens::ZERO, |(_, d)| *d)
+        };
+        let settlements: Vec<Settlement> = self.held[..self.acquired]
+            .iter()
+            .filter_map(|held| held.settlement(|take| of(held.limit_name(take))))
+            .collect();
+        // Booked here before the store is asked: if this future is dropped now, the store carries
+        // the differences out all the same, and a later rollback has to give them back.
+        for held in &mut self.held[..self.acquired] {
+            let target = Arc::clone(&held.leg.target);
+            for take in &mut held.leg.takes {
+                let difference = of(target.limits().names()[take.cell].as_str());
+                take.amount = take.amount.saturating_add(difference);
+            }
+        }
+        let done = self.inner.settle(&settlements).await;
+        self.conclude(done)
+    }
+
+    /// Everything held, as differences that give it back.
+    fn credits(&mut self) -> Vec<Settlement> {
+        self.pending.clear();
+        let held = std::mem::take(&mut self.held);
+        self.acquired = 0;
+        held.iter().filter_map(|held| held.settlement(|take| -take.amount)).collect()
+    }
+
+    /// A store that is away does not fail a call that is to pass without it.
+    fn conclude(&mut self, done: Result<(), Error>) -> Result<(), Error> {
+        match done {
+            Err(Error::Unavailable { cause, .. })
+                if self.inner.policy(self.on_unavailable) == OnUnavailable::Allow =>
+            {
+                tracing::warn!(%cause, "the store is away; a lease was not settled");
+                telemetry::unsettled();
+                self.degraded = true;
+                Ok(())
+            }
+            done => done,
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.state == State::Closed || self.held.is_empty() {
+            return;
+        }
+        let credits = self.credits();
+        let inner = Arc::clone(&self.inner);
+        background::carry_out(async move {
+            if let Err(error) = inner.settle(&credits).await {
+                tracing::warn!(%error, "could not give back what a dropped lease had taken");
+                telemetry::unsettled();
+            }
+        });
+    }
+}
+
+impl Inner {
+    /// Writes differences, within the deadline. A debit is tried again whatever happened to it; a
+    /// credit only when it certainly was not written, because twice would be too much.
+    pub(crate) async fn settle(&self, settlements: &[Settlement]) -> Result<(), Error> {
+        if settlements.is_empty() {
+            return Ok(());
+        }
+        let deadline = self.settings.deadline;
+        let mut last = None;
+        let attempts = self.settle_attempts(settlements, &mut last);
+        let cause = match within(&*self.clock, deadline, attempts).await {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(error)) if !error.is_outage() => return Err(Error::Store(error)),
+            Some(Err(error)) => error,
+            None => {
+                self.note(false);
+                last.unwrap_or_else(no_answer)
+            }
+        };
+        Err(Error::Unavailable { waited: deadline, cause })
+    }
+
+    async fn settle_attempts(
+        &self,
+        settlements: &[Settlement],
+        last: &mut Option<StoreError>,
+    ) -> Result<(), StoreError> {
+        let mut differences = settlements.iter().flat_map(|each| &each.differences);
+        let is_credit = differences.any(|difference| difference.amount < Millitokens::ZERO);
+        let mut backoff = BACKOFF;
+        for attempt in 1.. {
+            let now: Timestamp = self.clock.now();
+            let Err(error) = self.store.settle(settlements, now).await else {
+                self.note(true);
+                return Ok(());
+            };
+            if !error.is_outage() {
+                return Err(error);
+            }
+            self.note(false);
+            let may_repeat = !is_credit || error.applied() == Applied::No;
+            if attempt == ATTEMPTS_MAX || !may_repeat {
+                return Err(error);
+            }
+            tracing::debug!(attempt, %error, "differences not written, trying again");
+            *last = Some(error);
+            self.clock.sleep(backoff).await;
+            backoff *= 2;
+        }
+        unreachable!("the last attempt returns")
+    }
+}

@@ -1,0 +1,495 @@
+//! The limiter itself: what it is made of, and how it talks to its store.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use zae_limiter_model::{
+    EntityId, Limit, LimitSet, NamespaceId, NamespaceName, ResourceName, Timestamp,
+};
+
+use crate::background;
+use crate::breaker::{Breaker, BreakerSettings, Gate};
+use crate::cache::{CacheStats, ConfigCache, Resolved};
+use crate::clock::{Clock, SystemClock};
+use crate::deadline::within;
+use crate::entropy::Entropy;
+use crate::error::{Error, StoreError, StoreErrorKind};
+use crate::namespaces::Namespaces;
+use crate::plan::{BucketKey, Lifetime, Target};
+use crate::record::{Config, ConfigLevel, Key, OnUnavailable, Record};
+use crate::store::Store;
+
+/// The most levels of a hierarchy that one call takes from, the entity itself included.
+pub const LEVELS_MAX: usize = 8;
+
+/// Takes tokens from the buckets of one namespace of a store.
+///
+/// Cheap to clone; all clones share the configuration cache and the breaker.
+///
+/// ```
+/// # use zae_limiter_core::{Limit, MemoryStore, RateLimiter};
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// let limiter = RateLimiter::builder(MemoryStore::new()).open().await?;
+/// limiter.set_system_defaults([Limit::per_minute("rpm", 100)], None).await?;
+///
+/// let mut lease = limiter.acquire("key-1", "gpt-4").take("rpm", 1).await?;
+/// lease.commit().await?;
+/// # Ok::<(), zae_limiter_core::Error>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct RateLimiter {
+    pub(crate) inner: Arc<Inner>,
+    principal: Option<Arc<str>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) entropy: Arc<Entropy>,
+    pub(crate) namespace: NamespaceId,
+    pub(crate) namespace_name: NamespaceName,
+    pub(crate) settings: Settings,
+    pub(crate) cache: ConfigCache,
+    pub(crate) breaker: Breaker,
+    /// The last `on_unavailable` read from the store: what was configured must still be known when
+    /// the store is gone. 0 none, 1 allow, 2 block.
+    stored_policy: AtomicU8,
+}
+
+/// What can be set about a limiter; see [`Builder`] for what each means.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) default_limits: Arc<LimitSet>,
+    pub(crate) on_unavailable: Option<OnUnavailable>,
+    pub(crate) deadline: Duration,
+    pub(crate) admin_deadline: Duration,
+    pub(crate) lifetime_multiplier: u32,
+    pub(crate) audit_retention: Duration,
+}
+
+/// Makes a [`RateLimiter`].
+#[derive(Debug)]
+pub struct Builder {
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    entropy: Option<Entropy>,
+    namespace: String,
+    principal: Option<Arc<str>>,
+    limits: Vec<Limit>,
+    settings: Settings,
+    cache_ttl: Duration,
+    cache_capacity: usize,
+    breaker: BreakerSettings,
+}
+
+impl Builder {
+    fn new(store: Arc<dyn Store>) -> Self {
+        Self {
+            store,
+            clock: Arc::new(SystemClock),
+            entropy: None,
+            namespace: "default".to_owned(),
+            principal: None,
+            limits: Vec::new(),
+            settings: Settings {
+                default_limits: Arc::default(),
+                on_unavailable: None,
+                deadline: Duration::from_secs(1),
+                admin_deadline: Duration::from_secs(10),
+                lifetime_multiplier: 7,
+                audit_retention: Duration::from_secs(90 * 86_400),
+            },
+            cache_ttl: Duration::from_secs(60),
+            cache_capacity: 100_000,
+            breaker: BreakerSettings::default(),
+        }
+    }
+
+    /// The namespace, by its name. `default` is registered when it is first used; every other one
+    /// must have been.
+    #[must_use]
+    pub fn namespace(mut self, name: impl Into<String>) -> Self {
+        self.namespace = name.into();
+        self
+    }
+
+    /// Limits that hold where the store has none at any level.
+    #[must_use]
+    pub fn default_limits(mut self, limits: impl IntoIterator<Item = Limit>) -> Self {
+        self.limits = limits.into_iter().collect();
+        self
+    }
+
+    /// What happens to calls while the store does not answer, whatever is stored at system level.
+    /// Where neither says anything, calls fail.
+    #[must_use]
+    pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
+        self.settings.on_unavailable = Some(policy);
+        self
+    }
+
+    /// How long an acquire may take, retries included (1 s).
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.settings.deadline = deadline;
+        self
+    }
+
+    /// How long one step of anything else may take (10 s).
+    #[must_use]
+    pub fn admin_deadline(mut self, deadline: Duration) -> Self {
+        self.settings.admin_deadline = deadline;
+        self
+    }
+
+    /// How long stored limits are trusted once read (60 s). Zero reads them with every call.
+    #[must_use]
+    pub fn cache_ttl(mut self, ttl: Duration) -> Self {
+        self.cache_ttl = ttl;
+        self
+    }
+
+    /// For how many pairs of entity and resource they are remembered (100,000).
+    #[must_use]
+    pub fn cache_capacity(mut self, entries: usize) -> Self {
+        self.cache_capacity = entries;
+        self
+    }
+
+    /// When calls are no longer passed to a store that keeps failing.
+    #[must_use]
+    pub fn breaker(mut self, settings: BreakerSettings) -> Self {
+        self.breaker = settings;
+        self
+    }
+
+    /// How many times longer than it takes to fill a bucket that is on defaults is kept when nobody
+    /// touches it (7). Zero keeps it for good.
+    #[must_use]
+    pub fn bucket_lifetime(mut self, times_to_fill: u32) -> Self {
+        self.settings.lifetime_multiplier = times_to_fill;
+        self
+    }
+
+    /// How long audit events are kept (90 days).
+    #[must_use]
+    pub fn audit_retention(mut self, retention: Duration) -> Self {
+        self.settings.audit_retention = retention;
+        self
+    }
+
+    /// Who is named in audit events.
+    #[must_use]
+    pub fn principal(mut self, principal: impl Into<String>) -> Self {
+        self.principal = Some(principal.into().into());
+        self
+    }
+
+    /// Another clock, for tests and simulations.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Another source of random ids, for tests and simulations.
+    #[must_use]
+    pub fn entropy(mut self, entropy: Entropy) -> Self {
+        self.entropy = Some(entropy);
+        self
+    }
+
+    /// Looks the namespace up and makes the limiter.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownNamespace`]; [`Error::Invalid`] for a name or a limit that breaks a rule;
+    /// [`Error::Unavailable`] or [`Error::Store`] when the store cannot be read.
+    pub async fn open(mut self) -> Result<RateLimiter, Error> {
+        let name = NamespaceName::new(&self.namespace)?;
+        self.settings.default_limits = Arc::new(LimitSet::new(self.limits)?);
+        let entropy = Arc::new(self.entropy.unwrap_or_else(Entropy::from_os));
+        let registry = Namespaces {
+            store: Arc::clone(&self.store),
+            clock: Arc::clone(&self.clock),
+            entropy: Arc::clone(&entropy),
+            principal: self.principal.clone(),
+            deadline: self.settings.admin_deadline,
+            audit_retention: self.settings.audit_retention,
+        };
+        let namespace = registry.open(&name).await?;
+        let inner = Inner {
+            store: self.store,
+            clock: self.clock,
+            entropy,
+            namespace: namespace.id,
+            namespace_name: name,
+            settings: self.settings,
+            cache: ConfigCache::new(self.cache_ttl, self.cache_capacity),
+            breaker: Breaker::new(self.breaker),
+            stored_policy: AtomicU8::new(0),
+        };
+        Ok(RateLimiter { inner: Arc::new(inner), principal: self.principal })
+    }
+}
+
+impl RateLimiter {
+    /// A limiter over a store, or over a shared one.
+    pub fn builder(store: impl IntoStore) -> Builder {
+        Builder::new(store.into_store())
+    }
+
+    /// The namespace it works in.
+    pub fn namespace(&self) -> &NamespaceName {
+        &self.inner.namespace_name
+    }
+
+    /// The id of that namespace.
+    pub fn namespace_id(&self) -> &NamespaceId {
+        &self.inner.namespace
+    }
+
+    /// The store it works on.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.inner.store
+    }
+
+    /// The clock it works by.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.inner.clock
+    }
+
+    /// The same limiter, with somebody else named in the audit events of its changes.
+    #[must_use]
+    pub fn acting_as(&self, principal: impl Into<String>) -> Self {
+        Self { inner: Arc::clone(&self.inner), principal: Some(principal.into().into()) }
+    }
+
+    /// A limiter for the inner workings, which makes no changes that are audited.
+    pub(crate) fn from_inner(inner: &Arc<Inner>) -> Self {
+        Self { inner: Arc::clone(inner), principal: None }
+    }
+
+    /// The namespaces of the store.
+    pub fn namespaces(&self) -> Namespaces {
+        Namespaces {
+            store: Arc::clone(&self.inner.store),
+            clock: Arc::clone(&self.inner.clock),
+            entropy: Arc::clone(&self.inner.entropy),
+            principal: self.principal.clone(),
+            deadline: self.inner.settings.admin_deadline,
+            audit_retention: self.inner.settings.audit_retention,
+        }
+    }
+
+    /// How the configuration cache is doing.
+    pub fn cache_stats(&self) -> CacheStats {
+        self.inner.cache.stats()
+    }
+
+    /// Forgets all stored limits that were read, so that the next calls read them again.
+    pub fn invalidate_cache(&self) {
+        self.inner.cache.invalidate_all();
+    }
+
+    /// Whether the store answers.
+    ///
+    /// # Errors
+    ///
+    /// What it said, or that it said nothing in time.
+    pub async fn ping(&self) -> Result<(), Error> {
+        let key = [Key::Namespace(self.inner.namespace.clone())];
+        self.inner.call(self.inner.store.get(&key)).await.map(|_| ())
+    }
+}
+
+/// A store, or a shared one.
+pub trait IntoStore {
+    /// Shares the store.
+    fn into_store(self) -> Arc<dyn Store>;
+}
+
+impl<S: Store> IntoStore for S {
+    fn into_store(self) -> Arc<dyn Store> {
+        Arc::new(self)
+    }
+}
+
+impl IntoStore for Arc<dyn Store> {
+    fn into_store(self) -> Arc<dyn Store> {
+        self
+    }
+}
+
+/// Waits for a store, but not for ever.
+pub(crate) async fn call_store<T>(
+    clock: &dyn Clock,
+    deadline: Duration,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, Error> {
+    match within(clock, deadline, call).await {
+        Some(Ok(answer)) => Ok(answer),
+        Some(Err(cause)) if cause.is_outage() => {
+            Err(Error::Unavailable { waited: deadline, cause })
+        }
+        Some(Err(error)) => Err(Error::Store(error)),
+        None => Err(Error::Unavailable { waited: deadline, cause: no_answer() }),
+    }
+}
+
+pub(crate) fn no_answer() -> StoreError {
+    let message = "the store gave no answer before the deadline";
+    StoreError::new(StoreErrorKind::Unavailable, message).maybe_applied()
+}
+
+impl Inner {
+    /// A step of anything but an acquire.
+    pub(crate) async fn call<T>(
+        &self,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, Error> {
+        call_store(&*self.clock, self.settings.admin_deadline, call).await
+    }
+
+    /// What becomes of a call when the store does not answer.
+    pub(crate) fn policy(&self, of_call: Option<OnUnavailable>) -> OnUnavailable {
+        let stored = match self.stored_policy.load(Ordering::Relaxed) {
+            1 => Some(OnUnavailable::Allow),
+            2 => Some(OnUnavailable::Block),
+            _ => None,
+        };
+        of_call.or(self.settings.on_unavailable).or(stored).unwrap_or(OnUnavailable::Block)
+    }
+
+    fn remember_policy(&self, policy: Option<OnUnavailable>) {
+        let code = match policy {
+            None => 0,
+            Some(OnUnavailable::Allow) => 1,
+            Some(OnUnavailable::Block) => 2,
+        };
+        if self.stored_policy.load(Ordering::Relaxed) != code {
+            self.stored_policy.store(code, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether to go to the store at all.
+    pub(crate) fn gate(self: &Arc<Self>, now: Timestamp) -> Result<(), StoreError> {
+        let gate = self.breaker.gate(now);
+        if gate == Gate::Closed {
+            return Ok(());
+        }
+        if gate == Gate::OpenAndProbe {
+            let inner = Arc::clone(self);
+            background::carry_out(async move { inner.probe().await });
+        }
+        let failures = self.breaker.failures();
+        let message = format!("the store failed {failures} times in a row and is being probed");
+        Err(StoreError::new(StoreErrorKind::Unavailable, message))
+    }
+
+    async fn probe(&self) {
+        let key = [Key::Namespace(self.namespace.clone())];
+        let deadline = self.settings.deadline;
+        let answered = within(&*self.clock, deadline, self.store.get(&key)).await;
+        self.note(
+            matches!(&answered, Some(Ok(_))) || matches!(&answered, Some(Err(e)) if !e.is_outage()),
+        );
+        self.breaker.probed();
+    }
+
+    /// Tells the breaker how a call went.
+    pub(crate) fn note(&self, answered: bool) {
+        if answered {
+            self.breaker.succeeded();
+        } else {
+            self.breaker.failed(self.clock.now());
+        }
+    }
+
+    /// What holds for an entity on a resource: from the cache, or by one read.
+    pub(crate) async fn resolve(
+        &self,
+        entity: &EntityId,
+        resource: &ResourceName,
+        now: Timestamp,
+    ) -> Result<Arc<Resolved>, StoreError> {
+        if let Some(found) = self.cache.get(entity.as_str(), resource.as_str(), now) {
+            return Ok(found);
+        }
+        self.cache
+            .get_or_load(entity, resource, now, async || self.load(entity, resource, now).await)
+            .await
+    }
+
+    async fn load(
+        &self,
+        entity: &EntityId,
+        resource: &ResourceName,
+        now: Timestamp,
+    ) -> Result<Resolved, StoreError> {
+        let config = |level| Key::Config(self.namespace.clone(), level);
+        // From the most specific level to the least, and the entity itself.
+        let keys = [
+            config(ConfigLevel::EntityResource(entity.clone(), resource.clone())),
+            config(ConfigLevel::Entity(entity.clone())),
+            config(ConfigLevel::Resource(resource.clone())),
+            config(ConfigLevel::System),
+            Key::Entity(self.namespace.clone(), entity.clone()),
+        ];
+        let mut configs = Vec::new();
+        let mut parent = None;
+        for record in self.store.get(&keys).await?.into_iter().flatten() {
+            match record {
+                Record::Config(config) => configs.push(config),
+                Record::Entity(entity) if entity.cascade => parent = entity.parent,
+                _ => {}
+            }
+        }
+        let system = configs.iter().find(|config| config.level == ConfigLevel::System);
+        self.remember_policy(system.and_then(|config| config.on_unavailable));
+        let stored = configs.into_iter().find(|config| !config.limits.is_empty());
+        let level = stored.as_ref().map(|config| config.level.clone());
+        let target = self.target(entity, resource, stored).map(Arc::new);
+        Ok(Resolved { target, level, parent, read_at: now })
+    }
+
+    /// The bucket under the limits that won.
+    fn target(
+        &self,
+        entity: &EntityId,
+        resource: &ResourceName,
+        stored: Option<Config>,
+    ) -> Option<Target> {
+        let own = stored.as_ref().is_some_and(|config| {
+            matches!(config.level, ConfigLevel::Entity(_) | ConfigLevel::EntityResource(..))
+        });
+        let limits = match stored {
+            Some(config) => Arc::new(config.limits),
+            None => Arc::clone(&self.settings.default_limits),
+        };
+        if limits.is_empty() {
+            return None;
+        }
+        let lifetime = if own { Lifetime::Forever } else { self.idle_lifetime(&limits) };
+        Some(Target::new(self.bucket_key(entity, resource), limits, lifetime))
+    }
+
+    pub(crate) fn idle_lifetime(&self, limits: &LimitSet) -> Lifetime {
+        match self.settings.lifetime_multiplier {
+            0 => Lifetime::Forever,
+            times => Lifetime::Idle(limits.time_to_fill().saturating_mul(times)),
+        }
+    }
+
+    pub(crate) fn bucket_key(&self, entity: &EntityId, resource: &ResourceName) -> BucketKey {
+        BucketKey {
+            namespace: self.namespace.clone(),
+            entity: entity.clone(),
+            resource: resource.clone(),
+        }
+    }
+}

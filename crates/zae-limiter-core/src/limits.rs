@@ -1,0 +1,330 @@
+//! Stored limits: four levels, of which the most specific one that exists wins as a whole.
+
+use serde_json::json;
+use zae_limiter_model::{EntityId, Invalid, Limit, LimitSet, ResourceName};
+
+use crate::audit::Change;
+use crate::error::Error;
+use crate::limiter::RateLimiter;
+use crate::page::PageRequest;
+use crate::pages::Pages;
+use crate::record::{AuditAction, AuditSubject, Config, ConfigLevel, Key, OnUnavailable, Record};
+use crate::store::{BucketQuery, Query, ResourceList, When, Write, Written};
+
+/// How often a change is tried again when somebody else changed the same limits.
+const ATTEMPTS_MAX: u32 = 16;
+
+/// What holds for an entity on a resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EffectiveLimits {
+    /// The limits; empty when there are none at any level.
+    pub limits: Vec<Limit>,
+    /// The level they come from; absent for the limiter's own defaults.
+    pub level: Option<ConfigLevel>,
+}
+
+impl RateLimiter {
+    /// Sets the limits of an entity on one resource, or, without a resource, on all that have none
+    /// of their own. Buckets that exist follow at once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a name or a limit; [`Error::Contended`]; an error of the store.
+    pub async fn set_limits(
+        &self,
+        entity: &str,
+        resource: Option<&str>,
+        limits: impl IntoIterator<Item = Limit>,
+    ) -> Result<Config, Error> {
+        let level = entity_level(entity, resource)?;
+        let config = self.put_config(level.clone(), not_empty(limits)?, None).await?;
+        self.update_buckets(&level).await?;
+        Ok(config)
+    }
+
+    /// The limits stored for an entity on a resource, or for all its resources.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a name; an error of the store.
+    pub async fn limits(
+        &self,
+        entity: &str,
+        resource: Option<&str>,
+    ) -> Result<Option<Config>, Error> {
+        self.get_config(entity_level(entity, resource)?).await
+    }
+
+    /// Deletes the limits stored for an entity; those of the next level hold from then on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotFound`] when there are none; [`Error::Invalid`]; an error of the store.
+    pub async fn delete_limits(&self, entity: &str, resource: Option<&str>) -> Result<(), Error> {
+        let level = entity_level(entity, resource)?;
+        self.delete_config(level.clone()).await?;
+        self.update_buckets(&level).await
+    }
+
+    /// Sets the limits of a resource, for all entities that have none of their own. A bucket that
+    /// exists follows with its next call.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a name or a limit; [`Error::Contended`]; an error of the store.
+    pub async fn set_resource_defaults(
+        &self,
+        resource: &str,
+        limits: impl IntoIterator<Item = Limit>,
+    ) -> Result<Config, Error> {
+        let level = ConfigLevel::Resource(ResourceName::new(resource)?);
+        self.put_config(level, not_empty(limits)?, None).await
+    }
+
+    /// The limits stored for a resource.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for the name; an error of the store.
+    pub async fn resource_defaults(&self, resource: &str) -> Result<Option<Config>, Error> {
+        self.get_config(ConfigLevel::Resource(ResourceName::new(resource)?)).await
+    }
+
+    /// Deletes the limits stored for a resource.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotFound`] when there are none; [`Error::Invalid`]; an error of the store.
+    pub async fn delete_resource_defaults(&self, resource: &str) -> Result<(), Error> {
+        self.delete_config(ConfigLevel::Resource(ResourceName::new(resource)?)).await
+    }
+
+    /// Sets the limits that hold where nothing else is stored, and what happens to calls while the
+    /// store does not answer; `None` leaves that as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a limit; [`Error::Contended`]; an error of the store.
+    pub async fn set_system_defaults(
+        &self,
+        limits: impl IntoIterator<Item = Limit>,
+        on_unavailable: Option<OnUnavailable>,
+    ) -> Result<Config, Error> {
+        let limits = LimitSet::new(limits)?;
+        if limits.is_empty() && on_unavailable.is_none() {
+            return Err(nothing_to_set());
+        }
+        self.put_config(ConfigLevel::System, limits, on_unavailable).await
+    }
+
+    /// What is stored for the system.
+    ///
+    /// # Errors
+    ///
+    /// An error of the store.
+    pub async fn system_defaults(&self) -> Result<Option<Config>, Error> {
+        self.get_config(ConfigLevel::System).await
+    }
+
+    /// Deletes what is stored for the system.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotFound`] when there is nothing; an error of the store.
+    pub async fn delete_system_defaults(&self) -> Result<(), Error> {
+        self.delete_config(ConfigLevel::System).await
+    }
+
+    /// What holds for an entity on a resource, and by which level.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a name; an error of the store.
+    pub async fn effective_limits(
+        &self,
+        entity: &str,
+        resource: &str,
+    ) -> Result<EffectiveLimits, Error> {
+        let (entity, resource) = (EntityId::new(entity)?, ResourceName::new(resource)?);
+        let now = self.clock().now();
+        let resolved = self.inner.call(self.inner.resolve(&entity, &resource, now)).await?;
+        let limits = resolved.target.as_ref().map(|target| target.limits().to_limits());
+        Ok(EffectiveLimits { limits: limits.unwrap_or_default(), level: resolved.level.clone() })
+    }
+
+    /// Entities with limits of their own for a resource, or for all resources, by id.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for the name.
+    pub fn entities_with_limits(&self, resource: Option<&str>) -> Result<Pages<Config>, Error> {
+        let resource = resource.map(ResourceName::new).transpose()?;
+        let query = Query::EntityConfigs(self.namespace_id().clone(), resource);
+        Ok(self.pages(query, |record, _| record.into_config()))
+    }
+
+    /// Resources with limits for everybody, or for some entity, by name.
+    pub fn resources(&self, which: ResourceList) -> Pages<ResourceName> {
+        let limiter = self.clone();
+        Pages::new(move |page: PageRequest| {
+            let limiter = limiter.clone();
+            async move {
+                let namespace = limiter.namespace_id();
+                let list = limiter.store().list_resources(namespace, which, &page);
+                limiter.inner.call(list).await
+            }
+        })
+    }
+
+    async fn get_config(&self, level: ConfigLevel) -> Result<Option<Config>, Error> {
+        let key = [Key::Config(self.namespace_id().clone(), level)];
+        let found = self.inner.call(self.store().get(&key)).await?;
+        Ok(found.into_iter().flatten().find_map(Record::into_config))
+    }
+
+    async fn put_config(
+        &self,
+        level: ConfigLevel,
+        limits: LimitSet,
+        on_unavailable: Option<OnUnavailable>,
+    ) -> Result<Config, Error> {
+        for _ in 0..ATTEMPTS_MAX {
+            let current = self.get_config(level.clone()).await?;
+            let (when, version) = match &current {
+                Some(current) => (When::Version(current.version), current.version + 1),
+                None => (When::Absent, 1),
+            };
+            let kept = current.and_then(|current| current.on_unavailable);
+            let config = Config {
+                namespace: self.namespace_id().clone(),
+                level: level.clone(),
+                limits: limits.clone(),
+                on_unavailable: on_unavailable.or(kept),
+                version,
+            };
+            let details = json!({
+                "limits": limits.to_limits().iter().map(limit_json).collect::<Vec<_>>(),
+                "on_unavailable": config.on_unavailable.map(OnUnavailable::as_str),
+                "config_version": version,
+            });
+            let audit = self.config_audit(&level, AuditAction::LimitsSet, details);
+            let batch = [Write::Put(Record::Config(config.clone()), when), audit];
+            if self.inner.call(self.store().write(&batch)).await? == Written::Done {
+                self.forget(&level);
+                return Ok(config);
+            }
+        }
+        Err(Error::Contended { attempts: ATTEMPTS_MAX })
+    }
+
+    async fn delete_config(&self, level: ConfigLevel) -> Result<(), Error> {
+        let key = Key::Config(self.namespace_id().clone(), level.clone());
+        let audit = self.config_audit(&level, AuditAction::LimitsDeleted, json!({}));
+        let batch = [Write::Delete(key, When::Present), audit];
+        match self.inner.call(self.store().write(&batch)).await? {
+            Written::Done => {
+                self.forget(&level);
+                Ok(())
+            }
+            Written::Conflict(_) => Err(Error::not_found("configuration", describe(&level))),
+        }
+    }
+
+    fn config_audit(
+        &self,
+        level: &ConfigLevel,
+        action: AuditAction,
+        details: serde_json::Value,
+    ) -> Write {
+        let (subject, resource) = match level {
+            ConfigLevel::System => (AuditSubject::System, None),
+            ConfigLevel::Resource(resource) => {
+                (AuditSubject::Resource(resource.clone()), Some(resource.clone()))
+            }
+            ConfigLevel::Entity(entity) => (AuditSubject::Entity(entity.clone()), None),
+            ConfigLevel::EntityResource(entity, resource) => {
+                (AuditSubject::Entity(entity.clone()), Some(resource.clone()))
+            }
+        };
+        self.audit(Change { subject, action, resource, details })
+    }
+
+    /// Drops what the change made wrong in this process.
+    fn forget(&self, level: &ConfigLevel) {
+        match level {
+            ConfigLevel::Entity(entity) | ConfigLevel::EntityResource(entity, _) => {
+                self.inner.cache.invalidate_entity(entity);
+            }
+            ConfigLevel::System | ConfigLevel::Resource(_) => self.inner.cache.invalidate_all(),
+        }
+    }
+
+    /// Brings the buckets that an entity already has in line with its limits. Without this they
+    /// would follow too, but not before their next call.
+    async fn update_buckets(&self, level: &ConfigLevel) -> Result<(), Error> {
+        let (entity, resource) = match level {
+            ConfigLevel::EntityResource(entity, resource) => (entity, Some(resource)),
+            ConfigLevel::Entity(entity) => (entity, None),
+            ConfigLevel::System | ConfigLevel::Resource(_) => return Ok(()),
+        };
+        if let Some(resource) = resource {
+            return self.update_bucket(entity, resource).await;
+        }
+        let query = BucketQuery::OfEntity(self.namespace_id().clone(), entity.clone());
+        let mut request = PageRequest::first(crate::PAGE_MAX);
+        loop {
+            let page = self.inner.call(self.store().list_buckets(&query, &request)).await?;
+            for stored in page.items {
+                self.update_bucket(entity, &stored.key.resource).await?;
+            }
+            match page.next {
+                Some(after) => request.after = Some(after),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    async fn update_bucket(&self, entity: &EntityId, resource: &ResourceName) -> Result<(), Error> {
+        let now = self.clock().now();
+        let resolved = self.inner.call(self.inner.resolve(entity, resource, now)).await?;
+        match &resolved.target {
+            Some(target) => self.inner.call(self.store().reconfigure(target, now)).await,
+            None => Ok(()),
+        }
+    }
+}
+
+fn entity_level(entity: &str, resource: Option<&str>) -> Result<ConfigLevel, Error> {
+    let entity = EntityId::new(entity)?;
+    Ok(match resource {
+        None | Some(zae_limiter_model::DEFAULT_RESOURCE) => ConfigLevel::Entity(entity),
+        Some(resource) => ConfigLevel::EntityResource(entity, ResourceName::new(resource)?),
+    })
+}
+
+fn not_empty(limits: impl IntoIterator<Item = Limit>) -> Result<LimitSet, Error> {
+    let limits = LimitSet::new(limits)?;
+    if limits.is_empty() { Err(nothing_to_set()) } else { Ok(limits) }
+}
+
+fn nothing_to_set() -> Error {
+    Invalid::new("limits", "", "give at least one limit; to have none, delete them").into()
+}
+
+fn describe(level: &ConfigLevel) -> String {
+    match level {
+        ConfigLevel::System => "system".to_owned(),
+        ConfigLevel::Resource(resource) => format!("resource {resource}"),
+        ConfigLevel::Entity(entity) => format!("entity {entity}"),
+        ConfigLevel::EntityResource(entity, resource) => format!("entity {entity} on {resource}"),
+    }
+}
+
+fn limit_json(limit: &Limit) -> serde_json::Value {
+    json!({
+        "name": limit.name,
+        "capacity": limit.capacity,
+        "refill_amount": limit.refill_amount,
+        "refill_period_seconds": limit.refill_period.as_secs(),
+    })
+}

@@ -1,0 +1,145 @@
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use zae_limiter_model::{EntityId, Millitokens, NamespaceId, ResourceName, Timestamp};
+
+use super::smallest::{Smallest, place};
+use crate::account::Booking;
+use crate::error::StoreError;
+use crate::page::{Page, PageRequest};
+use crate::plan::BucketKey;
+use crate::record::{Key, Record, Usage, UsageKey};
+use crate::store::Scope;
+use crate::window::{UsageSettings, Window, start_of_hour};
+
+/// Usage records, in the order of their keys.
+#[derive(Debug)]
+pub(super) struct UsageTable {
+    settings: UsageSettings,
+    items: BTreeMap<UsageKey, Usage>,
+    /// So many records there were after the last sweep.
+    swept_at_len: usize,
+}
+
+impl UsageTable {
+    pub(super) fn new(settings: UsageSettings) -> Self {
+        Self { settings, items: BTreeMap::new(), swept_at_len: 0 }
+    }
+
+    /// Adds consumption to the records of its windows.
+    pub(super) fn book(&mut self, bucket: &BucketKey, booking: Booking) {
+        let at = start_of_hour(booking.hour);
+        self.forget_expired(at);
+        for &window in &self.settings.windows {
+            let key = UsageKey {
+                namespace: bucket.namespace.clone(),
+                entity: bucket.entity.clone(),
+                resource: bucket.resource.clone(),
+                window,
+                start: window.start(at),
+            };
+            let usage = self.items.entry(key.clone()).or_insert_with(|| Usage {
+                key,
+                consumed: BTreeMap::new(),
+                events: 0,
+                expires_at: Some(window.end(at).saturating_add(self.settings.retention)),
+            });
+            usage.events += booking.events;
+            for (limit, consumed) in &booking.consumed {
+                let total = usage.consumed.entry(limit.clone()).or_insert(Millitokens::ZERO);
+                *total = total.saturating_add(*consumed);
+            }
+        }
+    }
+
+    fn forget_expired(&mut self, now: Timestamp) {
+        if self.items.len() >= 2 * self.swept_at_len.max(512) {
+            self.items.retain(|_, usage| usage.expires_at.is_none_or(|expiry| expiry > now));
+            self.swept_at_len = self.items.len();
+        }
+    }
+
+    pub(super) fn get(&self, key: &UsageKey) -> Option<Record> {
+        self.items.get(key).cloned().map(Record::Usage)
+    }
+
+    pub(super) fn put(&mut self, usage: Usage) {
+        self.items.insert(usage.key.clone(), usage);
+    }
+
+    pub(super) fn remove(&mut self, key: &UsageKey) {
+        self.items.remove(key);
+    }
+
+    pub(super) fn of_entity(
+        &self,
+        namespace: &NamespaceId,
+        entity: &EntityId,
+        resource: Option<&ResourceName>,
+        window: Window,
+        range: &Range<Timestamp>,
+        page: &PageRequest,
+    ) -> Result<Page<Record>, StoreError> {
+        let belongs = |key: &UsageKey| {
+            key.namespace == *namespace
+                && key.entity == *entity
+                && resource.is_none_or(|resource| key.resource == *resource)
+        };
+        self.select(window, range, page, belongs, |key| {
+            place([key.resource.as_str(), &sortable(key.start)])
+        })
+    }
+
+    pub(super) fn of_resource(
+        &self,
+        namespace: &NamespaceId,
+        resource: &ResourceName,
+        window: Window,
+        range: &Range<Timestamp>,
+        page: &PageRequest,
+    ) -> Result<Page<Record>, StoreError> {
+        let belongs = |key: &UsageKey| key.namespace == *namespace && key.resource == *resource;
+        self.select(window, range, page, belongs, |key| {
+            place([&sortable(key.start), key.entity.as_str()])
+        })
+    }
+
+    fn select(
+        &self,
+        window: Window,
+        range: &Range<Timestamp>,
+        page: &PageRequest,
+        belongs: impl Fn(&UsageKey) -> bool,
+        place_of: impl Fn(&UsageKey) -> String,
+    ) -> Result<Page<Record>, StoreError> {
+        let mut found = Smallest::new(page)?;
+        for (key, usage) in &self.items {
+            if key.window == window && range.contains(&key.start) && belongs(key) {
+                found.offer(place_of(key), || Record::Usage(usage.clone()));
+            }
+        }
+        Ok(found.into_page())
+    }
+
+    pub(super) fn offer_keys(&self, scope: &Scope, found: &mut Smallest<Key>) {
+        for key in self.items.keys() {
+            let belongs = match scope {
+                Scope::Entity(namespace, entity) => {
+                    key.namespace == *namespace && key.entity == *entity
+                }
+                Scope::Namespace(namespace) => key.namespace == *namespace,
+            };
+            if belongs {
+                let (entity, resource) = (key.entity.as_str(), key.resource.as_str());
+                let start = sortable(key.start);
+                let place = place(["usage", entity, resource, key.window.as_str(), &start]);
+                found.offer(place, || Key::Usage(key.clone()));
+            }
+        }
+    }
+}
+
+/// A moment as text that sorts as the moment does.
+fn sortable(at: Timestamp) -> String {
+    format!("{:016x}", at.as_millis().cast_unsigned() ^ (1 << 63))
+}

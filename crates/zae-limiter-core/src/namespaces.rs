@@ -1,0 +1,219 @@
+//! Namespaces: limiters that share a store and see nothing of each other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use zae_limiter_model::{NamespaceId, NamespaceName};
+
+use crate::audit::Change;
+use crate::clock::Clock;
+use crate::entropy::Entropy;
+use crate::error::Error;
+use crate::page::PageRequest;
+use crate::pages::Pages;
+use crate::record::{AuditAction, AuditSubject, Key, Namespace, Record};
+use crate::store::{Query, Scope, Store, When, Write, Written};
+
+/// The namespace that exists without being registered.
+const DEFAULT_NAMESPACE: &str = "default";
+
+/// Registers, lists, deletes and purges the namespaces of a store.
+#[derive(Clone, Debug)]
+pub struct Namespaces {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) entropy: Arc<Entropy>,
+    pub(crate) principal: Option<Arc<str>>,
+    pub(crate) deadline: Duration,
+    pub(crate) audit_retention: Duration,
+}
+
+impl Namespaces {
+    /// Finds a namespace for a limiter.
+    pub(crate) async fn open(&self, name: &NamespaceName) -> Result<Namespace, Error> {
+        match self.find(name).await? {
+            Some(found) => Ok(found),
+            None if name.as_str() == DEFAULT_NAMESPACE => self.register_name(name).await,
+            None => Err(Error::UnknownNamespace { name: name.clone() }),
+        }
+    }
+
+    /// Registers a namespace; one that is registered already stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for the name; an error of the store.
+    pub async fn register(&self, name: &str) -> Result<Namespace, Error> {
+        self.register_name(&NamespaceName::new(name)?).await
+    }
+
+    async fn register_name(&self, name: &NamespaceName) -> Result<Namespace, Error> {
+        let namespace = Namespace {
+            id: self.entropy.namespace_id(),
+            name: name.clone(),
+            created_at: self.clock.now(),
+            deleted_at: None,
+        };
+        let name_record = Record::NamespaceName(name.clone(), namespace.id.clone());
+        let batch = [
+            Write::Put(name_record, When::Absent),
+            Write::Put(Record::Namespace(namespace.clone()), When::Absent),
+            self.namespace_audit(&namespace, AuditAction::NamespaceRegistered),
+        ];
+        match self.call(self.store.write(&batch)).await? {
+            Written::Done => Ok(namespace),
+            Written::Conflict(_) => {
+                let found = self.find(name).await?;
+                found.ok_or_else(|| Error::UnknownNamespace { name: name.clone() })
+            }
+        }
+    }
+
+    /// The namespace of that name, unless it was deleted.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for the name; an error of the store.
+    pub async fn get(&self, name: &str) -> Result<Option<Namespace>, Error> {
+        self.find(&NamespaceName::new(name)?).await
+    }
+
+    async fn find(&self, name: &NamespaceName) -> Result<Option<Namespace>, Error> {
+        let key = [Key::NamespaceName(name.clone())];
+        let mut found = self.call(self.store.get(&key)).await?;
+        match found.pop().flatten() {
+            Some(Record::NamespaceName(_, id)) => self.by_id(&id).await,
+            _ => Ok(None),
+        }
+    }
+
+    /// The namespace of that id, deleted or not.
+    ///
+    /// # Errors
+    ///
+    /// An error of the store.
+    pub async fn by_id(&self, id: &NamespaceId) -> Result<Option<Namespace>, Error> {
+        let key = [Key::Namespace(id.clone())];
+        let found = self.call(self.store.get(&key)).await?;
+        Ok(found.into_iter().flatten().find_map(Record::into_namespace))
+    }
+
+    /// All namespaces that are registered.
+    pub fn list(&self) -> Pages<Namespace> {
+        self.pages(|namespace| namespace.deleted_at.is_none())
+    }
+
+    /// Namespaces that were deleted and whose items are still there, to be recovered or purged.
+    pub fn orphans(&self) -> Pages<Namespace> {
+        self.pages(|namespace| namespace.deleted_at.is_some())
+    }
+
+    fn pages(&self, which: fn(&Namespace) -> bool) -> Pages<Namespace> {
+        let registry = self.clone();
+        Pages::new(move |page: PageRequest| {
+            let registry = registry.clone();
+            async move {
+                let page = registry.call(registry.store.list(&Query::Namespaces, &page)).await?;
+                Ok(page.filter_map(|record| record.into_namespace().filter(which)))
+            }
+        })
+    }
+
+    /// Deletes a namespace softly: its name is free at once, its items stay until they are purged.
+    /// Limiters that are open keep working in it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotFound`]; [`Error::Invalid`] for the name; an error of the store.
+    pub async fn delete(&self, name: &str) -> Result<Namespace, Error> {
+        let name = NamespaceName::new(name)?;
+        let found = self.find(&name).await?;
+        let mut namespace = found.ok_or_else(|| Error::not_found("namespace", &name))?;
+        namespace.deleted_at = Some(self.clock.now());
+        let batch = [
+            Write::Delete(Key::NamespaceName(name.clone()), When::Present),
+            Write::Put(Record::Namespace(namespace.clone()), When::Present),
+            self.namespace_audit(&namespace, AuditAction::NamespaceDeleted),
+        ];
+        match self.call(self.store.write(&batch)).await? {
+            Written::Done => Ok(namespace),
+            Written::Conflict(_) => Err(Error::not_found("namespace", &name)),
+        }
+    }
+
+    /// Gives a deleted namespace its name back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotFound`]; [`Error::AlreadyExists`] when another one has the name by now; an error
+    /// of the store.
+    pub async fn recover(&self, id: &NamespaceId) -> Result<Namespace, Error> {
+        let mut namespace =
+            self.by_id(id).await?.ok_or_else(|| Error::not_found("namespace", id))?;
+        if namespace.deleted_at.take().is_none() {
+            return Ok(namespace);
+        }
+        let name_record = Record::NamespaceName(namespace.name.clone(), id.clone());
+        let batch = [
+            Write::Put(name_record, When::Absent),
+            Write::Put(Record::Namespace(namespace.clone()), When::Present),
+            self.namespace_audit(&namespace, AuditAction::NamespaceRecovered),
+        ];
+        match self.call(self.store.write(&batch)).await? {
+            Written::Done => Ok(namespace),
+            Written::Conflict(0) => {
+                let name = namespace.name.to_string();
+                Err(Error::AlreadyExists { what: "namespace", name })
+            }
+            Written::Conflict(_) => Err(Error::not_found("namespace", id)),
+        }
+    }
+
+    /// Removes a deleted namespace with all its items, for good. `progress` is told the number of
+    /// items removed so far. A purge that was cut short can be repeated.
+    ///
+    /// Gives the number of items removed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotFound`]; [`Error::NamespaceInUse`] unless it was deleted first; an error of the
+    /// store.
+    pub async fn purge(
+        &self,
+        id: &NamespaceId,
+        mut progress: impl FnMut(u64),
+    ) -> Result<u64, Error> {
+        let namespace = self.by_id(id).await?.ok_or_else(|| Error::not_found("namespace", id))?;
+        if namespace.deleted_at.is_none() {
+            return Err(Error::NamespaceInUse { name: namespace.name });
+        }
+        let scope = Scope::Namespace(id.clone());
+        let mut removed = 0;
+        let mut request = PageRequest::first(crate::PAGE_MAX);
+        loop {
+            let page = self.call(self.store.list_keys(&scope, &request)).await?;
+            if !page.items.is_empty() {
+                self.call(self.store.delete(&page.items)).await?;
+                removed += page.items.len() as u64;
+                progress(removed);
+            }
+            match page.next {
+                Some(after) => request.after = Some(after),
+                None => break,
+            }
+        }
+        self.call(self.store.delete(&[Key::Namespace(id.clone())])).await?;
+        Ok(removed)
+    }
+
+    fn namespace_audit(&self, namespace: &Namespace, action: AuditAction) -> Write {
+        let change = Change {
+            subject: AuditSubject::System,
+            action,
+            resource: None,
+            details: json!({ "namespace_name": namespace.name.as_str() }),
+        };
+        self.audit(&namespace.id, change)
+    }
+}

@@ -1,0 +1,147 @@
+//! What was used: by whom, of what, in which hour, day or month.
+
+use std::collections::BTreeMap;
+
+use zae_limiter_model::{EntityId, LimitName, ResourceName, Timestamp};
+
+use crate::error::Error;
+use crate::limiter::RateLimiter;
+use crate::pages::Pages;
+use crate::record::{Record, Usage};
+use crate::store::Query;
+use crate::window::Window;
+
+/// Which usage records to read. Put together with [`RateLimiter::usage`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing is read before it is asked for"]
+pub struct UsageQuery<'a> {
+    limiter: &'a RateLimiter,
+    entity: Option<&'a str>,
+    resource: Option<&'a str>,
+    window: Window,
+    from: Timestamp,
+    until: Timestamp,
+}
+
+/// Totals over usage records.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UsageSummary {
+    /// Net consumption for each limit, in whole tokens.
+    pub consumed: BTreeMap<LimitName, i64>,
+    /// How many changes of buckets went into it.
+    pub events: u64,
+    /// How many records were added up.
+    pub records: u64,
+    /// The start of the first window.
+    pub first: Option<Timestamp>,
+    /// The start of the last window.
+    pub last: Option<Timestamp>,
+}
+
+impl RateLimiter {
+    /// Usage records: by entity, by resource, or by both.
+    ///
+    /// ```
+    /// # use zae_limiter_core::{Limit, MemoryStore, RateLimiter, Window};
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// # let limiter = RateLimiter::builder(MemoryStore::new())
+    /// #     .default_limits([Limit::per_minute("rpm", 100)]).open().await?;
+    /// limiter.acquire("key-1", "gpt-4").take("rpm", 3).await?.commit().await?;
+    /// let summary = limiter.usage().entity("key-1").window(Window::Daily).summary().await?;
+    /// assert_eq!(summary.consumed.values().sum::<i64>(), 3);
+    /// # Ok::<(), zae_limiter_core::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn usage(&self) -> UsageQuery<'_> {
+        UsageQuery {
+            limiter: self,
+            entity: None,
+            resource: None,
+            window: Window::Hourly,
+            from: Timestamp::from_millis(i64::MIN),
+            until: Timestamp::from_millis(i64::MAX),
+        }
+    }
+}
+
+impl<'a> UsageQuery<'a> {
+    /// Of one entity.
+    pub fn entity(mut self, entity: &'a str) -> Self {
+        self.entity = Some(entity);
+        self
+    }
+
+    /// Of one resource.
+    pub fn resource(mut self, resource: &'a str) -> Self {
+        self.resource = Some(resource);
+        self
+    }
+
+    /// In windows of this kind (hourly).
+    pub fn window(mut self, window: Window) -> Self {
+        self.window = window;
+        self
+    }
+
+    /// In windows that start at this moment or later.
+    pub fn from(mut self, from: Timestamp) -> Self {
+        self.from = from;
+        self
+    }
+
+    /// In windows that start before this moment.
+    pub fn until(mut self, until: Timestamp) -> Self {
+        self.until = until;
+        self
+    }
+
+    /// The records: of an entity by resource and start, of a resource by start and entity.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a name, or when neither an entity nor a resource was named.
+    pub fn pages(&self) -> Result<Pages<Usage>, Error> {
+        let namespace = self.limiter.namespace_id().clone();
+        let resource = self.resource.map(ResourceName::new).transpose()?;
+        let range = self.from..self.until;
+        let query = match (self.entity, resource) {
+            (Some(entity), resource) => {
+                let entity = EntityId::new(entity)?;
+                Query::UsageOfEntity(namespace, entity, resource, self.window, range)
+            }
+            (None, Some(resource)) => {
+                Query::UsageOfResource(namespace, resource, self.window, range)
+            }
+            (None, None) => {
+                let rule = "name an entity, a resource, or both";
+                return Err(zae_limiter_model::Invalid::new("usage query", "", rule).into());
+            }
+        };
+        Ok(self.limiter.pages(query, |record: Record, now| {
+            record.into_usage().filter(|usage| usage.expires_at.is_none_or(|expiry| expiry > now))
+        }))
+    }
+
+    /// The records added up, page by page.
+    ///
+    /// # Errors
+    ///
+    /// As [`pages`](Self::pages); an error of the store.
+    pub async fn summary(&self) -> Result<UsageSummary, Error> {
+        let mut summary = UsageSummary::default();
+        let mut pages = self.pages()?;
+        while let Some(records) = pages.next().await? {
+            for usage in records {
+                for (limit, consumed) in usage.consumed {
+                    *summary.consumed.entry(limit).or_default() += consumed.whole_tokens();
+                }
+                summary.events += usage.events;
+                summary.records += 1;
+                let start = usage.key.start;
+                summary.first = Some(summary.first.map_or(start, |first| first.min(start)));
+                summary.last = Some(summary.last.map_or(start, |last| last.max(start)));
+            }
+        }
+        Ok(summary)
+    }
+}

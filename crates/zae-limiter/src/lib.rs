@@ -1,0 +1,2 @@
+//! x
+pub use zae_limiter_core::*;
