@@ -118,6 +118,9 @@ pub fn admit(
 ) -> Admission {
     assert_eq!(plan.legs.len(), accounts.len(), "one account for each leg");
     let now = plan.now;
+    if let ([leg], [account]) = (&plan.legs[..], &mut *accounts) {
+        return admit_one(leg, account, now, |booking| book(0, booking));
+    }
     let mut mapped: SmallVec<[Takes; 1]> = SmallVec::new();
     for (at, (leg, account)) in plan.legs.iter().zip(accounts.iter_mut()).enumerate() {
         if let Some(booking) = account.prepare(&leg.target, now) {
@@ -148,6 +151,35 @@ pub fn admit(
                 refused_statuses(level, leg, &account.bucket, now)
             });
             Admission::Refused(statuses.collect())
+        }
+    }
+}
+
+/// The usual case, one bucket, without gathering anything.
+fn admit_one(
+    leg: &Leg,
+    account: &mut Account,
+    now: Timestamp,
+    book: impl FnOnce(Booking),
+) -> Admission {
+    if let Some(booking) = account.prepare(&leg.target, now) {
+        book(booking);
+    }
+    let mapped;
+    let takes: &[Take] = if same_limits(&leg.target, &account.bucket) {
+        &leg.takes
+    } else {
+        mapped = cells_in(leg.target.limits(), &account.bucket, &leg.takes);
+        &mapped
+    };
+    match decide(&mut [Ask { bucket: &mut account.bucket, takes }], now) {
+        Verdict::Admitted => {
+            let mut taken_legs = SmallVec::new();
+            taken_legs.push(taken(leg, account, takes, now));
+            Admission::Taken(taken_legs)
+        }
+        Verdict::Refused => {
+            Admission::Refused(refused_statuses(0, leg, &account.bucket, now).collect())
         }
     }
 }

@@ -19,7 +19,7 @@ use zae_limiter_model::{
 use crate::cache::Resolved;
 use crate::deadline::within;
 use crate::error::{Error, StoreError};
-use crate::lease::Lease;
+use crate::lease::{CallSettings, Lease};
 use crate::limiter::{Inner, LEVELS_MAX, RateLimiter, no_answer};
 use crate::plan::{Admission, Leg, LegTaken, Plan, Takes, Target};
 use crate::record::OnUnavailable;
@@ -49,6 +49,7 @@ impl RateLimiter {
     /// # Ok::<(), zae_limiter_core::Error>(())
     /// # }).unwrap();
     /// ```
+    #[inline]
     pub fn acquire<'a>(&'a self, entity: &'a str, resource: &'a str) -> Acquire<'a> {
         Acquire {
             inner: &self.inner,
@@ -78,6 +79,7 @@ pub struct Acquire<'a> {
 impl<'a> Acquire<'a> {
     /// So many tokens of a limit. 0 takes and checks nothing, but lets the lease adjust the limit
     /// later. A limit that is named twice gives the sum.
+    #[inline]
     pub fn take(mut self, limit: &'a str, tokens: u64) -> Self {
         match self.takes.iter_mut().find(|(name, _)| *name == limit) {
             Some((_, sum)) => *sum = sum.saturating_add(tokens),
@@ -158,8 +160,7 @@ impl<'a> Acquire<'a> {
             Ok(admission) => admission,
             Err(error) => return Some(Err(Error::Store(error))),
         };
-        let lease = conclude(self.inner, plan, admission, &chain);
-        Some(lease.map(|lease| lease.with_call(None, self.on_unavailable)))
+        Some(self.conclude(plan, admission, &chain))
     }
 
     /// The long way: reads what is not cached, waits for the store, retries, within the deadline.
@@ -245,8 +246,7 @@ impl<'a> Acquire<'a> {
             Err(error) => return Ok(Err(error)),
         };
         let admission = self.inner.store.acquire(&plan).await?;
-        let lease = conclude(self.inner, plan, admission, &chain);
-        Ok(lease.map(|lease| lease.with_call(self.limits.clone(), self.on_unavailable)))
+        Ok(self.conclude(plan, admission, &chain))
     }
 
     /// What is asked of each bucket of the chain, checked.
@@ -271,6 +271,45 @@ impl<'a> Acquire<'a> {
             }
         }
         Ok(Plan { now, legs })
+    }
+
+    /// Turns the store's answer into a lease or a refusal.
+    #[inline]
+    fn conclude(&self, plan: Plan, admission: Admission, chain: &Chain) -> Result<Lease, Error> {
+        match admission {
+            Admission::Taken(taken) => {
+                telemetry::decided(Outcome::Admitted);
+                Ok(Lease::new(self.inner, plan.legs, taken, self.settings()))
+            }
+            Admission::Refused(mut statuses) => {
+                for status in &mut statuses {
+                    // A leg is not a level: ancestors without limits have no leg.
+                    let above = |resolved: &Resolved| {
+                        resolved.target.as_ref().is_some_and(|t| t.key().entity == status.entity_id)
+                    };
+                    status.level = chain.iter().position(above).unwrap_or(0);
+                }
+                Err(refused(statuses))
+            }
+        }
+    }
+
+    /// What the lease has to know of the call.
+    fn settings(&self) -> Option<Box<CallSettings>> {
+        if self.limits.is_none() && self.on_unavailable.is_none() {
+            return None;
+        }
+        let (limits, on_unavailable) = (self.limits.clone(), self.on_unavailable);
+        Some(Box::new(CallSettings { limits, on_unavailable }))
+    }
+
+    /// The same settings as another call.
+    pub(crate) fn like(mut self, call: Option<&CallSettings>) -> Self {
+        if let Some(call) = call {
+            self.limits = call.limits.clone();
+            self.on_unavailable = call.on_unavailable;
+        }
+        self
     }
 
     fn unknown_limits(
@@ -339,7 +378,7 @@ impl Inner {
 }
 
 /// What holds for the entity and its ancestors, the entity first.
-pub(crate) type Chain = SmallVec<[Arc<Resolved>; 1]>;
+pub(crate) type Chain = SmallVec<[Resolved; 1]>;
 
 /// What is asked of the limits that a bucket tracks.
 fn takes_of(target: &Target, asked: &[(&str, u64)]) -> Result<Takes, Error> {
@@ -359,31 +398,6 @@ fn takes_of(target: &Target, asked: &[(&str, u64)]) -> Result<Takes, Error> {
         takes.push(Take { cell, amount: requested });
     }
     Ok(takes)
-}
-
-/// Turns the store's answer into a lease or a refusal.
-fn conclude(
-    inner: &Arc<Inner>,
-    plan: Plan,
-    admission: Admission,
-    chain: &Chain,
-) -> Result<Lease, Error> {
-    match admission {
-        Admission::Taken(taken) => {
-            telemetry::decided(Outcome::Admitted);
-            Ok(Lease::new(inner, plan, taken))
-        }
-        Admission::Refused(mut statuses) => {
-            for status in &mut statuses {
-                // A leg is not a level: ancestors without limits have no leg.
-                let above = |resolved: &Arc<Resolved>| {
-                    resolved.target.as_ref().is_some_and(|t| t.key().entity == status.entity_id)
-                };
-                status.level = chain.iter().position(above).unwrap_or(0);
-            }
-            Err(refused(statuses))
-        }
-    }
 }
 
 pub(crate) fn refused(statuses: Vec<LimitStatus>) -> Error {
@@ -447,6 +461,7 @@ impl<'a> IntoFuture for Acquire<'a> {
     type Output = Result<Lease, Error>;
     type IntoFuture = Acquiring<'a>;
 
+    #[inline]
     fn into_future(self) -> Acquiring<'a> {
         Acquiring(State::Start(Some(self)))
     }

@@ -12,23 +12,33 @@ use std::time::Duration;
 
 use quick_cache::Equivalent;
 use quick_cache::sync::Cache;
-use zae_limiter_model::{EntityId, ResourceName, Timestamp};
+use zae_limiter_model::{EntityId, LimitSet, ResourceName, Timestamp};
 
 use crate::plan::Target;
-use crate::record::ConfigLevel;
 use crate::telemetry;
 
-/// What holds for one entity on one resource.
-#[derive(Debug)]
+/// What holds for one entity on one resource. Small, because the cache hands out copies.
+#[derive(Clone, Debug)]
 pub(crate) struct Resolved {
     /// The bucket with its limits; absent when there are limits at no level.
     pub(crate) target: Option<Arc<Target>>,
-    /// Where the limits come from; absent when they are the limiter's own defaults.
-    pub(crate) level: Option<ConfigLevel>,
+    /// Where the limits come from.
+    pub(crate) source: Source,
     /// The entity above, if what is taken is also taken there.
     pub(crate) parent: Option<EntityId>,
     /// When it was read.
     pub(crate) read_at: Timestamp,
+}
+
+/// The level that limits come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    EntityResource,
+    Entity,
+    Resource,
+    System,
+    /// The limiter's own defaults, or nothing at all.
+    Limiter,
 }
 
 /// How the cache is doing.
@@ -60,13 +70,19 @@ impl Equivalent<CacheKey> for TextKey<'_> {
 /// So many resources are dropped one by one when an entity changes; with more, everything is.
 const RESOURCES_MAX: usize = 64;
 
+/// So many different sets of limits are shared.
+const LIMIT_SETS_MAX: usize = 32;
+
 pub(crate) struct ConfigCache {
     ttl: Duration,
-    entries: Cache<CacheKey, Arc<Resolved>>,
+    entries: Cache<CacheKey, Resolved>,
     /// Rises with every change, so that a read that began before it is not kept.
     generation: AtomicU64,
-    /// Which resources have entries: an entity's entries are found through them.
+    /// Which resources have entries: an entity's entries are found through them, and all keys
+    /// share these names.
     resources: std::sync::Mutex<Vec<ResourceName>>,
+    /// Sets of limits that were read last: thousands of entities on the same defaults share one.
+    limit_sets: std::sync::Mutex<Vec<Arc<LimitSet>>>,
     hits: Striped,
     misses: AtomicU64,
     loads: AtomicU64,
@@ -79,6 +95,7 @@ impl ConfigCache {
             entries: Cache::new(capacity),
             generation: AtomicU64::new(0),
             resources: std::sync::Mutex::default(),
+            limit_sets: std::sync::Mutex::default(),
             hits: Striped::default(),
             misses: AtomicU64::new(0),
             loads: AtomicU64::new(0),
@@ -86,12 +103,7 @@ impl ConfigCache {
     }
 
     /// The entry, if it is there and its time is not over.
-    pub(crate) fn get(
-        &self,
-        entity: &str,
-        resource: &str,
-        now: Timestamp,
-    ) -> Option<Arc<Resolved>> {
+    pub(crate) fn get(&self, entity: &str, resource: &str, now: Timestamp) -> Option<Resolved> {
         let found = self.entries.get(&TextKey(entity, resource))?;
         if !self.is_fresh(&found, now) {
             return None;
@@ -113,29 +125,28 @@ impl ConfigCache {
         resource: &ResourceName,
         now: Timestamp,
         load: impl AsyncFnOnce() -> Result<Resolved, E>,
-    ) -> Result<Arc<Resolved>, E> {
+    ) -> Result<Resolved, E> {
         self.misses.fetch_add(1, Ordering::Relaxed);
         telemetry::cache_miss();
         if self.ttl.is_zero() {
             self.loads.fetch_add(1, Ordering::Relaxed);
-            return load().await.map(Arc::new);
+            return load().await;
         }
-        let key = CacheKey(entity.clone(), resource.clone());
+        let key = CacheKey(entity.clone(), self.intern(resource));
         let guard = loop {
             match self.entries.get_value_or_guard_async(&key).await {
                 Ok(found) if self.is_fresh(&found, now) => return Ok(found),
                 Ok(stale) => {
-                    self.entries.remove_if(&key, |current| Arc::ptr_eq(current, &stale));
+                    self.entries.remove_if(&key, |current| current.read_at == stale.read_at);
                 }
                 Err(guard) => break guard,
             }
         };
         let generation = self.generation.load(Ordering::SeqCst);
         self.loads.fetch_add(1, Ordering::Relaxed);
-        let loaded = Arc::new(load().await?);
-        self.remember(resource);
+        let loaded = load().await?;
         // Refused only when the entry was removed meanwhile: the value is good for this call.
-        let _ = guard.insert(Arc::clone(&loaded));
+        let _ = guard.insert(loaded.clone());
         if self.generation.load(Ordering::SeqCst) != generation {
             // Read before a change, inserted after it. The order here, insert and then look, and
             // in `invalidate`, count and then remove, leaves no gap between them.
@@ -144,11 +155,31 @@ impl ConfigCache {
         Ok(loaded)
     }
 
-    fn remember(&self, resource: &ResourceName) {
+    /// The one copy of a resource's name that all keys share: comparing keys then touches the same
+    /// memory for all entities.
+    pub(crate) fn intern(&self, resource: &ResourceName) -> ResourceName {
         let mut resources = self.resources.lock().unwrap_or_else(|e| e.into_inner());
-        if resources.len() <= RESOURCES_MAX && !resources.contains(resource) {
+        if let Some(known) = resources.iter().find(|known| *known == resource) {
+            return known.clone();
+        }
+        if resources.len() <= RESOURCES_MAX {
             resources.push(resource.clone());
         }
+        resource.clone()
+    }
+
+    /// The shared copy of a set of limits.
+    pub(crate) fn intern_limits(&self, limits: LimitSet) -> Arc<LimitSet> {
+        let mut sets = self.limit_sets.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(known) = sets.iter().find(|known| ***known == limits) {
+            return Arc::clone(known);
+        }
+        let limits = Arc::new(limits);
+        if sets.len() == LIMIT_SETS_MAX {
+            sets.remove(0);
+        }
+        sets.push(Arc::clone(&limits));
+        limits
     }
 
     /// Drops what is known of one entity.

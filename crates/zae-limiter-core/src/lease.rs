@@ -13,7 +13,7 @@ use crate::background;
 use crate::deadline::within;
 use crate::error::{Applied, Error, StoreError};
 use crate::limiter::{Inner, RateLimiter, no_answer};
-use crate::plan::{Leg, LegTaken, Plan, Settlement, Takes};
+use crate::plan::{Leg, LegTaken, Settlement, Takes};
 use crate::record::OnUnavailable;
 use crate::telemetry;
 
@@ -32,19 +32,26 @@ const BACKOFF: Duration = Duration::from_millis(10);
 #[must_use = "a lease that is dropped gives its tokens back"]
 pub struct Lease {
     inner: Arc<Inner>,
-    /// What is held and where it came from: the legs of the acquire, then those of each `consume`.
-    held: SmallVec<[Held; 1]>,
-    /// So many of them belong to the acquire; adjustments go there.
-    acquired: usize,
+    /// What the acquire took; the takes are what is held now. Empty in a degraded lease.
+    legs: SmallVec<[Leg; 1]>,
+    /// Where it came from, one for each leg.
+    taken: SmallVec<[LegTaken; 1]>,
+    /// What `consume` took on top.
+    further: Vec<(Leg, LegTaken)>,
     /// Differences not yet written, by the place of the limit in the first leg's takes.
-    pending: SmallVec<[i64; 2]>,
-    /// The limits that came with the call, for further takings.
-    limits_of_call: Option<Vec<Limit>>,
+    pending: Vec<i64>,
+    /// What the call brought of its own.
+    call: Option<Box<CallSettings>>,
     state: State,
-    /// What the call said about a store that does not answer.
-    on_unavailable: Option<OnUnavailable>,
     /// Whether some of it was admitted without the store.
     degraded: bool,
+}
+
+/// What a call said that holds for all that its lease does later.
+#[derive(Clone, Debug)]
+pub(crate) struct CallSettings {
+    pub(crate) limits: Option<Vec<Limit>>,
+    pub(crate) on_unavailable: Option<OnUnavailable>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,77 +60,52 @@ enum State {
     Closed,
 }
 
-/// A leg that was taken. Its takes are what is held now.
-#[derive(Debug)]
-struct Held {
-    leg: Leg,
-    taken: LegTaken,
+/// What to write for one difference per take of a leg, nothing where all are zero.
+fn settlement(
+    leg: &Leg,
+    taken: &LegTaken,
+    difference: impl Fn(&Take) -> Millitokens,
+) -> Option<Settlement> {
+    let differences: Takes = leg
+        .takes
+        .iter()
+        .map(|take| Take { cell: take.cell, amount: difference(take) })
+        .filter(|take| take.amount != Millitokens::ZERO)
+        .collect();
+    (!differences.is_empty()).then(|| Settlement {
+        target: Arc::clone(&leg.target),
+        shard: taken.shard,
+        differences,
+    })
 }
 
-impl Held {
-    /// What to write for one difference per take, none where it is zero.
-    fn settlement(&self, difference: impl Fn(&Take) -> Millitokens) -> Option<Settlement> {
-        let differences: Takes = self
-            .leg
-            .takes
-            .iter()
-            .map(|take| Take { cell: take.cell, amount: difference(take) })
-            .filter(|take| take.amount != Millitokens::ZERO)
-            .collect();
-        (!differences.is_empty()).then(|| Settlement {
-            target: Arc::clone(&self.leg.target),
-            shard: self.taken.shard,
-            differences,
-        })
-    }
-
-    fn limit_name(&self, take: &Take) -> &str {
-        self.leg.target.limits().names()[take.cell].as_str()
-    }
+fn limit_name<'a>(leg: &'a Leg, take: &Take) -> &'a str {
+    leg.target.limits().names()[take.cell].as_str()
 }
 
 impl Lease {
     pub(crate) fn new(
         inner: &Arc<Inner>,
-        plan: Plan,
-        taken: impl IntoIterator<Item = LegTaken>,
+        legs: SmallVec<[Leg; 1]>,
+        taken: SmallVec<[LegTaken; 1]>,
+        call: Option<Box<CallSettings>>,
     ) -> Self {
-        let held: SmallVec<[Held; 1]> =
-            plan.legs.into_iter().zip(taken).map(|(leg, taken)| Held { leg, taken }).collect();
         Self {
             inner: Arc::clone(inner),
-            acquired: held.len(),
-            held,
-            pending: SmallVec::new(),
-            limits_of_call: None,
+            legs,
+            taken,
+            further: Vec::new(),
+            pending: Vec::new(),
+            call,
             state: State::Open,
-            on_unavailable: None,
             degraded: false,
         }
     }
 
     pub(crate) fn degraded(inner: &Arc<Inner>) -> Self {
-        Self {
-            inner: Arc::clone(inner),
-            held: SmallVec::new(),
-            acquired: 0,
-            pending: SmallVec::new(),
-            limits_of_call: None,
-            state: State::Open,
-            on_unavailable: None,
-            degraded: true,
-        }
-    }
-
-    /// With what the call brought of its own, which holds for all that the lease does later.
-    pub(crate) fn with_call(
-        mut self,
-        limits: Option<Vec<Limit>>,
-        on_unavailable: Option<OnUnavailable>,
-    ) -> Self {
-        self.limits_of_call = limits;
-        self.on_unavailable = on_unavailable;
-        self
+        let mut lease = Self::new(inner, SmallVec::new(), SmallVec::new(), None);
+        lease.degraded = true;
+        lease
     }
 
     /// Whether the store did not answer and the call was let through without it: then some or all
@@ -134,8 +116,8 @@ impl Lease {
 
     /// Every limit that was taken from, of the entity and its ancestors, as it stood right after.
     pub fn statuses(&self) -> Vec<LimitStatus> {
-        let acquired = self.held[..self.acquired].iter().enumerate();
-        acquired.flat_map(|(level, held)| taken_statuses(level, &held.leg, &held.taken)).collect()
+        let legs = self.legs.iter().zip(&self.taken).enumerate();
+        legs.flat_map(|(level, (leg, taken))| taken_statuses(level, leg, taken)).collect()
     }
 
     /// Net tokens held of a limit, what is not yet written included. `None` when the lease was not
@@ -159,7 +141,7 @@ impl Lease {
             let rule = "use -1000000000000 to 1000000000000 tokens";
             return Err(Invalid::new("difference", difference, rule).into());
         }
-        if self.acquired == 0 {
+        if self.legs.is_empty() {
             return Ok(());
         }
         let at = self.place_of(limit).ok_or_else(|| Error::NotInLease(limit.to_owned()))?;
@@ -169,7 +151,7 @@ impl Lease {
             let (held, asked) = (net / MILLI, difference.unsigned_abs());
             return Err(Error::NotHeld { limit: limit.to_owned(), held, asked });
         }
-        self.pending.resize(self.held[0].leg.takes.len(), 0);
+        self.pending.resize(self.legs[0].takes.len(), 0);
         self.pending[at] = self.pending[at].saturating_add(pending);
         Ok(())
     }
@@ -205,24 +187,18 @@ impl Lease {
     /// As an acquire; [`Error::NotInLease`], [`Error::LeaseClosed`].
     pub async fn consume(&mut self, limit: &str, tokens: u64) -> Result<(), Error> {
         self.check_open()?;
-        if self.acquired == 0 {
+        if self.legs.is_empty() {
             return Ok(());
         }
         self.place_of(limit).ok_or_else(|| Error::NotInLease(limit.to_owned()))?;
         let limiter = RateLimiter::from_inner(&self.inner);
-        let key = self.held[0].leg.target.key().clone();
+        let key = self.legs[0].target.key().clone();
         let acquire = limiter.acquire(key.entity.as_str(), key.resource.as_str());
-        let mut acquire = acquire.take(limit, tokens);
-        if let Some(limits) = self.limits_of_call.clone() {
-            acquire = acquire.limits(limits);
-        }
-        if let Some(policy) = self.on_unavailable {
-            acquire = acquire.on_unavailable(policy);
-        }
-        let mut more = acquire.await?;
-        self.held.append(&mut more.held);
-        self.degraded |= more.degraded;
+        let mut more = acquire.take(limit, tokens).like(self.call.as_deref()).await?;
         more.state = State::Closed;
+        let legs = std::mem::take(&mut more.legs);
+        self.further.extend(legs.into_iter().zip(std::mem::take(&mut more.taken)));
+        self.degraded |= more.degraded;
         Ok(())
     }
 
@@ -286,50 +262,44 @@ impl Lease {
 
     /// Where the limit stands in the takes of the first leg, which has all that were named.
     fn place_of(&self, limit: &str) -> Option<usize> {
-        let own = self.held.first()?;
-        own.leg.takes.iter().position(|take| own.limit_name(take) == limit)
+        let own = self.legs.first()?;
+        own.takes.iter().position(|take| limit_name(own, take) == limit)
     }
 
     /// Net millitokens of the limit at that place, held by the entity itself.
     fn net(&self, at: usize) -> i64 {
-        let own = &self.held[0];
-        let limit = own.limit_name(&own.leg.takes[at]);
-        let entity = own.leg.target.key();
-        let of_entity = self.held.iter().filter(|held| held.leg.target.key() == entity);
-        let takes = of_entity.flat_map(|held| held.leg.takes.iter().map(move |t| (held, t)));
-        let held: i64 = takes
-            .filter(|(held, take)| held.limit_name(take) == limit)
-            .fold(0, |sum, (_, take)| sum.saturating_add(take.amount.get()));
-        held.saturating_add(self.pending.get(at).copied().unwrap_or(0))
+        let own = &self.legs[0];
+        let limit = limit_name(own, &own.takes[at]);
+        let further = self.further.iter().map(|(leg, _)| leg);
+        let of_entity = further.filter(|leg| leg.target.key() == own.target.key());
+        let takes = of_entity.flat_map(|leg| leg.takes.iter().map(move |take| (leg, take)));
+        let further = takes
+            .filter(|(leg, take)| limit_name(leg, take) == limit)
+            .fold(0_i64, |sum, (_, take)| sum.saturating_add(take.amount.get()));
+        let pending = self.pending.get(at).copied().unwrap_or(0);
+        own.takes[at].amount.get().saturating_add(further).saturating_add(pending)
     }
 
     async fn write_pending(&mut self) -> Result<(), Error> {
-        let pending = std::mem::take(&mut self.pending);
-        if pending.iter().all(|difference| *difference == 0) {
+        if self.pending.iter().all(|difference| *difference == 0) {
             return Ok(());
         }
-        let own = &self.held[0];
-        let named: Vec<(String, Millitokens)> = own
-            .leg
-            .takes
-            .iter()
-            .zip(&pending)
-            .map(|(take, millis)| (own.limit_name(take).to_owned(), Millitokens::new(*millis)))
-            .collect();
+        let pending = std::mem::take(&mut self.pending);
+        let own = self.legs[0].clone();
         let of = |limit: &str| {
-            named.iter().find(|(name, _)| name == limit).map_or(Millitokens::ZERO, |(_, d)| *d)
+            let at = own.takes.iter().position(|take| limit_name(&own, take) == limit);
+            Millitokens::new(at.map_or(0, |at| pending[at]))
         };
-        let settlements: Vec<Settlement> = self.held[..self.acquired]
-            .iter()
-            .filter_map(|held| held.settlement(|take| of(held.limit_name(take))))
+        let legs = self.legs.iter().zip(&self.taken);
+        let settlements: Vec<Settlement> = legs
+            .filter_map(|(leg, taken)| settlement(leg, taken, |take| of(limit_name(leg, take))))
             .collect();
         // Booked here before the store is asked: if this future is dropped now, the store carries
         // the differences out all the same, and a later rollback has to give them back.
-        for held in &mut self.held[..self.acquired] {
-            let target = Arc::clone(&held.leg.target);
-            for take in &mut held.leg.takes {
-                let difference = of(target.limits().names()[take.cell].as_str());
-                take.amount = take.amount.saturating_add(difference);
+        for leg in &mut self.legs {
+            for take in &mut leg.takes {
+                let limit = &leg.target.limits().names()[take.cell];
+                take.amount = take.amount.saturating_add(of(limit.as_str()));
             }
         }
         let done = self.inner.settle(&settlements).await;
@@ -339,16 +309,17 @@ impl Lease {
     /// Everything held, as differences that give it back.
     fn credits(&mut self) -> Vec<Settlement> {
         self.pending.clear();
-        let held = std::mem::take(&mut self.held);
-        self.acquired = 0;
-        held.iter().filter_map(|held| held.settlement(|take| -take.amount)).collect()
+        let legs = std::mem::take(&mut self.legs).into_iter();
+        let held = legs.zip(std::mem::take(&mut self.taken)).chain(self.further.drain(..));
+        held.filter_map(|(leg, taken)| settlement(&leg, &taken, |take| -take.amount)).collect()
     }
 
     /// A store that is away does not fail a call that is to pass without it.
     fn conclude(&mut self, done: Result<(), Error>) -> Result<(), Error> {
+        let of_call = self.call.as_ref().and_then(|call| call.on_unavailable);
         match done {
             Err(Error::Unavailable { cause, .. })
-                if self.inner.policy(self.on_unavailable) == OnUnavailable::Allow =>
+                if self.inner.policy(of_call) == OnUnavailable::Allow =>
             {
                 tracing::warn!(%cause, "the store is away; a lease was not settled");
                 telemetry::unsettled();
@@ -362,7 +333,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.state == State::Closed || self.held.is_empty() {
+        if self.state == State::Closed || self.legs.is_empty() {
             return;
         }
         let credits = self.credits();

@@ -11,14 +11,14 @@ use zae_limiter_model::{
 
 use crate::background;
 use crate::breaker::{Breaker, BreakerSettings, Gate};
-use crate::cache::{CacheStats, ConfigCache, Resolved};
+use crate::cache::{CacheStats, ConfigCache, Resolved, Source};
 use crate::clock::{Clock, SystemClock};
 use crate::deadline::within;
 use crate::entropy::Entropy;
 use crate::error::{Error, StoreError, StoreErrorKind};
 use crate::namespaces::Namespaces;
 use crate::plan::{BucketKey, Lifetime, Target};
-use crate::record::{Config, ConfigLevel, Key, OnUnavailable, Record};
+use crate::record::{ConfigLevel, Key, OnUnavailable, Record};
 use crate::store::Store;
 
 /// The most levels of a hierarchy that one call takes from, the entity itself included.
@@ -416,7 +416,7 @@ impl Inner {
         entity: &EntityId,
         resource: &ResourceName,
         now: Timestamp,
-    ) -> Result<Arc<Resolved>, StoreError> {
+    ) -> Result<Resolved, StoreError> {
         if let Some(found) = self.cache.get(entity.as_str(), resource.as_str(), now) {
             return Ok(found);
         }
@@ -452,30 +452,26 @@ impl Inner {
         let system = configs.iter().find(|config| config.level == ConfigLevel::System);
         self.remember_policy(system.and_then(|config| config.on_unavailable));
         let stored = configs.into_iter().find(|config| !config.limits.is_empty());
-        let level = stored.as_ref().map(|config| config.level.clone());
-        let target = self.target(entity, resource, stored).map(Arc::new);
-        Ok(Resolved { target, level, parent, read_at: now })
-    }
-
-    /// The bucket under the limits that won.
-    fn target(
-        &self,
-        entity: &EntityId,
-        resource: &ResourceName,
-        stored: Option<Config>,
-    ) -> Option<Target> {
-        let own = stored.as_ref().is_some_and(|config| {
-            matches!(config.level, ConfigLevel::Entity(_) | ConfigLevel::EntityResource(..))
-        });
+        let source = match stored.as_ref().map(|config| &config.level) {
+            Some(ConfigLevel::EntityResource(..)) => Source::EntityResource,
+            Some(ConfigLevel::Entity(_)) => Source::Entity,
+            Some(ConfigLevel::Resource(_)) => Source::Resource,
+            Some(ConfigLevel::System) => Source::System,
+            None => Source::Limiter,
+        };
         let limits = match stored {
-            Some(config) => Arc::new(config.limits),
+            Some(config) => self.cache.intern_limits(config.limits),
             None => Arc::clone(&self.settings.default_limits),
         };
-        if limits.is_empty() {
-            return None;
-        }
-        let lifetime = if own { Lifetime::Forever } else { self.idle_lifetime(&limits) };
-        Some(Target::new(self.bucket_key(entity, resource), limits, lifetime))
+        let target = (!limits.is_empty()).then(|| {
+            let lifetime = match source {
+                Source::EntityResource | Source::Entity => Lifetime::Forever,
+                _ => self.idle_lifetime(&limits),
+            };
+            let key = self.bucket_key(entity, &self.cache.intern(resource));
+            Arc::new(Target::new(key, limits, lifetime))
+        });
+        Ok(Resolved { target, source, parent, read_at: now })
     }
 
     pub(crate) fn idle_lifetime(&self, limits: &LimitSet) -> Lifetime {

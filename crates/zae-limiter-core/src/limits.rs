@@ -4,6 +4,7 @@ use serde_json::json;
 use zae_limiter_model::{EntityId, Invalid, Limit, LimitSet, ResourceName};
 
 use crate::audit::Change;
+use crate::cache::Source;
 use crate::error::Error;
 use crate::limiter::RateLimiter;
 use crate::page::PageRequest;
@@ -149,7 +150,14 @@ impl RateLimiter {
         let now = self.clock().now();
         let resolved = self.inner.call(self.inner.resolve(&entity, &resource, now)).await?;
         let limits = resolved.target.as_ref().map(|target| target.limits().to_limits());
-        Ok(EffectiveLimits { limits: limits.unwrap_or_default(), level: resolved.level.clone() })
+        let level = match resolved.source {
+            Source::EntityResource => Some(ConfigLevel::EntityResource(entity, resource)),
+            Source::Entity => Some(ConfigLevel::Entity(entity)),
+            Source::Resource => Some(ConfigLevel::Resource(resource)),
+            Source::System => Some(ConfigLevel::System),
+            Source::Limiter => None,
+        };
+        Ok(EffectiveLimits { limits: limits.unwrap_or_default(), level })
     }
 
     /// Entities with limits of their own for a resource, or for all resources, by id.

@@ -37,6 +37,8 @@ pub struct Target {
     key: BucketKey,
     limits: Arc<LimitSet>,
     lifetime: Lifetime,
+    /// The lifetime in milliseconds: it is added to the clock with every call.
+    idle_ms: Option<u64>,
     hash: u64,
 }
 
@@ -47,7 +49,11 @@ impl Target {
     /// A bucket and its limits.
     pub fn new(key: BucketKey, limits: Arc<LimitSet>, lifetime: Lifetime) -> Self {
         let hash = Self::hash_of(&key);
-        Self { key, limits, lifetime, hash }
+        let idle_ms = match lifetime {
+            Lifetime::Forever => None,
+            Lifetime::Idle(idle) => Some(millis_rounded_up(idle)),
+        };
+        Self { key, limits, lifetime, idle_ms, hash }
     }
 
     /// The hash of a bucket's key within this process.
@@ -72,17 +78,21 @@ impl Target {
 
     /// When the bucket expires if it was written at `now`.
     pub fn expiry(&self, bucket: &Bucket, now: Timestamp) -> Option<Timestamp> {
-        let Lifetime::Idle(idle) = self.lifetime else { return None };
+        let idle_ms = self.idle_ms?;
         // An idle lifetime is at least the time that these limits take from empty to full. A debt,
         // or a limit that is not among them, can take longer.
         let longer = bucket.in_debt() || bucket.limits().len() != self.limits.len();
-        let idle = if longer { idle.max(bucket.wait_until_full(now)) } else { idle };
-        Some(now.saturating_add(idle))
+        let full_ms = if longer { millis_rounded_up(bucket.wait_until_full(now)) } else { 0 };
+        Some(now.saturating_add_millis(idle_ms.max(full_ms)))
     }
 
     pub(crate) fn hash(&self) -> u64 {
         self.hash
     }
+}
+
+fn millis_rounded_up(wait: Duration) -> u64 {
+    u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 impl fmt::Debug for Target {

@@ -35,7 +35,13 @@ impl Timestamp {
     #[must_use]
     pub fn saturating_add(self, wait: Duration) -> Self {
         let millis = wait.as_nanos().div_ceil(1_000_000);
-        Self(self.0.saturating_add(i64::try_from(millis).unwrap_or(i64::MAX)))
+        self.saturating_add_millis(u64::try_from(millis).unwrap_or(u64::MAX))
+    }
+
+    /// This moment and so many milliseconds later, at most the last moment there is.
+    #[must_use]
+    pub const fn saturating_add_millis(self, millis: u64) -> Self {
+        Self(self.0.saturating_add_unsigned(millis))
     }
 }
 

@@ -1,0 +1,39 @@
+//! One run, one table: the limiter beside its peers and beside a floor that no limiter can beat.
+//!
+//!     cargo run --release --manifest-path benches/Cargo.toml            # everything
+//!     cargo run --release --manifest-path benches/Cargo.toml memory     # one part: memory, sqlite, scale
+//!
+//! Figures of a shared machine move; ratios within one run are what counts. Each figure is the best
+//! of several rounds.
+
+mod measure;
+mod memory;
+mod peers;
+mod scale;
+mod sqlite;
+
+use measure::CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+fn main() {
+    let parts: Vec<String> = std::env::args().skip(1).collect();
+    let wants = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
+    if parts.first().is_some_and(|part| part == "profile") {
+        return memory::profile(parts.get(1).map(String::as_str));
+    }
+    for unknown in parts.iter().filter(|p| !["memory", "sqlite", "scale"].contains(&p.as_str())) {
+        eprintln!("unknown part {unknown:?}; use memory, sqlite or scale");
+        std::process::exit(2);
+    }
+    if wants("memory") {
+        memory::run();
+    }
+    if wants("sqlite") {
+        sqlite::run();
+    }
+    if wants("scale") {
+        scale::run();
+    }
+}

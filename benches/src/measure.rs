@@ -1,0 +1,92 @@
+//! Timing and counting.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often each figure is measured; the best counts.
+pub const ROUNDS: usize = 5;
+
+/// Nanoseconds for one operation: the best of several rounds of `operations` calls on each of
+/// `threads` threads, as wall time over all calls. `work(thread, n)` makes `n` calls.
+pub fn best_nanos(threads: usize, operations: usize, work: impl Fn(usize, usize) + Sync) -> f64 {
+    let mut best = Duration::MAX;
+    for _ in 0..ROUNDS {
+        best = best.min(one_round(threads, operations, &work));
+    }
+    best.as_secs_f64() * 1e9 / (operations * threads) as f64
+}
+
+fn one_round(threads: usize, operations: usize, work: &(impl Fn(usize, usize) + Sync)) -> Duration {
+    let ready = Barrier::new(threads + 1);
+    let done = Barrier::new(threads + 1);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (ready, done) = (&ready, &done);
+            scope.spawn(move || {
+                ready.wait();
+                work(thread, operations);
+                done.wait();
+            });
+        }
+        ready.wait();
+        let start = Instant::now();
+        done.wait();
+        start.elapsed()
+    })
+}
+
+/// Places in a list of `len`, each as likely as the other, the same in every run.
+pub struct Walk {
+    state: u64,
+    len: u64,
+}
+
+impl Walk {
+    pub fn new(seed: usize, len: usize) -> Self {
+        Self { state: 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed as u64 + 1), len: len as u64 }
+    }
+
+    pub fn next_place(&mut self) -> usize {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (((self.state >> 33) * self.len) >> 31) as usize
+    }
+}
+
+pub fn keys(count: usize) -> Vec<String> {
+    (0..count).map(|n| format!("key-{n:07}")).collect()
+}
+
+/// Counts the bytes that are allocated.
+pub struct CountingAllocator;
+
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+static COUNTING: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+/// Bytes in use on top of what was in use when counting began.
+pub fn allocated() -> usize {
+    ALLOCATED.load(Ordering::Relaxed)
+}
+
+/// Counts from here on; it costs a little, so timings switch it off.
+pub fn count_allocations(on: bool) {
+    COUNTING.store(on, Ordering::Relaxed);
+}
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if COUNTING.load(Ordering::Relaxed) {
+            ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
+        }
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        if COUNTING.load(Ordering::Relaxed) {
+            ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
+        }
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}

@@ -1,0 +1,119 @@
+//! Decisions in memory, beside the peers.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use zae_limiter_core::{
+    Ask, Bucket, Limit, LimitSet, MemoryStore, RateLimiter, Take, Timestamp, Verdict, amount,
+    decide,
+};
+
+use crate::measure::{Walk, best_nanos, keys};
+use crate::peers::{Floor, Governor, Limitador};
+
+const OPERATIONS: usize = 400_000;
+
+pub fn limits() -> [Limit; 2] {
+    [Limit::per_second("rpm", 1_000_000_000), Limit::per_second("tpm", 100_000_000_000)]
+}
+
+pub fn run() {
+    println!("\n## In memory: one decision on two limits, nanoseconds (ratio to governor)\n");
+    println!("decision alone, bucket at hand (model::decide): {:.1} ns\n", decision());
+    println!("| keys | threads | floor | governor | limitador | zae-limiter |");
+    println!("| ---: | ---: | ---: | ---: | ---: | ---: |");
+    for count in [1, 100_000] {
+        let keys = keys(count);
+        for threads in [1, 2] {
+            row(&keys, threads);
+        }
+    }
+}
+
+/// The pure decision, a millisecond apart, so that every one refills.
+pub fn decision() -> f64 {
+    let limits = Arc::new(LimitSet::new(limits()).expect("valid"));
+    best_nanos(1, 4_000_000, |_, operations| {
+        let mut bucket = Bucket::full(Arc::clone(&limits), Timestamp::from_millis(0));
+        let takes = [
+            Take { cell: 0, amount: amount(1).expect("small") },
+            Take { cell: 1, amount: amount(10).expect("small") },
+        ];
+        for now in 0..operations as i64 {
+            let asks = &mut [Ask { bucket: black_box(&mut bucket), takes: black_box(&takes) }];
+            assert_eq!(decide(asks, black_box(Timestamp::from_millis(now))), Verdict::Admitted);
+        }
+    })
+}
+
+fn row(keys: &[String], threads: usize) {
+    let floor = Floor::new(keys.len());
+    let floor = best_nanos(threads, OPERATIONS, |thread, operations| {
+        let mut walk = Walk::new(thread, keys.len());
+        (0..operations).for_each(|_| floor.decide(walk.next_place()));
+    });
+    let governor = Governor::new();
+    let governor = best_nanos(threads, OPERATIONS, |thread, operations| {
+        let mut walk = Walk::new(thread, keys.len());
+        (0..operations).for_each(|_| governor.decide(&keys[walk.next_place()]));
+    });
+    let limitador = Limitador::new(keys);
+    let limitador = best_nanos(threads, OPERATIONS / 4, |thread, operations| {
+        let mut walk = Walk::new(thread, keys.len());
+        (0..operations).for_each(|_| limitador.decide(walk.next_place()));
+    });
+    let limiter = limiter();
+    let ours = best_nanos(threads, OPERATIONS, |thread, operations| {
+        let mut walk = Walk::new(thread, keys.len());
+        block_on(async {
+            for _ in 0..operations {
+                acquire_and_commit(&limiter, &keys[walk.next_place()]).await;
+            }
+        });
+    });
+    let shown = |nanos: f64| format!("{nanos:.0} ({:.2})", nanos / governor);
+    println!(
+        "| {} | {threads} | {} | {} | {} | {} |",
+        keys.len(),
+        shown(floor),
+        shown(governor),
+        shown(limitador),
+        shown(ours)
+    );
+}
+
+pub fn limiter() -> RateLimiter {
+    block_on(async {
+        let builder = RateLimiter::builder(MemoryStore::new()).cache_capacity(2_000_000);
+        let limiter = builder.open().await.expect("in memory");
+        limiter.set_resource_defaults("gpt-4", limits()).await.expect("in memory");
+        limiter
+    })
+}
+
+pub async fn acquire_and_commit(limiter: &RateLimiter, key: &str) {
+    let acquire = limiter.acquire(key, "gpt-4").take("rpm", 1).take("tpm", 10);
+    let mut lease = acquire.await.expect("within the limits");
+    lease.commit().await.expect("nothing to write");
+}
+
+pub fn block_on<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    runtime.expect("a runtime").block_on(work)
+}
+
+/// Nothing but decisions on one key, to be counted by `valgrind --tool=callgrind`: of this limiter,
+/// or of governor.
+pub fn profile(peer: Option<&str>) {
+    let key = "key-0000001".to_owned();
+    if peer == Some("governor") {
+        let governor = Governor::new();
+        return (0..100_000).for_each(|_| governor.decide(&key));
+    }
+    let limiter = limiter();
+    block_on(async {
+        for _ in 0..100_000 {
+            acquire_and_commit(&limiter, &key).await;
+        }
+    });
+}
