@@ -200,8 +200,8 @@ impl Bucket {
     /// limit starts full.
     ///
     /// A limit that `limits` does not name stays as it is: a call with limits of its own must not
-    /// wipe out what was taken under the stored ones. Only full ones are dropped, because absent
-    /// and full are the same.
+    /// wipe out what was taken under the stored ones. Past [`LIMITS_MAX`](crate::LIMITS_MAX) some of
+    /// those are dropped, full ones first.
     pub fn follow(&mut self, limits: &Arc<LimitSet>, now: Timestamp) {
         let unchanged = |(name, rate): (&LimitName, &Rate)| {
             self.cell(name.as_str()).is_some_and(|(_, current)| current == rate)
@@ -218,12 +218,14 @@ impl Bucket {
             };
             kept.push((name.clone(), *rate, cell));
         }
+        let named = kept.len();
         for ((name, rate), cell) in self.limits.iter().zip(self.cells.iter()) {
-            let pending = cell.tokens < rate.capacity() || cell.unbooked != Millitokens::ZERO;
-            if pending && limits.position(name.as_str()).is_none() {
+            if limits.position(name.as_str()).is_none() {
                 kept.push((name.clone(), *rate, *cell));
             }
         }
+        // Where there are too many, full ones can be spared first.
+        kept[named..].sort_by_key(|(_, rate, cell)| cell.tokens >= rate.capacity());
         self.adopt(kept, limits);
     }
 

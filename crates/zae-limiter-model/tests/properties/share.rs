@@ -1,0 +1,58 @@
+//! Shares of shards: exact, even, and nested when the count doubles.
+
+use proptest::prelude::*;
+use zae_limiter_model::{Millitokens, share};
+
+use crate::check;
+use crate::generate::MILLITOKENS_MAX;
+
+const SHARDS_MAX: u32 = 64;
+
+fn wholes() -> impl Strategy<Value = Millitokens> {
+    let any = prop_oneof![0..=200_i64, 0..=MILLITOKENS_MAX, Just(MILLITOKENS_MAX), Just(i64::MAX)];
+    any.prop_map(Millitokens::new)
+}
+
+fn shares(whole: Millitokens, count: u32) -> Vec<i64> {
+    (0..count).map(|shard| share(whole, shard, count).get()).collect()
+}
+
+#[test]
+fn shares_add_up_to_the_whole_and_differ_by_at_most_one() {
+    check(wholes(), |whole| {
+        for count in 1..=SHARDS_MAX {
+            let shares = shares(whole, count);
+            let sum: i128 = shares.iter().map(|&part| i128::from(part)).sum();
+            prop_assert_eq!(sum, i128::from(whole.get()), "over {} shards", count);
+            let (least, most) = (shares.iter().min(), shares.iter().max());
+            let spread = most.zip(least).map(|(most, least)| most - least);
+            prop_assert!(spread <= Some(1), "{:?}", shares);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_share_is_what_its_two_halves_have_after_doubling() {
+    check(wholes(), |whole| {
+        for count in 1..=SHARDS_MAX {
+            let halves = shares(whole, 2 * count);
+            let joined: Vec<i64> = halves.chunks(2).map(|pair| pair[0] + pair[1]).collect();
+            prop_assert_eq!(joined, shares(whole, count), "{} shards", count);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_shard_never_has_more_after_a_doubling_than_before() {
+    // So that, halfway through one, when any of the old shards may have learnt of it and no new one
+    // is born, the shares still add up to at most the whole.
+    check((wholes(), 0..=5_u32), |(whole, doublings)| {
+        let (before, after) = (shares(whole, 1 << doublings), shares(whole, 2 << doublings));
+        for (shard, (old, new)) in before.iter().zip(&after).enumerate() {
+            prop_assert!(new <= old, "shard {} of {} grew", shard, before.len());
+        }
+        Ok(())
+    });
+}
