@@ -140,27 +140,25 @@ impl<'a> Acquire<'a> {
         }
         let now = self.inner.clock.now();
         let own = self.inner.cache.get(self.entity, self.resource, now)?;
-        let mut chain: Chain = SmallVec::new();
-        let mut above = own.parent.clone();
-        chain.push(own);
-        while let Some(parent) = above {
-            let resolved = self.inner.cache.get(parent.as_str(), self.resource, now)?;
-            above = resolved.parent.clone();
-            if chain.len() == LEVELS_MAX {
+        let mut above = Chain::new();
+        let mut parent = own.parent;
+        while let Some(id) = parent {
+            if above.len() == LEVELS_MAX - 1 {
+                // Too deep, or a cycle: the long way says so.
                 return None;
             }
-            chain.push(resolved);
+            let resolved = self.inner.cache.get(id.as_str(), self.resource, now)?;
+            parent = resolved.parent.clone();
+            above.push(resolved);
         }
-        let own = chain[0].target.as_ref()?;
-        let plan = match self.plan(own, &chain, now) {
+        let plan = match self.plan(own.target?, &above, now) {
             Ok(plan) => plan,
             Err(error) => return Some(Err(error)),
         };
-        let admission = match self.inner.store.acquire_now(&plan)? {
-            Ok(admission) => admission,
-            Err(error) => return Some(Err(Error::Store(error))),
-        };
-        Some(self.conclude(plan, admission, &chain))
+        Some(match self.inner.store.acquire_now(&plan)? {
+            Ok(admission) => self.conclude(plan, admission, &above),
+            Err(error) => Err(Error::Store(error)),
+        })
     }
 
     /// The long way: reads what is not cached, waits for the store, retries, within the deadline.
@@ -226,22 +224,23 @@ impl<'a> Acquire<'a> {
         limits: Option<&Arc<LimitSet>>,
     ) -> Result<Result<Lease, Error>, StoreError> {
         let now = self.inner.clock.now();
-        let chain = match self.inner.chain(entity, resource, now).await? {
+        let mut chain = match self.inner.chain(entity, resource, now).await? {
             Ok(chain) => chain,
             Err(error) => return Ok(Err(error)),
         };
+        let stored = chain.remove(0).target;
         let own = match limits {
             Some(limits) => {
                 let key = self.inner.bucket_key(entity, resource);
                 let lifetime = self.inner.idle_lifetime(limits);
                 Some(Arc::new(Target::new(key, Arc::clone(limits), lifetime)))
             }
-            None => chain[0].target.clone(),
+            None => stored,
         };
         let Some(own) = own else {
             return Ok(Err(self.unknown_limits(entity, resource, |_| true)));
         };
-        let plan = match self.plan(&own, &chain, now) {
+        let plan = match self.plan(own, &chain, now) {
             Ok(plan) => plan,
             Err(error) => return Ok(Err(error)),
         };
@@ -250,21 +249,21 @@ impl<'a> Acquire<'a> {
     }
 
     /// What is asked of each bucket of the chain, checked.
-    fn plan(&self, own: &Arc<Target>, chain: &Chain, now: Timestamp) -> Result<Plan, Error> {
+    fn plan(&self, own: Arc<Target>, above: &Chain, now: Timestamp) -> Result<Plan, Error> {
         if self.takes.is_empty() {
             let rule = "name at least one limit and how much of it to take";
             return Err(Invalid::new("amounts", "", rule).into());
         }
         let mut legs = SmallVec::new();
-        let takes = takes_of(own, &self.takes)?;
+        let takes = takes_of(&own, &self.takes)?;
         if takes.len() < self.takes.len() {
             let key = own.key();
             return Err(self.unknown_limits(&key.entity, &key.resource, |name| {
                 own.limits().position(name).is_none()
             }));
         }
-        legs.push(Leg { target: Arc::clone(own), takes });
-        for target in chain[1..].iter().filter_map(|above| above.target.as_ref()) {
+        legs.push(Leg { target: own, takes });
+        for target in above.iter().filter_map(|above| above.target.as_ref()) {
             let takes = takes_of(target, &self.takes)?;
             if !takes.is_empty() {
                 legs.push(Leg { target: Arc::clone(target), takes });
@@ -275,7 +274,7 @@ impl<'a> Acquire<'a> {
 
     /// Turns the store's answer into a lease or a refusal.
     #[inline]
-    fn conclude(&self, plan: Plan, admission: Admission, chain: &Chain) -> Result<Lease, Error> {
+    fn conclude(&self, plan: Plan, admission: Admission, above: &Chain) -> Result<Lease, Error> {
         match admission {
             Admission::Taken(taken) => {
                 telemetry::decided(Outcome::Admitted);
@@ -284,10 +283,10 @@ impl<'a> Acquire<'a> {
             Admission::Refused(mut statuses) => {
                 for status in &mut statuses {
                     // A leg is not a level: ancestors without limits have no leg.
-                    let above = |resolved: &Resolved| {
+                    let is_its = |resolved: &Resolved| {
                         resolved.target.as_ref().is_some_and(|t| t.key().entity == status.entity_id)
                     };
-                    status.level = chain.iter().position(above).unwrap_or(0);
+                    status.level = above.iter().position(is_its).map_or(0, |at| at + 1);
                 }
                 Err(refused(statuses))
             }
@@ -377,7 +376,7 @@ impl Inner {
     }
 }
 
-/// What holds for the entity and its ancestors, the entity first.
+/// What holds for entities one above the other, the lowest first.
 pub(crate) type Chain = SmallVec<[Resolved; 1]>;
 
 /// What is asked of the limits that a bucket tracks.
@@ -446,7 +445,9 @@ pub struct Acquiring<'a>(State<'a>);
 
 enum State<'a> {
     /// Not polled yet.
-    Start(Option<Acquire<'a>>),
+    Start(Acquire<'a>),
+    /// From one to the other, for a moment.
+    Moving,
     /// On the long way.
     Waiting(Pin<Box<dyn Future<Output = Result<Lease, Error>> + Send + 'a>>),
 }
@@ -463,7 +464,7 @@ impl<'a> IntoFuture for Acquire<'a> {
 
     #[inline]
     fn into_future(self) -> Acquiring<'a> {
-        Acquiring(State::Start(Some(self)))
+        Acquiring(State::Start(self))
     }
 }
 
@@ -471,31 +472,38 @@ impl Future for Acquiring<'_> {
     type Output = Result<Lease, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let State::Start(acquire) = &mut self.0 {
-            let acquire = acquire.take().expect("a future is not polled after its end");
-            let inner = acquire.inner;
-            // The fields are computed only where somebody listens.
-            let span = tracing::debug_span!(
-                "acquire",
-                namespace = %inner.namespace_name,
-                entity = ?EntityId::new(acquire.entity).ok(),
-                resource = acquire.resource,
-            );
-            let started = telemetry::start(&*inner.clock);
-            if let Some(done) = span.in_scope(|| acquire.try_now()) {
-                telemetry::finish(&*inner.clock, started);
-                return Poll::Ready(done);
-            }
-            let long_way = async move {
-                let done = acquire.run_to_end().await;
-                telemetry::finish(&*inner.clock, started);
-                done
-            };
-            self.0 = State::Waiting(Box::pin(long_way.instrument(span)));
+        let State::Start(acquire) = &self.0 else { return self.0.poll_waiting(context) };
+        let inner = acquire.inner;
+        // The fields are computed only where somebody listens.
+        let span = tracing::debug_span!(
+            "acquire",
+            namespace = %inner.namespace_name,
+            entity = ?EntityId::new(acquire.entity).ok(),
+            resource = acquire.resource,
+        );
+        let started = telemetry::start(&*inner.clock);
+        if let Some(done) = span.in_scope(|| acquire.try_now()) {
+            telemetry::finish(&*inner.clock, started);
+            return Poll::Ready(done);
         }
-        match &mut self.0 {
-            State::Waiting(waiting) => waiting.as_mut().poll(context),
-            State::Start(_) => unreachable!("just left"),
+        let State::Start(acquire) = std::mem::replace(&mut self.0, State::Moving) else {
+            unreachable!("looked at above");
+        };
+        let long_way = async move {
+            let done = acquire.run_to_end().await;
+            telemetry::finish(&*inner.clock, started);
+            done
+        };
+        self.0 = State::Waiting(Box::pin(long_way.instrument(span)));
+        self.0.poll_waiting(context)
+    }
+}
+
+impl State<'_> {
+    fn poll_waiting(&mut self, context: &mut Context<'_>) -> Poll<Result<Lease, Error>> {
+        match self {
+            Self::Waiting(waiting) => waiting.as_mut().poll(context),
+            Self::Start(_) | Self::Moving => unreachable!("only called on the long way"),
         }
     }
 }

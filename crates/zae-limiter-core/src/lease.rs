@@ -223,6 +223,9 @@ impl Lease {
         self.check_open()?;
         // Closed first: whoever drops this future has committed, and must not also give back.
         self.state = State::Closed;
+        if self.pending.is_empty() {
+            return Ok(());
+        }
         self.write_pending().await
     }
 
