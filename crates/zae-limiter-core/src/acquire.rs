@@ -170,6 +170,7 @@ impl<'a> Acquire<'a> {
         let mut last: Option<StoreError> = None;
         let attempts = self.attempts(&entity, &resource, limits, &mut last);
         let clock = &*self.inner.clock;
+        let started = clock.now();
         let outcome = within(clock, deadline, attempts).await;
         if outcome.is_none() {
             // Nobody noted this one: it was cut off.
@@ -180,7 +181,8 @@ impl<'a> Acquire<'a> {
             Some(Err(cause)) => cause,
             None => last.unwrap_or_else(no_answer),
         };
-        self.without_store(&entity, &resource, cause, deadline)
+        let waited = Duration::from_millis(clock.now().millis_since(started));
+        self.without_store(&entity, &resource, cause, waited)
     }
 
     /// Puts the call to the store until there is an answer; the error is that of the last attempt.

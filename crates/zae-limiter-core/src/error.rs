@@ -200,7 +200,7 @@ pub enum Error {
         attempts: u32,
     },
     /// The store does not answer, and calls are to fail meanwhile.
-    #[error("the store did not answer within {:.3} s; limits cannot be checked now", waited.as_secs_f64())]
+    #[error("limits cannot be checked: no answer from the store ({:.3} s waited)", waited.as_secs_f64())]
     Unavailable {
         /// How long it was waited for.
         waited: Duration,

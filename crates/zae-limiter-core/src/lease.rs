@@ -358,6 +358,7 @@ impl Inner {
             return Ok(());
         }
         let deadline = self.settings.deadline;
+        let started = self.clock.now();
         let mut last = None;
         let attempts = self.settle_attempts(settlements, &mut last);
         let cause = match within(&*self.clock, deadline, attempts).await {
@@ -369,7 +370,8 @@ impl Inner {
                 last.unwrap_or_else(no_answer)
             }
         };
-        Err(Error::Unavailable { waited: deadline, cause })
+        let waited = Duration::from_millis(self.clock.now().millis_since(started));
+        Err(Error::Unavailable { waited, cause })
     }
 
     async fn settle_attempts(

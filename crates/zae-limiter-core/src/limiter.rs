@@ -331,14 +331,15 @@ pub(crate) async fn call_store<T>(
     deadline: Duration,
     call: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, Error> {
-    match within(clock, deadline, call).await {
-        Some(Ok(answer)) => Ok(answer),
-        Some(Err(cause)) if cause.is_outage() => {
-            Err(Error::Unavailable { waited: deadline, cause })
-        }
-        Some(Err(error)) => Err(Error::Store(error)),
-        None => Err(Error::Unavailable { waited: deadline, cause: no_answer() }),
-    }
+    let started = clock.now();
+    let cause = match within(clock, deadline, call).await {
+        Some(Ok(answer)) => return Ok(answer),
+        Some(Err(error)) if !error.is_outage() => return Err(Error::Store(error)),
+        Some(Err(cause)) => cause,
+        None => no_answer(),
+    };
+    let waited = Duration::from_millis(clock.now().millis_since(started));
+    Err(Error::Unavailable { waited, cause })
 }
 
 pub(crate) fn no_answer() -> StoreError {
