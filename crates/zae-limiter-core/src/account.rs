@@ -3,6 +3,8 @@
 //! A store that loads accounts, passes them through [`admit`] or [`settle`], and stores them again,
 //! all in one step, fulfils the hot part of the [`Store`](crate::Store) contract.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 use zae_limiter_model::{Ask, Bucket, LimitName, Millitokens, Overflow, Take, Timestamp, decide};
 use zae_limiter_model::{LimitSet, Verdict};
@@ -60,6 +62,14 @@ impl Account {
         Some(Booking { hour: self.hour, consumed, events: std::mem::take(&mut self.events) })
     }
 
+    /// Whether it can be decided on as it is.
+    fn is_ready(&self, target: &Target, now: Timestamp) -> bool {
+        let limits = self.bucket.limits();
+        self.hour == hour_of(now)
+            && !self.is_expired(now)
+            && (Arc::ptr_eq(limits, target.limits()) || limits == target.limits())
+    }
+
     /// Gets the account ready for a change at `now` under the target's limits.
     fn prepare(&mut self, target: &Target, now: Timestamp) -> Option<Booking> {
         let expired = self.is_expired(now);
@@ -100,13 +110,9 @@ fn cells_in(limits: &LimitSet, bucket: &Bucket, takes: &[Take]) -> Takes {
     takes.iter().filter_map(place).collect()
 }
 
-/// Whether the bucket has exactly these limits, so that cells count the same in both.
-fn same_limits(target: &Target, bucket: &Bucket) -> bool {
-    std::sync::Arc::ptr_eq(target.limits(), bucket.limits()) || target.limits() == bucket.limits()
-}
-
 /// Decides a plan on the accounts of its legs, one for each, in their order. `book` is given the
-/// usage that has to be booked, with the number of the leg.
+/// usage that has to be booked, with the number of the leg. A refusal books nothing and leaves the
+/// accounts as they were.
 ///
 /// # Panics
 ///
@@ -117,20 +123,51 @@ pub fn admit(
     mut book: impl FnMut(usize, Booking),
 ) -> Admission {
     assert_eq!(plan.legs.len(), accounts.len(), "one account for each leg");
-    let now = plan.now;
-    if let ([leg], [account]) = (&plan.legs[..], &mut *accounts) {
-        return admit_one(leg, account, now, |booking| book(0, booking));
+    if let ([leg], [account]) = (&plan.legs[..], &mut *accounts)
+        && account.is_ready(&leg.target, plan.now)
+    {
+        return admit_ready(leg, account, plan.now);
     }
+    let mut changed: SmallVec<[Account; 1]> = accounts.iter().map(|a| (**a).clone()).collect();
+    let mut bookings: SmallVec<[(usize, Booking); 1]> = SmallVec::new();
+    let admission = admit_all(plan, &mut changed, &mut bookings);
+    if let Admission::Taken(_) = admission {
+        for (account, changed) in accounts.iter_mut().zip(changed) {
+            **account = changed;
+        }
+        bookings.into_iter().for_each(|(at, booking)| book(at, booking));
+    }
+    admission
+}
+
+/// The usual case: one bucket, under its limits, in its hour. Nothing is gathered, and a refusal is
+/// undone rather than prepared for.
+fn admit_ready(leg: &Leg, account: &mut Account, now: Timestamp) -> Admission {
+    let before = account.bucket.balances();
+    match decide(&mut [Ask { bucket: &mut account.bucket, takes: &leg.takes }], now) {
+        Verdict::Admitted => {
+            let mut legs = SmallVec::new();
+            legs.push(taken(leg, account, &leg.takes, now));
+            Admission::Taken(legs)
+        }
+        Verdict::Refused => {
+            let statuses = refused_statuses(0, leg, &account.bucket, now).collect();
+            account.bucket.restore(before);
+            Admission::Refused(statuses)
+        }
+    }
+}
+
+fn admit_all(
+    plan: &Plan,
+    accounts: &mut [Account],
+    bookings: &mut SmallVec<[(usize, Booking); 1]>,
+) -> Admission {
+    let now = plan.now;
     let mut mapped: SmallVec<[Takes; 1]> = SmallVec::new();
     for (at, (leg, account)) in plan.legs.iter().zip(accounts.iter_mut()).enumerate() {
-        if let Some(booking) = account.prepare(&leg.target, now) {
-            book(at, booking);
-        }
-        mapped.push(if same_limits(&leg.target, &account.bucket) {
-            leg.takes.clone()
-        } else {
-            cells_in(leg.target.limits(), &account.bucket, &leg.takes)
-        });
+        bookings.extend(account.prepare(&leg.target, now).map(|booking| (at, booking)));
+        mapped.push(cells_in(leg.target.limits(), &account.bucket, &leg.takes));
     }
     let verdict = {
         let pairs = accounts.iter_mut().zip(&mapped);
@@ -141,9 +178,8 @@ pub fn admit(
     match verdict {
         Verdict::Admitted => {
             let legs = plan.legs.iter().zip(accounts.iter_mut()).zip(&mapped);
-            Admission::Taken(
-                legs.map(|((leg, account), takes)| taken(leg, account, takes, now)).collect(),
-            )
+            let legs = legs.map(|((leg, account), takes)| taken(leg, account, takes, now));
+            Admission::Taken(legs.collect())
         }
         Verdict::Refused => {
             let legs = plan.legs.iter().zip(accounts.iter()).enumerate();
@@ -151,35 +187,6 @@ pub fn admit(
                 refused_statuses(level, leg, &account.bucket, now)
             });
             Admission::Refused(statuses.collect())
-        }
-    }
-}
-
-/// The usual case, one bucket, without gathering anything.
-fn admit_one(
-    leg: &Leg,
-    account: &mut Account,
-    now: Timestamp,
-    book: impl FnOnce(Booking),
-) -> Admission {
-    if let Some(booking) = account.prepare(&leg.target, now) {
-        book(booking);
-    }
-    let mapped;
-    let takes: &[Take] = if same_limits(&leg.target, &account.bucket) {
-        &leg.takes
-    } else {
-        mapped = cells_in(leg.target.limits(), &account.bucket, &leg.takes);
-        &mapped
-    };
-    match decide(&mut [Ask { bucket: &mut account.bucket, takes }], now) {
-        Verdict::Admitted => {
-            let mut taken_legs = SmallVec::new();
-            taken_legs.push(taken(leg, account, takes, now));
-            Admission::Taken(taken_legs)
-        }
-        Verdict::Refused => {
-            Admission::Refused(refused_statuses(0, leg, &account.bucket, now).collect())
         }
     }
 }

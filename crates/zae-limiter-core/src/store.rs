@@ -120,20 +120,21 @@ pub struct StoredBucket {
 /// *Time.* A store has no clock. Each hot call brings its moment, and a bucket whose expiry is not
 /// after that moment counts as absent.
 ///
-/// *Acquire* is one step for everybody else: it refills, checks and takes over all legs by
-/// [`decide`](zae_limiter_model::decide), and another call sees all of it or nothing. A bucket that
-/// is absent is full. A bucket whose limits differ from the plan's [follows] them. A
-/// refused plan changes nothing that a later call could notice.
+/// *Acquire* refills, checks and takes over all legs by [`decide`](zae_limiter_model::decide): from
+/// all of them or from none. A store that cannot do so in one step gives back what it took from
+/// some before it answers. A bucket that is absent is full. A bucket whose limits differ from the
+/// plan's [follows] them. A refused plan changes nothing that a later call could notice.
 ///
 /// *Durability.* What was answered survives the end of the process, if the store promises to
 /// survive it at all; buckets, records and usage are never half written.
 ///
 /// *Cancellation.* A future that is dropped before its first poll has done nothing. Dropping the
 /// future of an `acquire` later leaves no tokens taken: the store gives back what it may have taken,
-/// if not at once then soon. Every other change, once polled, is carried out or not as a whole.
+/// if not at once then soon. A `settle`, once polled, is carried out even if its future is dropped.
+/// Every other change, once polled, is carried out or not as a whole.
 ///
-/// *Settle* never fails for lack of tokens. Each bucket's differences are applied together and
-/// once. What is given back does not lift a balance above its capacity. A bucket that is gone, or a
+/// *Settle* never fails for lack of tokens. It first pays out the time up to its moment. Each
+/// bucket's differences are applied together and once. What is given back does not lift a balance above its capacity. A bucket that is gone, or a
 /// limit that its bucket no longer has, is passed over.
 ///
 /// *Lists* name every item that was there from the first page to the last exactly once, and use no
@@ -142,7 +143,9 @@ pub struct StoredBucket {
 /// *Usage.* Net consumption is booked to the windows of the moment the change carries. A store
 /// that keeps usage itself shows in a list all that was answered before it.
 ///
-/// `zae_limiter_testkit::conformance_tests!` checks all this for any store.
+/// `zae_limiter_testkit::conformance_tests!` checks all this for any store;
+/// `one_step_conformance_tests!` adds that nobody ever sees a chain half taken, and
+/// `usage_conformance_tests!` that usage is booked, for stores that promise so.
 ///
 /// [follows]: zae_limiter_model::Bucket::follow
 pub trait Store: fmt::Debug + Send + Sync + 'static {

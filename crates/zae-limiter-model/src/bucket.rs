@@ -82,6 +82,13 @@ impl fmt::Display for Overflow {
 
 impl std::error::Error for Overflow {}
 
+/// A bucket's balances at some time.
+#[derive(Clone, Debug)]
+pub struct Balances {
+    cells: Cells,
+    refilled_at: Timestamp,
+}
+
 /// The tokens of one entity on one resource.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Bucket {
@@ -151,6 +158,22 @@ impl Bucket {
             cell.refill(rate, elapsed_ms);
         }
         self.refilled_at = now;
+    }
+
+    /// The balances as they are, to be [restored](Self::restore).
+    pub fn balances(&self) -> Balances {
+        Balances { cells: self.cells.clone(), refilled_at: self.refilled_at }
+    }
+
+    /// Undoes everything that happened to the balances since they were remembered.
+    ///
+    /// # Panics
+    ///
+    /// When the limits have changed since.
+    pub fn restore(&mut self, before: Balances) {
+        assert_eq!(self.cells.len(), before.cells.len(), "balances of the same limits");
+        self.cells = before.cells;
+        self.refilled_at = before.refilled_at;
     }
 
     /// Whether cell `at` holds `amount`. Nothing is always held, even in debt.
@@ -298,7 +321,7 @@ fn re_rated(mut cell: Cell, old: &Rate, new: &Rate) -> Cell {
 const INLINE: usize = 2;
 
 /// Cells, without a pointer to chase for the usual number of them.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 enum Cells {
     Few([Cell; INLINE], u8),
     Many(Vec<Cell>),

@@ -20,7 +20,7 @@ mod share;
 mod time;
 mod tokens;
 
-pub use bucket::{Bucket, Cell, Overflow};
+pub use bucket::{Balances, Bucket, Cell, Overflow};
 pub use decide::{Ask, Take, Verdict, decide};
 pub use exceeded::{ExceedsCapacity, LimitStatus, RateLimitExceeded, http_fields};
 pub use invalid::Invalid;

@@ -1,1 +1,28 @@
-//! x
+//! What a store needs to prove itself, and what the limiter needs to see stores fail.
+//!
+//! - [`conformance_tests!`] runs the contract of [`Store`](zae_limiter_core::Store) as tests, one
+//!   for each sentence or so. [`usage_conformance_tests!`] adds those for stores that keep usage
+//!   records themselves.
+//! - [`Faulty`] wraps a store, counts its calls, and fails, hangs or waits where it is told to.
+//!
+//! `examples/toy_store.rs` is the smallest store that passes.
+//!
+//! Nothing here sleeps, reads a clock or draws an unseeded random number.
+
+#![allow(
+    clippy::missing_panics_doc,
+    clippy::unwrap_used,
+    reason = "a check says what is wrong by panicking"
+)]
+
+mod ask;
+#[doc(hidden)]
+pub mod checks;
+mod conformance;
+mod faulty;
+mod given;
+mod oracle;
+mod poll;
+
+pub use conformance::{Fixture, run, run_on_threads};
+pub use faulty::{Call, Fault, Faulty, Gate};

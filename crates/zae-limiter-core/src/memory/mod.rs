@@ -59,6 +59,19 @@ impl Slot {
     }
 }
 
+/// Several tables, locked together.
+struct Locked<'a> {
+    places: SmallVec<[usize; 8]>,
+    guards: SmallVec<[MutexGuard<'a, HashTable<Slot>>; 8]>,
+}
+
+impl Locked<'_> {
+    fn of(&mut self, hash: u64) -> &mut HashTable<Slot> {
+        let at = self.places.binary_search(&table_of(hash)).expect("locked with the others");
+        &mut self.guards[at]
+    }
+}
+
 impl Default for MemoryStore {
     fn default() -> Self {
         Self::new()
@@ -94,6 +107,15 @@ impl MemoryStore {
         locked(&self.tables[table_of(hash)].0)
     }
 
+    /// Locks the tables of several buckets, in ascending order.
+    fn lock_tables(&self, hashes: impl Iterator<Item = u64>) -> Locked<'_> {
+        let mut places: SmallVec<[usize; 8]> = hashes.map(table_of).collect();
+        places.sort_unstable();
+        places.dedup();
+        let guards = places.iter().map(|&at| locked(&self.tables[at].0)).collect();
+        Locked { places, guards }
+    }
+
     fn book(&self, key: &BucketKey, booking: Booking) {
         locked(&self.usage).book(key, booking);
     }
@@ -106,6 +128,7 @@ impl MemoryStore {
         if let Some(slot) = table.find_mut(target.hash(), |slot| slot.is(target)) {
             let admission = admit(plan, &mut [&mut slot.account], |_, b| self.book(key, b));
             if !Arc::ptr_eq(&slot.target, target) {
+                // The key is the same; the target that is in use is found faster.
                 slot.target = Arc::clone(target);
             }
             return admission;
@@ -120,33 +143,22 @@ impl MemoryStore {
 
     /// A chain: all its tables are locked, the accounts decided aside and put back together.
     fn acquire_chain(&self, plan: &Plan) -> Admission {
-        let places: SmallVec<[usize; 8]> =
-            plan.legs.iter().map(|leg| table_of(leg.target.hash())).collect();
-        let mut order = places.clone();
-        order.sort_unstable();
-        order.dedup();
-        let mut tables: SmallVec<[MutexGuard<'_, HashTable<Slot>>; 8]> =
-            order.iter().map(|&at| locked(&self.tables[at].0)).collect();
-        let table_at = |place: usize| order.binary_search(&place).expect("locked above");
-
+        let hashes = plan.legs.iter().map(|leg| leg.target.hash());
+        let mut tables = self.lock_tables(hashes);
         let mut accounts: SmallVec<[Account; 4]> = SmallVec::new();
-        for (leg, &place) in plan.legs.iter().zip(&places) {
-            let target = &leg.target;
-            let found = tables[table_at(place)].find(target.hash(), |slot| slot.is(target));
+        for target in plan.legs.iter().map(|leg| &leg.target) {
+            let found = tables.of(target.hash()).find(target.hash(), |slot| slot.is(target));
             let account = found.map(|slot| slot.account.clone());
             accounts.push(account.unwrap_or_else(|| Account::open(target, plan.now)));
         }
-        let mut bookings: Vec<(usize, Booking)> = Vec::new();
         let admission = {
             let mut decided: SmallVec<[&mut Account; 4]> = accounts.iter_mut().collect();
-            admit(plan, &mut decided, |at, booking| bookings.push((at, booking)))
+            let book = |at: usize, booking| self.book(plan.legs[at].target.key(), booking);
+            admit(plan, &mut decided, book)
         };
         if matches!(admission, Admission::Taken(_)) {
-            for ((leg, account), place) in plan.legs.iter().zip(accounts).zip(places) {
-                self.insert(&mut tables[table_at(place)], &leg.target, account, plan.now);
-            }
-            for (at, booking) in bookings {
-                self.book(plan.legs[at].target.key(), booking);
+            for (leg, account) in plan.legs.iter().zip(accounts) {
+                self.insert(tables.of(leg.target.hash()), &leg.target, account, plan.now);
             }
         }
         admission
@@ -212,11 +224,15 @@ impl MemoryStore {
         }
     }
 
-    fn peek_one(&self, key: &BucketKey, now: Timestamp) -> Option<Bucket> {
-        let hash = Target::hash_of(key);
-        let table = self.table(hash);
-        let slot = table.find(hash, |slot| slot.target.key() == key)?;
-        (!slot.account.is_expired(now)).then(|| slot.account.bucket.clone())
+    /// All at one moment, so that a chain is seen whole.
+    fn peek_now(&self, keys: &[BucketKey], now: Timestamp) -> Vec<Option<Bucket>> {
+        let mut tables = self.lock_tables(keys.iter().map(Target::hash_of));
+        let mut peek = |key: &BucketKey| {
+            let hash = Target::hash_of(key);
+            let slot = tables.of(hash).find(hash, |slot| slot.target.key() == key)?;
+            (!slot.account.is_expired(now)).then(|| slot.account.bucket.clone())
+        };
+        keys.iter().map(&mut peek).collect()
     }
 
     fn delete_bucket(&self, key: &BucketKey) {
@@ -332,7 +348,7 @@ impl Store for MemoryStore {
         keys: &'a [BucketKey],
         now: Timestamp,
     ) -> Answer<'a, Vec<Option<Bucket>>> {
-        Box::pin(async move { Ok(keys.iter().map(|key| self.peek_one(key, now)).collect()) })
+        Box::pin(async move { Ok(self.peek_now(keys, now)) })
     }
 
     fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()> {

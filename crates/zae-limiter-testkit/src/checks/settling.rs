@@ -1,0 +1,171 @@
+//! Settle applies signed differences, whatever is there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use zae_limiter_core::{Applied, Millitokens, Store, StoreErrorKind, Target};
+
+use crate::ask::{balance, be_refused, peek, seen, settle, take};
+use crate::given::{
+    MINUTE, NOW, bucket, forever, idle, later, leg, limits, per_minute, settlement, tokens,
+    without_refill,
+};
+
+/// A bucket of ten per minute, `taken` of which are taken; and the shard that gave them.
+async fn bucket_of_ten(store: &dyn Store, taken: i64) -> (Arc<Target>, u32) {
+    let target = forever(bucket("a", "r"), &limits([per_minute("rpm", 10)]));
+    let legs = take(store, NOW, [leg(&target, [("rpm", tokens(taken))])]).await;
+    (target, legs[0].shard)
+}
+
+pub async fn settling_takes_into_debt_and_the_debt_is_repaid(store: Arc<dyn Store>) {
+    let (target, shard) = bucket_of_ten(&*store, 8).await;
+    settle(&*store, NOW, [settlement(&target, shard, [("rpm", tokens(12))])]).await;
+    assert_eq!(balance(&*store, target.key(), "rpm", NOW).await, Some(tokens(-10)));
+    let refusal = be_refused(&*store, NOW, [leg(&target, [("rpm", tokens(1))])]).await;
+    assert_eq!(refusal[0].available, tokens(-10));
+    assert_eq!(refusal[0].retry_after, Duration::from_secs(66), "11 tokens at 10 per minute");
+    be_refused(&*store, later(65_999), [leg(&target, [("rpm", tokens(1))])]).await;
+    take(&*store, later(66_000), [leg(&target, [("rpm", tokens(1))])]).await;
+}
+
+pub async fn settling_gives_back_what_was_taken(store: Arc<dyn Store>) {
+    let (target, shard) = bucket_of_ten(&*store, 8).await;
+    settle(&*store, NOW, [settlement(&target, shard, [("rpm", tokens(-5))])]).await;
+    let found = peek(&*store, target.key(), NOW).await.expect("a bucket");
+    let (cell, _) = found.cell("rpm").expect("the limit");
+    assert_eq!(cell.tokens, tokens(7));
+    assert_eq!(cell.consumed, tokens(3), "net consumption");
+    take(&*store, NOW, [leg(&target, [("rpm", tokens(7))])]).await;
+    be_refused(&*store, NOW, [leg(&target, [("rpm", tokens(1))])]).await;
+}
+
+pub async fn giving_back_stops_at_the_capacity(store: Arc<dyn Store>) {
+    let (target, shard) = bucket_of_ten(&*store, 8).await;
+    // By then six tokens have been earned, and all eight are given back.
+    let now = later(36_000);
+    settle(&*store, now, [settlement(&target, shard, [("rpm", tokens(-8))])]).await;
+    assert_eq!(balance(&*store, target.key(), "rpm", now).await, Some(tokens(10)));
+    take(&*store, now, [leg(&target, [("rpm", tokens(10))])]).await;
+    be_refused(&*store, now, [leg(&target, [("rpm", tokens(1))])]).await;
+    // More than was ever taken.
+    settle(&*store, now, [settlement(&target, shard, [("rpm", tokens(-100))])]).await;
+    assert_eq!(balance(&*store, target.key(), "rpm", now).await, Some(tokens(10)));
+    take(&*store, now, [leg(&target, [("rpm", tokens(10))])]).await;
+    be_refused(&*store, now, [leg(&target, [("rpm", tokens(1))])]).await;
+}
+
+pub async fn time_is_paid_out_before_a_settlement(store: Arc<dyn Store>) {
+    let (target, shard) = bucket_of_ten(&*store, 1).await;
+    // The bucket has long been full again when five more are taken. Were they taken first, the
+    // time that passed would pay for them.
+    settle(&*store, later(MINUTE), [settlement(&target, shard, [("rpm", tokens(5))])]).await;
+    assert_eq!(balance(&*store, target.key(), "rpm", later(MINUTE)).await, Some(tokens(5)));
+    be_refused(&*store, later(MINUTE), [leg(&target, [("rpm", tokens(6))])]).await;
+}
+
+pub async fn differences_of_several_limits_and_buckets_all_count(store: Arc<dyn Store>) {
+    let set = limits([without_refill("x", 100), without_refill("y", 100)]);
+    let [child, parent, other] =
+        ["child", "parent", "other"].map(|e| forever(bucket(e, "r"), &set));
+    let both = [("x", tokens(50)), ("y", tokens(50))];
+    let legs = [&child, &parent, &other].map(|target| leg(target, both));
+    let taken = take(&*store, NOW, legs).await;
+    settle(
+        &*store,
+        NOW,
+        [
+            settlement(&parent, taken[1].shard, [("y", tokens(-20)), ("x", tokens(7))]),
+            settlement(&child, taken[0].shard, [("x", Millitokens::new(1)), ("y", tokens(60))]),
+        ],
+    )
+    .await;
+    for (target, x, y) in
+        [(&child, 49_999, -10_000), (&parent, 43_000, 70_000), (&other, 50_000, 50_000)]
+    {
+        let whose = target.key().entity.as_str();
+        let found = balance(&*store, target.key(), "x", NOW).await;
+        assert_eq!(found, Some(Millitokens::new(x)), "x of {whose}");
+        let found = balance(&*store, target.key(), "y", NOW).await;
+        assert_eq!(found, Some(Millitokens::new(y)), "y of {whose}");
+    }
+}
+
+pub async fn settling_an_absent_bucket_creates_none(store: Arc<dyn Store>) {
+    let (target, shard) = bucket_of_ten(&*store, 1).await;
+    let absent = forever(bucket("absent", "r"), target.limits());
+    for (difference, left) in [(5, 4), (-3, 7), (0, 7)] {
+        // The absent one stands first: the other must be settled all the same.
+        let settlements = [&absent, &target]
+            .map(|target| settlement(target, shard, [("rpm", tokens(difference))]));
+        settle(&*store, NOW, settlements).await;
+        assert_eq!(peek(&*store, absent.key(), NOW).await, None, "after {difference}");
+        let found = balance(&*store, target.key(), "rpm", NOW).await;
+        assert_eq!(found, Some(tokens(left)), "the other one, after {difference}");
+    }
+    take(&*store, NOW, [leg(&absent, [("rpm", tokens(10))])]).await;
+}
+
+pub async fn settling_an_expired_bucket_creates_none(store: Arc<dyn Store>) {
+    let target = idle(bucket("a", "r"), &limits([per_minute("rpm", 10)]), 60);
+    let taken = take(&*store, NOW, [leg(&target, [("rpm", tokens(1))])]).await;
+    let now = later(MINUTE);
+    settle(&*store, now, [settlement(&target, taken[0].shard, [("rpm", tokens(5))])]).await;
+    assert_eq!(peek(&*store, target.key(), now).await, None);
+    take(&*store, now, [leg(&target, [("rpm", tokens(10))])]).await;
+}
+
+pub async fn settling_a_limit_that_is_gone_is_passed_over(store: Arc<dyn Store>) {
+    let both = limits([without_refill("gone", 10), without_refill("stays", 10)]);
+    let both = forever(bucket("a", "r"), &both);
+    let takes = [("gone", tokens(5)), ("stays", tokens(5))];
+    let shard = take(&*store, NOW, [leg(&both, takes)]).await[0].shard;
+    let one = forever(bucket("a", "r"), &limits([without_refill("stays", 10)]));
+    store.reconfigure(&one, NOW).await.expect("reconfigure must answer");
+    let back = [("gone", tokens(-2)), ("stays", tokens(-2))];
+    settle(&*store, NOW, [settlement(&both, shard, back)]).await;
+    let found = peek(&*store, both.key(), NOW).await.expect("a bucket");
+    assert_eq!(found.limits(), one.limits(), "the limit is still gone");
+    assert_eq!(found.cells()[0].tokens, tokens(7), "the other was settled");
+}
+
+pub async fn settling_by_old_limits_keeps_the_new_ones(store: Arc<dyn Store>) {
+    let old = forever(bucket("a", "r"), &limits([without_refill("x", 100)]));
+    let shard = take(&*store, NOW, [leg(&old, [("x", tokens(50))])]).await[0].shard;
+    let new = forever(bucket("a", "r"), &limits([without_refill("x", 20)]));
+    store.reconfigure(&new, NOW).await.expect("reconfigure must answer");
+    settle(&*store, NOW, [settlement(&old, shard, [("x", tokens(15))])]).await;
+    assert_eq!(balance(&*store, new.key(), "x", NOW).await, Some(tokens(5)), "20 less 15");
+    settle(&*store, NOW, [settlement(&old, shard, [("x", tokens(-50))])]).await;
+    let found = peek(&*store, new.key(), NOW).await.expect("a bucket");
+    assert_eq!(found.cells()[0].tokens, tokens(20), "no higher than the capacity it has now");
+    assert_eq!(found.limits(), new.limits(), "a lease with old limits does not bring them back");
+}
+
+pub async fn an_overflow_is_an_error_and_changes_nothing(store: Arc<dyn Store>) {
+    let set = limits([without_refill("x", 10), without_refill("y", 10)]);
+    let target = forever(bucket("a", "r"), &set);
+    let takes = [("x", tokens(1)), ("y", tokens(1))];
+    let shard = take(&*store, NOW, [leg(&target, takes)]).await[0].shard;
+    let deepest = Millitokens::new(i64::MAX);
+    settle(&*store, NOW, [settlement(&target, shard, [("y", deepest)])]).await;
+    let before = peek(&*store, target.key(), NOW).await.as_ref().map(seen);
+
+    // The difference of x alone would fit.
+    let differences = [settlement(&target, shard, [("x", tokens(3)), ("y", deepest)])];
+    let error = store.settle(&differences, NOW).await.expect_err("y must overflow");
+    assert_eq!(error.kind(), StoreErrorKind::Rejected, "it will never fit");
+    assert_eq!(error.applied(), Applied::No);
+    let after = peek(&*store, target.key(), NOW).await.as_ref().map(seen);
+    assert_eq!(after, before, "neither x nor y has changed");
+    settle(&*store, NOW, [settlement(&target, shard, [("x", tokens(3))])]).await;
+    assert_eq!(balance(&*store, target.key(), "x", NOW).await, Some(tokens(6)));
+}
+
+pub async fn settling_nothing_is_no_error(store: Arc<dyn Store>) {
+    let (target, shard) = bucket_of_ten(&*store, 4).await;
+    settle(&*store, NOW, []).await;
+    settle(&*store, NOW, [settlement(&target, shard, [])]).await;
+    settle(&*store, NOW, [settlement(&target, shard, [("rpm", tokens(0))])]).await;
+    assert_eq!(balance(&*store, target.key(), "rpm", NOW).await, Some(tokens(6)));
+}

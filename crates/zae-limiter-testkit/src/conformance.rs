@@ -1,0 +1,350 @@
+//! The macros that turn the checks into tests, and what the tests run on.
+
+use std::any::Any;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+use tokio::runtime::{Builder, Runtime};
+use zae_limiter_core::Store;
+
+/// A fresh, empty store, and whatever must live as long as it does: a temporary directory, a
+/// server process. Made from an `Arc` of a store, or a pair of that and the guard.
+pub struct Fixture {
+    store: Arc<dyn Store>,
+    // Only dropped, after the store.
+    _guard: Box<dyn Any + Send>,
+}
+
+impl Fixture {
+    /// A store that needs nothing beside it.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self::guarded(store, ())
+    }
+
+    /// A store, and a guard that is dropped after it.
+    pub fn guarded(store: Arc<dyn Store>, guard: impl Any + Send) -> Self {
+        Self { store, _guard: Box::new(guard) }
+    }
+}
+
+impl fmt::Debug for Fixture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fixture").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> From<Arc<S>> for Fixture {
+    fn from(store: Arc<S>) -> Self {
+        Self::new(store)
+    }
+}
+
+impl From<Arc<dyn Store>> for Fixture {
+    fn from(store: Arc<dyn Store>) -> Self {
+        Self::new(store)
+    }
+}
+
+impl<S: Store, G: Any + Send> From<(Arc<S>, G)> for Fixture {
+    fn from((store, guard): (Arc<S>, G)) -> Self {
+        Self::guarded(store, guard)
+    }
+}
+
+impl<G: Any + Send> From<(Arc<dyn Store>, G)> for Fixture {
+    fn from((store, guard): (Arc<dyn Store>, G)) -> Self {
+        Self::guarded(store, guard)
+    }
+}
+
+/// Runs one check on a fresh store, on the current thread.
+pub fn run<Made, Check>(make: impl Fn() -> Made, check: impl FnOnce(Arc<dyn Store>) -> Check)
+where
+    Made: Future<Output: Into<Fixture>>,
+    Check: Future<Output = ()>,
+{
+    run_on(&Builder::new_current_thread().enable_all().build().expect("a runtime"), make, check);
+}
+
+/// Runs one check on a fresh store, on several threads.
+pub fn run_on_threads<Made, Check>(
+    make: impl Fn() -> Made,
+    check: impl FnOnce(Arc<dyn Store>) -> Check,
+) where
+    Made: Future<Output: Into<Fixture>>,
+    Check: Future<Output = ()>,
+{
+    let threads = Builder::new_multi_thread().worker_threads(4).enable_all().build();
+    run_on(&threads.expect("a runtime"), make, check);
+}
+
+fn run_on<Made, Check>(
+    runtime: &Runtime,
+    make: impl Fn() -> Made,
+    check: impl FnOnce(Arc<dyn Store>) -> Check,
+) where
+    Made: Future<Output: Into<Fixture>>,
+    Check: Future<Output = ()>,
+{
+    runtime.block_on(async {
+        // The store is made, used and dropped within the runtime, which it may spawn tasks on.
+        let fixture: Fixture = make().await.into();
+        check(Arc::clone(&fixture.store)).await;
+        drop(fixture);
+    });
+}
+
+/// Tests a store against the whole contract of [`Store`](zae_limiter_core::Store), usage records
+/// that the store books itself excepted.
+///
+/// The first argument names the module in which the tests will stand. The second is a closure or
+/// function without arguments whose future gives a fresh, empty store: an `Arc` of it, or a pair of
+/// that and a guard that has to live as long, or a [`Fixture`]. It is called once for each test, on
+/// the tokio runtime of that test.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zae_limiter_core::Store;
+/// # fn open() -> Arc<dyn Store> { unimplemented!() }
+/// zae_limiter_testkit::conformance_tests!(my_store, || async { open() });
+/// ```
+#[macro_export]
+macro_rules! conformance_tests {
+    ($module:ident, $make:expr) => {
+        $crate::__tests! { $module, $make,
+            admission: run {
+                an_absent_bucket_is_full,
+                what_is_left_is_told_in_the_order_of_the_takes,
+                nothing_is_taken_when_one_limit_refuses,
+                nothing_is_taken_when_one_leg_refuses,
+                a_chain_of_eight_is_taken_together,
+                limits_that_are_not_asked_are_not_checked,
+                an_amount_of_zero_checks_nothing_even_in_debt,
+                the_largest_amount_can_be_taken,
+                buckets_are_told_apart_by_namespace_entity_and_resource,
+                an_answer_now_is_the_answer_that_acquire_gives,
+            }
+            refusal: run {
+                a_refusal_lists_every_limit_that_was_asked,
+                a_wait_is_exact_to_the_millisecond,
+                a_wait_of_a_clock_that_lags_counts_from_the_last_refill,
+                a_refused_plan_changes_no_balance_and_creates_no_bucket,
+                a_refused_plan_pays_out_no_time,
+                a_refused_plan_does_not_make_the_bucket_follow,
+                a_refused_plan_renews_no_lifetime,
+            }
+            refill: run {
+                a_slow_limit_earns_beside_a_busy_one,
+                an_idle_bucket_fills_to_its_capacity_and_no_higher,
+                a_clock_that_runs_back_pays_nothing,
+                the_ends_of_time_do_no_harm,
+            }
+            following: run {
+                a_lower_capacity_cuts_the_balance,
+                a_higher_capacity_grants_nothing_at_once,
+                a_changed_rate_earns_from_then_on,
+                a_new_limit_starts_full,
+                a_limit_missing_from_the_plan_keeps_its_balance,
+                cells_count_in_the_limits_of_the_plan,
+                reconfigure_gives_exactly_the_limits,
+                reconfigure_leaves_an_absent_bucket_absent,
+                reconfigure_leaves_an_expired_bucket_absent,
+            }
+            settling: run {
+                settling_takes_into_debt_and_the_debt_is_repaid,
+                settling_gives_back_what_was_taken,
+                giving_back_stops_at_the_capacity,
+                time_is_paid_out_before_a_settlement,
+                differences_of_several_limits_and_buckets_all_count,
+                settling_an_absent_bucket_creates_none,
+                settling_an_expired_bucket_creates_none,
+                settling_a_limit_that_is_gone_is_passed_over,
+                settling_by_old_limits_keeps_the_new_ones,
+                an_overflow_is_an_error_and_changes_nothing,
+                settling_nothing_is_no_error,
+            }
+            lifetimes: run {
+                an_idle_bucket_is_absent_exactly_from_its_expiry_on,
+                an_acquire_renews_the_lifetime,
+                a_debt_delays_the_expiry,
+                a_bucket_kept_forever_never_expires,
+                a_lifetime_changes_with_the_plan,
+                reconfigure_changes_the_lifetime,
+            }
+            peeking: run {
+                buckets_are_peeked_in_the_order_of_the_keys,
+                peeking_changes_nothing,
+                a_bucket_at_the_bounds_of_its_limits_is_kept_whole,
+            }
+            random: run {
+                a_random_run_equals_the_oracle_while_rates_change,
+                a_random_run_equals_the_oracle_while_limits_come_and_go,
+            }
+            records: run {
+                records_are_read_in_the_order_of_the_keys,
+                bucket_keys_give_no_record,
+                a_put_replaces_the_whole_record,
+                each_condition_holds_when_it_should,
+                a_conflict_names_its_place_and_changes_nothing,
+                a_batch_of_all_kinds_of_writes_is_made_together,
+                a_full_batch_is_written_and_read,
+                an_empty_batch_is_no_error,
+                deleting_passes_over_what_is_not_there,
+                a_deleted_bucket_is_full_again,
+                keys_of_different_kinds_do_not_meet,
+            }
+            round_trips: run {
+                entities_come_back_as_they_were_put,
+                configs_come_back_as_they_were_put,
+                audit_events_come_back_as_they_were_put,
+                usage_comes_back_as_it_was_put,
+                namespaces_come_back_as_they_were_put,
+            }
+            lists: run {
+                children_are_listed_by_id,
+                a_child_that_moves_is_listed_under_its_new_parent,
+                entity_configs_are_listed_by_entity,
+                audit_events_are_listed_newest_first,
+                usage_of_an_entity_is_listed_by_resource_and_start,
+                usage_of_a_resource_is_listed_by_start_and_entity,
+                namespaces_are_listed_by_id,
+                buckets_of_an_entity_are_listed_by_resource,
+                buckets_on_a_resource_are_listed_by_entity,
+                resources_are_listed_by_name_and_once,
+                what_is_deleted_is_no_longer_listed,
+                an_empty_store_lists_nothing,
+            }
+            paging: run {
+                records_that_stay_are_listed_once_while_others_come_and_go,
+                buckets_that_stay_are_listed_once_while_others_come_and_go,
+                keys_that_stay_are_listed_once_while_others_come_and_go,
+                resources_that_stay_are_listed_once_while_others_come_and_go,
+                a_garbled_cursor_is_an_error,
+            }
+            scopes: run {
+                the_scope_of_an_entity_is_all_that_belongs_to_it,
+                the_scope_of_a_namespace_is_all_within_it,
+                namespaces_do_not_see_each_other,
+                deleting_an_entity_page_by_page_leaves_nothing_of_it,
+                five_thousand_items_are_purged_in_pages,
+            }
+            concurrency: run_on_threads {
+                exactly_what_is_there_is_admitted_to_many_tasks,
+                chains_in_opposite_order_do_not_deadlock,
+                every_concurrent_settlement_counts,
+                one_of_many_conditional_writes_wins,
+                one_of_many_writes_of_a_version_wins,
+                aborted_acquires_leave_what_the_others_took,
+            }
+            cancellation: run {
+                an_acquire_that_is_never_polled_does_nothing,
+                changes_that_are_never_polled_do_nothing,
+                a_dropped_acquire_leaves_no_tokens_taken,
+                an_acquire_dropped_when_its_answer_is_ready_leaves_no_tokens_taken,
+                a_dropped_settlement_is_carried_out,
+                a_dropped_batch_is_written_whole_or_not_at_all,
+            }
+        }
+    };
+}
+
+/// Tests that nobody ever sees a chain half taken, for stores that take from all its buckets in one
+/// step. The arguments are those of [`conformance_tests!`].
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zae_limiter_core::Store;
+/// # fn open() -> Arc<dyn Store> { unimplemented!() }
+/// zae_limiter_testkit::one_step_conformance_tests!(my_store_steps, || async { open() });
+/// ```
+#[macro_export]
+macro_rules! one_step_conformance_tests {
+    ($module:ident, $make:expr) => {
+        $crate::__tests! { $module, $make,
+            concurrency: run_on_threads {
+                a_chain_is_seen_whole_or_not_at_all,
+            }
+        }
+    };
+}
+
+/// Tests the usage records of a store that keeps them itself, with
+/// [`UsageSettings::default`](zae_limiter_core::UsageSettings). The arguments are those of
+/// [`conformance_tests!`].
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zae_limiter_core::Store;
+/// # fn open() -> Arc<dyn Store> { unimplemented!() }
+/// zae_limiter_testkit::usage_conformance_tests!(my_store_usage, || async { open() });
+/// ```
+#[macro_export]
+macro_rules! usage_conformance_tests {
+    ($module:ident, $make:expr) => {
+        $crate::__tests! { $module, $make,
+            usage: run {
+                what_is_taken_is_booked_to_every_window,
+                what_is_settled_is_booked_to_its_own_moment,
+                a_refused_plan_books_nothing,
+                a_chain_books_each_entity,
+                windows_turn_at_their_borders,
+                a_clock_that_runs_back_books_to_its_own_window,
+                usage_outlives_its_bucket,
+                usage_outlives_its_limit,
+                a_record_is_kept_for_the_retention_after_its_window,
+                listed_usage_is_ordered_and_paged,
+                a_dropped_acquire_is_not_booked,
+                a_random_run_is_booked_to_the_millitoken,
+            }
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __tests {
+    ($module:ident, $make:expr, $($topic:ident: $runner:ident { $($check:ident,)+ })+) => {
+        #[cfg(test)]
+        mod $module {
+            #[allow(unused_imports)]
+            use super::*;
+
+            $(
+                mod $topic {
+                    #[allow(unused_imports)]
+                    use super::*;
+
+                    $(
+                        #[test]
+                        fn $check() {
+                            $crate::$runner($make, $crate::checks::$topic::$check);
+                        }
+                    )+
+                }
+            )+
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    /// A check that no macro names would never run.
+    #[test]
+    fn every_check_is_named_by_a_macro() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let macros = std::fs::read_to_string(source.join("conformance.rs")).unwrap();
+        let named: BTreeSet<&str> =
+            macros.lines().filter_map(|line| line.trim().strip_suffix(',')).collect();
+        for file in std::fs::read_dir(source.join("checks")).unwrap() {
+            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+            for line in text.lines().filter_map(|line| line.strip_prefix("pub async fn ")) {
+                let check = line.split('(').next().unwrap();
+                assert!(named.contains(check), "add {check} to a macro");
+            }
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! A store that fails, hangs and waits when it is told to.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Waker};
+
+use tokio::sync::Semaphore;
+use zae_limiter_core::{
+    Admission, Answer, Bucket, BucketKey, BucketQuery, Key, NamespaceId, Page, PageRequest, Plan,
+    Query, Record, ResourceList, ResourceName, Scope, Settlement, Store, StoreError,
+    StoreErrorKind, StoredBucket, Take, Target, Timestamp, Write, Written,
+};
+
+/// A method of [`Store`]. `acquire` and `acquire_now` are one: callers use either.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Call {
+    /// [`Store::acquire`], and [`Store::acquire_now`] where that answers.
+    Acquire,
+    /// [`Store::settle`].
+    Settle,
+    /// [`Store::peek`].
+    Peek,
+    /// [`Store::reconfigure`].
+    Reconfigure,
+    /// [`Store::get`].
+    Get,
+    /// [`Store::write`].
+    Write,
+    /// [`Store::delete`].
+    Delete,
+    /// [`Store::list`].
+    List,
+    /// [`Store::list_buckets`].
+    ListBuckets,
+    /// [`Store::list_keys`].
+    ListKeys,
+    /// [`Store::list_resources`].
+    ListResources,
+}
+
+/// What goes wrong with a call.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// It fails, and nothing was done ([`Applied::No`](zae_limiter_core::Applied::No)).
+    FailBefore(StoreErrorKind),
+    /// It is carried out, and its answer is lost
+    /// ([`Applied::Maybe`](zae_limiter_core::Applied::Maybe)).
+    FailAfter(StoreErrorKind),
+    /// It does nothing and never ends.
+    Hang,
+    /// It does nothing until the gate is opened, and is then carried out.
+    HoldBefore(Gate),
+    /// It is carried out, and its answer waits until the gate is opened. An acquire that is
+    /// dropped meanwhile gives back what it took, as the contract demands.
+    HoldAfter(Gate),
+}
+
+/// Holds calls until it is opened by hand. Clones are the same gate.
+#[derive(Clone)]
+pub struct Gate {
+    /// Closed when the gate is open: then nobody waits for a permit any more.
+    barrier: Arc<Semaphore>,
+    /// One permit for each call that has come to the gate.
+    arrivals: Arc<Semaphore>,
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self { barrier: Arc::new(Semaphore::new(0)), arrivals: Arc::new(Semaphore::new(0)) }
+    }
+}
+
+impl Gate {
+    /// A gate that is shut.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Lets everybody pass, now and from now on.
+    pub fn open(&self) {
+        self.barrier.close();
+    }
+
+    /// Completes when a call has come to the gate; the next time, when another one has.
+    pub async fn reached(&self) {
+        self.arrivals.acquire().await.expect("never closed").forget();
+    }
+
+    async fn pass(&self) {
+        self.arrivals.add_permits(1);
+        // The only permits there are is none: this ends when the gate is opened.
+        let _ = self.barrier.acquire().await;
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").field("open", &self.barrier.is_closed()).finish()
+    }
+}
+
+/// A store that does what the one within does, except where a fault is scripted, and counts the
+/// calls.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zae_limiter_core::{Store, StoreErrorKind};
+/// use zae_limiter_testkit::{Call, Fault, Faulty};
+///
+/// # async fn example(store: Arc<dyn Store>) {
+/// let faulty = Faulty::new(store);
+/// faulty.script(Call::Get, Fault::FailBefore(StoreErrorKind::Unavailable));
+/// assert!(faulty.get(&[]).await.is_err());
+/// assert!(faulty.get(&[]).await.is_ok());
+/// assert_eq!(faulty.calls(Call::Get), 2);
+/// # }
+/// ```
+pub struct Faulty<S: ?Sized> {
+    inner: Arc<S>,
+    // A std mutex: it is never held across an await.
+    script: Mutex<Script>,
+}
+
+#[derive(Debug, Default)]
+struct Script {
+    /// What the next calls of each method meet, in turn.
+    next: BTreeMap<Call, VecDeque<Fault>>,
+    /// What every other call meets.
+    outage: Option<Fault>,
+    /// How often each method was called.
+    calls: BTreeMap<Call, usize>,
+}
+
+impl<S: Store + ?Sized> Faulty<S> {
+    /// Wraps a store; no fault is scripted.
+    pub fn new(inner: Arc<S>) -> Self {
+        Self { inner, script: Mutex::default() }
+    }
+
+    /// The store within, to look at it behind the faults.
+    pub fn inner(&self) -> &Arc<S> {
+        &self.inner
+    }
+
+    /// The next call of this method, after those already scripted, meets the fault.
+    pub fn script(&self, call: Call, fault: Fault) {
+        self.lock().next.entry(call).or_default().push_back(fault);
+    }
+
+    /// Every call of any method meets the fault, until [`heal`](Self::heal). Faults scripted for a
+    /// method come first.
+    pub fn break_down(&self, fault: Fault) {
+        self.lock().outage = Some(fault);
+    }
+
+    /// Forgets all faults.
+    pub fn heal(&self) {
+        let mut script = self.lock();
+        script.outage = None;
+        script.next.clear();
+    }
+
+    /// How often the method was called: a call counts when its future is polled first.
+    pub fn calls(&self, call: Call) -> usize {
+        self.lock().calls.get(&call).copied().unwrap_or_default()
+    }
+
+    /// How often any method was called.
+    pub fn all_calls(&self) -> usize {
+        self.lock().calls.values().sum()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_fault_for(&self, call: Call) -> bool {
+        let script = self.lock();
+        script.outage.is_some() || script.next.get(&call).is_some_and(|queue| !queue.is_empty())
+    }
+
+    fn count(&self, call: Call) {
+        *self.lock().calls.entry(call).or_default() += 1;
+    }
+
+    /// Counts the call and takes the fault that it meets.
+    fn begin(&self, call: Call) -> Option<Fault> {
+        self.count(call);
+        let mut script = self.lock();
+        let scripted = script.next.get_mut(&call).and_then(VecDeque::pop_front);
+        scripted.or_else(|| script.outage.clone())
+    }
+
+    fn meet<'a, T: Send + 'a>(&'a self, call: Call, carry_out: Answer<'a, T>) -> Answer<'a, T> {
+        self.meet_or_undo(call, carry_out, |_| {})
+    }
+
+    /// `undo` is given an answer that is dropped at the gate.
+    fn meet_or_undo<'a, T: Send + 'a>(
+        &'a self,
+        call: Call,
+        carry_out: Answer<'a, T>,
+        undo: impl FnMut(T) + Send + 'a,
+    ) -> Answer<'a, T> {
+        let failed = move |kind| StoreError::new(kind, format!("scripted failure of {call:?}"));
+        Box::pin(async move {
+            match self.begin(call) {
+                None => carry_out.await,
+                Some(Fault::FailBefore(kind)) => Err(failed(kind)),
+                Some(Fault::FailAfter(kind)) => {
+                    carry_out.await?;
+                    Err(failed(kind).maybe_applied())
+                }
+                Some(Fault::Hang) => std::future::pending().await,
+                Some(Fault::HoldBefore(gate)) => {
+                    gate.pass().await;
+                    carry_out.await
+                }
+                Some(Fault::HoldAfter(gate)) => {
+                    let mut held = Held { answer: Some(carry_out.await?), undo };
+                    gate.pass().await;
+                    Ok(held.answer.take().expect("only taken here"))
+                }
+            }
+        })
+    }
+
+    /// Gives back what an acquire took.
+    fn give_back(&self, plan: &Plan, admission: Admission) {
+        let Admission::Taken(taken) = admission else {
+            return;
+        };
+        let legs = plan.legs.iter().zip(&taken);
+        let settlements: Vec<Settlement> = legs
+            .map(|(leg, taken)| Settlement {
+                target: Arc::clone(&leg.target),
+                shard: taken.shard,
+                differences: leg
+                    .takes
+                    .iter()
+                    .map(|take| Take { amount: -take.amount, ..*take })
+                    .collect(),
+            })
+            .collect();
+        // A settlement that was polled once is carried out, and a drop can do no more than that.
+        let mut settle = pin!(self.inner.settle(&settlements, plan.now));
+        let _ = settle.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    }
+}
+
+/// An answer that waits at a gate.
+struct Held<T, U: FnMut(T)> {
+    answer: Option<T>,
+    undo: U,
+}
+
+impl<T, U: FnMut(T)> Drop for Held<T, U> {
+    fn drop(&mut self) {
+        if let Some(answer) = self.answer.take() {
+            (self.undo)(answer);
+        }
+    }
+}
+
+impl<S: Store + ?Sized> fmt::Debug for Faulty<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faulty").field("inner", &self.inner).field("script", &*self.lock()).finish()
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<S: Store + ?Sized> Store for Faulty<S> {
+    fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {
+        // An answer on the spot could neither hang nor wait.
+        if self.has_fault_for(Call::Acquire) {
+            return None;
+        }
+        let answer = self.inner.acquire_now(plan)?;
+        self.count(Call::Acquire);
+        Some(answer)
+    }
+
+    fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission> {
+        let undo = |admission| self.give_back(plan, admission);
+        self.meet_or_undo(Call::Acquire, self.inner.acquire(plan), undo)
+    }
+
+    fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()> {
+        self.meet(Call::Settle, self.inner.settle(settlements, now))
+    }
+
+    fn peek<'a>(
+        &'a self,
+        keys: &'a [BucketKey],
+        now: Timestamp,
+    ) -> Answer<'a, Vec<Option<Bucket>>> {
+        self.meet(Call::Peek, self.inner.peek(keys, now))
+    }
+
+    fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()> {
+        self.meet(Call::Reconfigure, self.inner.reconfigure(target, now))
+    }
+
+    fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>> {
+        self.meet(Call::Get, self.inner.get(keys))
+    }
+
+    fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written> {
+        self.meet(Call::Write, self.inner.write(batch))
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()> {
+        self.meet(Call::Delete, self.inner.delete(keys))
+    }
+
+    fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>> {
+        self.meet(Call::List, self.inner.list(query, page))
+    }
+
+    fn list_buckets<'a>(
+        &'a self,
+        query: &'a BucketQuery,
+        page: &'a PageRequest,
+    ) -> Answer<'a, Page<StoredBucket>> {
+        self.meet(Call::ListBuckets, self.inner.list_buckets(query, page))
+    }
+
+    fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>> {
+        self.meet(Call::ListKeys, self.inner.list_keys(scope, page))
+    }
+
+    fn list_resources<'a>(
+        &'a self,
+        namespace: &'a NamespaceId,
+        which: ResourceList,
+        page: &'a PageRequest,
+    ) -> Answer<'a, Page<ResourceName>> {
+        self.meet(Call::ListResources, self.inner.list_resources(namespace, which, page))
+    }
+}
