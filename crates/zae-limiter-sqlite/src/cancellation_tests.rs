@@ -1,0 +1,236 @@
+//! A future that is dropped leaves no tokens taken, whenever that happens. The writer is stopped
+//! at a gate, so that "whenever" is an exact place.
+
+use std::sync::mpsc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use zae_limiter_core::{Leg, Lifetime, Limit, LimitSet, amount};
+
+use super::*;
+
+const NOW: Timestamp = Timestamp::from_millis(1_794_752_736_789);
+
+/// A writer that stands in the middle of a transaction.
+struct Gate {
+    reached: mpsc::Receiver<()>,
+    open: mpsc::Sender<()>,
+}
+
+impl Gate {
+    fn put(store: &SqliteStore) -> Self {
+        let (reached_tx, reached) = mpsc::channel();
+        let (open, open_rx) = mpsc::channel();
+        store.shared.writer.put(Job::Gate(reached_tx, open_rx)).unwrap();
+        Self { reached, open }
+    }
+
+    fn wait_until_reached(&self) {
+        self.reached.recv().unwrap();
+    }
+
+    fn open(self) {
+        self.open.send(()).unwrap();
+    }
+}
+
+fn open() -> (TempDir, SqliteStore) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(folder.path().join("limits.db")).unwrap();
+    (folder, store)
+}
+
+fn target(id: &str) -> Arc<Target> {
+    let key = BucketKey {
+        namespace: NamespaceId::new("AbCdEfGhIj_").unwrap(),
+        entity: zae_limiter_core::EntityId::new(id).unwrap(),
+        resource: ResourceName::new("gpt-4").unwrap(),
+    };
+    let limits = Arc::new(LimitSet::new([Limit::per_day("rpm", 10)]).unwrap());
+    Arc::new(Target::new(key, limits, Lifetime::Idle(Duration::from_secs(86_400))))
+}
+
+fn plan(targets: &[&Arc<Target>], tokens: u64) -> Plan {
+    let take = Take { cell: 0, amount: amount(tokens).unwrap() };
+    let leg = |target: &&Arc<Target>| Leg {
+        target: Arc::clone(target),
+        takes: [take].into_iter().collect(),
+    };
+    Plan { now: NOW, legs: targets.iter().map(leg).collect() }
+}
+
+/// Polls once; the answer cannot be there yet.
+fn submit<T>(future: &mut Answer<'_, T>) {
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(matches!(future.as_mut().poll(&mut context), Poll::Pending));
+}
+
+/// All that was submitted before this is done.
+async fn barrier(store: &SqliteStore) {
+    store.settle(&[], NOW).await.unwrap();
+}
+
+async fn tokens(store: &SqliteStore, target: &Target) -> Option<i64> {
+    let keys = [target.key().clone()];
+    let bucket = store.peek(&keys, NOW).await.unwrap().pop().unwrap();
+    bucket.map(|bucket| bucket.cells()[0].tokens.whole_tokens())
+}
+
+#[tokio::test]
+async fn a_future_that_was_never_polled_has_done_nothing() {
+    let (_folder, store) = open();
+    let target = target("key-1");
+    let plan = plan(&[&target], 3);
+    drop(store.acquire(&plan));
+    let settlements = [Settlement {
+        target: Arc::clone(&target),
+        shard: 0,
+        differences: plan.legs[0].takes.clone(),
+    }];
+    drop(store.settle(&settlements, NOW));
+    barrier(&store).await;
+    assert_eq!(tokens(&store, &target).await, None);
+}
+
+#[tokio::test]
+async fn an_acquire_dropped_while_it_waits_is_never_done() {
+    let (_folder, store) = open();
+    let target = target("key-1");
+    let plan = plan(&[&target], 3);
+    let gate = Gate::put(&store);
+    gate.wait_until_reached();
+    let mut acquire = store.acquire(&plan);
+    submit(&mut acquire);
+    drop(acquire);
+    gate.open();
+    barrier(&store).await;
+    assert_eq!(tokens(&store, &target).await, None, "there is not even a full bucket");
+}
+
+#[tokio::test]
+async fn an_acquire_dropped_while_it_is_done_is_given_back() {
+    let (_folder, store) = open();
+    let (child, parent) = (target("child"), target("parent"));
+    let plan = plan(&[&child, &parent], 3);
+    let first = Gate::put(&store);
+    first.wait_until_reached();
+    // The acquire and the second gate go into the same transaction.
+    let mut acquire = store.acquire(&plan);
+    submit(&mut acquire);
+    let second = Gate::put(&store);
+    first.open();
+    second.wait_until_reached();
+    drop(acquire);
+    second.open();
+    barrier(&store).await;
+    barrier(&store).await;
+    assert_eq!(tokens(&store, &child).await, Some(10));
+    assert_eq!(tokens(&store, &parent).await, Some(10));
+}
+
+#[tokio::test]
+async fn an_acquire_dropped_with_its_answer_unread_is_given_back() {
+    let (_folder, store) = open();
+    let target = target("key-1");
+    let plan = plan(&[&target], 3);
+    let mut acquire = store.acquire(&plan);
+    submit(&mut acquire);
+    barrier(&store).await;
+    assert_eq!(tokens(&store, &target).await, Some(7));
+    drop(acquire);
+    barrier(&store).await;
+    assert_eq!(tokens(&store, &target).await, Some(10));
+}
+
+#[tokio::test]
+async fn an_acquire_that_was_answered_stays_taken() {
+    let (_folder, store) = open();
+    let target = target("key-1");
+    let plan = plan(&[&target], 3);
+    let mut acquire = store.acquire(&plan);
+    assert!(matches!(acquire.as_mut().await, Ok(Admission::Taken(_))));
+    drop(acquire);
+    barrier(&store).await;
+    assert_eq!(tokens(&store, &target).await, Some(7));
+}
+
+#[tokio::test]
+async fn a_refused_acquire_that_was_dropped_gives_nothing_back() {
+    let (_folder, store) = open();
+    let target = target("key-1");
+    store.acquire(&plan(&[&target], 8)).await.unwrap();
+    let plan = plan(&[&target], 3);
+    let mut acquire = store.acquire(&plan);
+    submit(&mut acquire);
+    barrier(&store).await;
+    drop(acquire);
+    barrier(&store).await;
+    assert_eq!(tokens(&store, &target).await, Some(2));
+}
+
+#[tokio::test]
+async fn a_settle_that_was_polled_is_carried_out() {
+    let (folder, store) = open();
+    let target = target("key-1");
+    let taken = plan(&[&target], 3);
+    store.acquire(&taken).await.unwrap();
+    let differences = plan(&[&target], 2).legs[0].takes.clone();
+    let settlements = [Settlement { target: Arc::clone(&target), shard: 0, differences }];
+    let gate = Gate::put(&store);
+    gate.wait_until_reached();
+    let mut settle = store.settle(&settlements, NOW);
+    submit(&mut settle);
+    drop(settle);
+    gate.open();
+    // Not even the end of the store comes in between.
+    drop(store);
+    let store = SqliteStore::open(folder.path().join("limits.db")).unwrap();
+    assert_eq!(tokens(&store, &target).await, Some(5));
+}
+
+#[tokio::test]
+async fn what_is_given_back_is_so_before_the_store_ends() {
+    let (folder, store) = open();
+    let target = target("key-1");
+    let plan = plan(&[&target], 3);
+    let mut acquire = store.acquire(&plan);
+    submit(&mut acquire);
+    barrier(&store).await;
+    drop(acquire);
+    drop(store);
+    let store = SqliteStore::open(folder.path().join("limits.db")).unwrap();
+    assert_eq!(tokens(&store, &target).await, Some(10));
+}
+
+#[tokio::test]
+async fn the_threads_end_with_the_last_handle() {
+    let (_folder, store) = open();
+    let (writer, reader) =
+        (Arc::downgrade(&store.shared.writer), Arc::downgrade(&store.shared.reader));
+    let clone = store.clone();
+    drop(store);
+    barrier(&clone).await;
+    drop(clone);
+    // Each thread holds its queue until it ends.
+    assert!(writer.upgrade().is_none() && reader.upgrade().is_none());
+}
+
+#[tokio::test]
+async fn a_batch_takes_what_came_while_the_last_one_was_done() {
+    let (_folder, store) = open();
+    let target = target("key-1");
+    let plan = plan(&[&target], 1);
+    let gate = Gate::put(&store);
+    gate.wait_until_reached();
+    let mut waiting: Vec<_> = (0..20).map(|_| store.acquire(&plan)).collect();
+    waiting.iter_mut().for_each(submit);
+    gate.open();
+    let mut admissions = Vec::new();
+    for acquire in waiting {
+        admissions.push(matches!(acquire.await.unwrap(), Admission::Taken(_)));
+    }
+    // First come, first served.
+    assert_eq!(admissions, [[true; 10], [false; 10]].concat());
+    assert_eq!(tokens(&store, &target).await, Some(0));
+}

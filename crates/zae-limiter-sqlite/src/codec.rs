@@ -1,0 +1,416 @@
+//! The bytes of a bucket's state, of a set of limits and of a usage record.
+//!
+//! Every encoding starts with a version. Numbers are LEB128, signed ones zigzag, names have a
+//! length before them. There is one way to write a value: the decoder refuses everything else, so
+//! that bytes which decode are bytes that were written here. It allocates no more than a few times
+//! the input, and never panics.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use zae_limiter_core::account::Account;
+use zae_limiter_core::{
+    Bucket, Cell, LIMITS_MAX, LimitName, LimitSet, Millitokens, Rate, Timestamp,
+};
+
+const VERSION: u8 = 1;
+
+/// Why bytes are not what was expected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Malformed(&'static str);
+
+/// Writes an account without its expiry, which has a column of its own.
+pub(crate) fn encode_account(account: &Account, out: &mut Vec<u8>) {
+    let bucket = &account.bucket;
+    out.clear();
+    out.push(VERSION);
+    put_signed(out, bucket.refilled_at().as_millis());
+    put_signed(out, account.hour);
+    put_number(out, account.events);
+    put_number(out, bucket.cells().len() as u64);
+    for ((name, rate), cell) in bucket.limits().iter().zip(bucket.cells()) {
+        put_limit(out, name, rate);
+        put_signed(out, cell.tokens.get());
+        put_number(out, cell.remainder);
+        put_signed(out, cell.consumed.get());
+        put_signed(out, cell.unbooked.get());
+    }
+}
+
+/// Reads an account. `known` are the limits it probably has: when they are, the account shares
+/// them and no name is allocated.
+pub(crate) fn decode_account(
+    bytes: &[u8],
+    expires_at: Option<Timestamp>,
+    known: Option<&Arc<LimitSet>>,
+) -> Result<Account, Malformed> {
+    let mut input = Input::versioned(bytes)?;
+    let refilled_at = Timestamp::from_millis(input.signed()?);
+    let hour = input.signed()?;
+    let events = input.number()?;
+    let count = input.limit_count()?;
+    let mut limits = Limits::new(known.filter(|known| known.len() == count));
+    let mut cells: SmallVec<[Cell; 2]> = SmallVec::new();
+    for _ in 0..count {
+        let (name, rate) = input.limit()?;
+        limits.push(name, rate)?;
+        let cell = Cell {
+            tokens: Millitokens::new(input.signed()?),
+            remainder: input.number()?,
+            consumed: Millitokens::new(input.signed()?),
+            unbooked: Millitokens::new(input.signed()?),
+        };
+        let is_full = cell.tokens == rate.capacity();
+        if cell.tokens > rate.capacity() || cell.remainder >= rate.period_ms() {
+            return Err(Malformed("a balance is above its limit"));
+        }
+        if is_full && cell.remainder > 0 {
+            return Err(Malformed("a full bucket has a remainder"));
+        }
+        cells.push(cell);
+    }
+    input.end()?;
+    let bucket = Bucket::from_parts(limits.finish()?, cells, refilled_at);
+    Ok(Account { bucket, expires_at, hour, events })
+}
+
+/// Writes a set of limits.
+pub(crate) fn encode_limits(limits: &LimitSet) -> Vec<u8> {
+    let mut out = vec![VERSION];
+    put_number(&mut out, limits.len() as u64);
+    for (name, rate) in limits.iter() {
+        put_limit(&mut out, name, rate);
+    }
+    out
+}
+
+/// Reads a set of limits.
+pub(crate) fn decode_limits(bytes: &[u8]) -> Result<LimitSet, Malformed> {
+    let mut input = Input::versioned(bytes)?;
+    let count = input.limit_count()?;
+    let mut limits = Limits::new(None);
+    for _ in 0..count {
+        let (name, rate) = input.limit()?;
+        limits.push(name, rate)?;
+    }
+    input.end()?;
+    Ok(Arc::unwrap_or_clone(limits.finish()?))
+}
+
+/// Writes what was consumed of each limit.
+pub(crate) fn encode_consumed(consumed: &BTreeMap<LimitName, Millitokens>) -> Vec<u8> {
+    let mut out = vec![VERSION];
+    put_number(&mut out, consumed.len() as u64);
+    for (name, amount) in consumed {
+        put_name(&mut out, name);
+        put_signed(&mut out, amount.get());
+    }
+    out
+}
+
+/// Reads what was consumed of each limit.
+pub(crate) fn decode_consumed(bytes: &[u8]) -> Result<BTreeMap<LimitName, Millitokens>, Malformed> {
+    let mut input = Input::versioned(bytes)?;
+    let mut consumed = BTreeMap::new();
+    for _ in 0..input.number()? {
+        let name = limit_name(input.name()?)?;
+        if consumed.last_key_value().is_some_and(|(last, _)| *last >= name) {
+            return Err(Malformed("the limits are not in order"));
+        }
+        consumed.insert(name, Millitokens::new(input.signed()?));
+    }
+    input.end()?;
+    Ok(consumed)
+}
+
+fn put_limit(out: &mut Vec<u8>, name: &LimitName, rate: &Rate) {
+    put_name(out, name);
+    put_number(out, rate.capacity().get().unsigned_abs());
+    put_number(out, rate.refill_amount().get().unsigned_abs());
+    put_number(out, rate.period_ms());
+}
+
+fn put_name(out: &mut Vec<u8>, name: &LimitName) {
+    out.push(u8::try_from(name.as_str().len()).expect("a limit name has at most 64 bytes"));
+    out.extend_from_slice(name.as_str().as_bytes());
+}
+
+fn put_number(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push((number & 0x7f) as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push((number & 0x7f) as u8);
+}
+
+fn put_signed(out: &mut Vec<u8>, number: i64) {
+    put_number(out, ((number << 1) ^ (number >> 63)).cast_unsigned());
+}
+
+fn limit_name(text: &str) -> Result<LimitName, Malformed> {
+    LimitName::new(text).map_err(|_| Malformed("a limit has an invalid name"))
+}
+
+/// Limits as they are read: the known ones as long as nothing differs, then a list of its own.
+struct Limits<'a> {
+    known: Option<&'a Arc<LimitSet>>,
+    matched: usize,
+    own: Vec<(LimitName, Rate)>,
+}
+
+impl<'a> Limits<'a> {
+    fn new(known: Option<&'a Arc<LimitSet>>) -> Self {
+        Self { known, matched: 0, own: Vec::new() }
+    }
+
+    fn push(&mut self, name: &str, rate: Rate) -> Result<(), Malformed> {
+        if let Some(known) = self.known {
+            let at = self.matched;
+            if known.names()[at].as_str() == name && known.rates()[at] == rate {
+                self.matched += 1;
+                return Ok(());
+            }
+            let matched = known.iter().take(at);
+            self.own = matched.map(|(name, rate)| (name.clone(), *rate)).collect();
+            self.known = None;
+        }
+        if self.own.last().is_some_and(|(last, _)| last.as_str() >= name) {
+            return Err(Malformed("the limits are not in order"));
+        }
+        self.own.push((limit_name(name)?, rate));
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Arc<LimitSet>, Malformed> {
+        match self.known {
+            Some(known) => Ok(Arc::clone(known)),
+            None => match LimitSet::from_rates(self.own) {
+                Ok(limits) => Ok(Arc::new(limits)),
+                Err(_) => Err(Malformed("the limits are not valid")),
+            },
+        }
+    }
+}
+
+/// What is left to read.
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn versioned(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        match bytes.split_first() {
+            Some((&VERSION, rest)) => Ok(Self(rest)),
+            Some(_) => Err(Malformed("the encoding is not of this release")),
+            None => Err(Malformed("there is nothing")),
+        }
+    }
+
+    fn byte(&mut self) -> Result<u8, Malformed> {
+        let (&first, rest) = self.0.split_first().ok_or(Malformed("it ends too early"))?;
+        self.0 = rest;
+        Ok(first)
+    }
+
+    fn number(&mut self) -> Result<u64, Malformed> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            let bits = u64::from(byte & 0x7f);
+            let is_last = byte < 0x80;
+            // The tenth byte has room for one bit; a final zero would be a second spelling.
+            if (shift == 63 && bits > 1) || (is_last && bits == 0 && shift > 0) {
+                break;
+            }
+            number |= bits << shift;
+            if is_last {
+                return Ok(number);
+            }
+        }
+        Err(Malformed("a number is malformed"))
+    }
+
+    fn signed(&mut self) -> Result<i64, Malformed> {
+        let zigzag = self.number()?;
+        Ok((zigzag >> 1).cast_signed() ^ -((zigzag & 1).cast_signed()))
+    }
+
+    fn name(&mut self) -> Result<&'a str, Malformed> {
+        let length = usize::from(self.byte()?);
+        let (name, rest) = self.0.split_at_checked(length).ok_or(Malformed("it ends too early"))?;
+        self.0 = rest;
+        std::str::from_utf8(name).map_err(|_| Malformed("a name is not text"))
+    }
+
+    fn limit_count(&mut self) -> Result<usize, Malformed> {
+        let count = usize::try_from(self.number()?).unwrap_or(usize::MAX);
+        if count > LIMITS_MAX { Err(Malformed("there are too many limits")) } else { Ok(count) }
+    }
+
+    fn limit(&mut self) -> Result<(&'a str, Rate), Malformed> {
+        let name = self.name()?;
+        let (capacity, refill_amount) = (self.amount()?, self.amount()?);
+        let rate = Rate::new(capacity, refill_amount, self.number()?);
+        Ok((name, rate.map_err(|_| Malformed("a limit is out of bounds"))?))
+    }
+
+    fn amount(&mut self) -> Result<Millitokens, Malformed> {
+        let amount = i64::try_from(self.number()?);
+        amount.map(Millitokens::new).map_err(|_| Malformed("a limit is out of bounds"))
+    }
+
+    fn end(&self) -> Result<(), Malformed> {
+        if self.0.is_empty() { Ok(()) } else { Err(Malformed("it goes on after its end")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+    use super::*;
+
+    fn runner(cases: u32) -> TestRunner {
+        let config = Config { cases, failure_persistence: None, ..Config::default() };
+        TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
+    }
+
+    fn rates() -> impl Strategy<Value = Rate> {
+        let amounts = 1..=1_000_000_000_000_000_i64;
+        (amounts.clone(), amounts, 1..=1_000_000_000_000_u64).prop_map(|(capacity, refill, ms)| {
+            Rate::new(Millitokens::new(capacity), Millitokens::new(refill), ms).unwrap()
+        })
+    }
+
+    fn accounts() -> impl Strategy<Value = Account> {
+        let cell = (any::<i64>(), any::<u64>(), any::<i64>(), any::<i64>());
+        let limits = prop::collection::btree_map("[a-z][a-z0-9_.-]{0,20}x", (rates(), cell), 0..6);
+        (limits, any::<i64>(), any::<i64>(), any::<u64>(), any::<Option<i64>>()).prop_map(
+            |(limits, refilled_at, hour, events, expires_at)| {
+                let set = limits.iter().map(|(n, (rate, _))| (LimitName::new(n).unwrap(), *rate));
+                let set = Arc::new(LimitSet::from_rates(set).unwrap());
+                let cells =
+                    limits.values().map(|(_, (tokens, remainder, consumed, unbooked))| Cell {
+                        tokens: Millitokens::new(*tokens),
+                        remainder: *remainder,
+                        consumed: Millitokens::new(*consumed),
+                        unbooked: Millitokens::new(*unbooked),
+                    });
+                let refilled_at = Timestamp::from_millis(refilled_at);
+                let bucket = Bucket::from_parts(set, cells, refilled_at);
+                let expires_at = expires_at.map(Timestamp::from_millis);
+                Account { bucket, expires_at, hour, events }
+            },
+        )
+    }
+
+    fn encoded(account: &Account) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        encode_account(account, &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn an_account_comes_back_as_it_was_written() {
+        let check = |account: Account| {
+            let bytes = encoded(&account);
+            let plain = decode_account(&bytes, account.expires_at, None);
+            prop_assert_eq!(plain.as_ref(), Ok(&account));
+            let shared = decode_account(&bytes, account.expires_at, Some(account.bucket.limits()));
+            let shared = shared.unwrap();
+            prop_assert!(Arc::ptr_eq(shared.bucket.limits(), account.bucket.limits()));
+            prop_assert_eq!(&shared, &account);
+            let limits = decode_limits(&encode_limits(account.bucket.limits()));
+            prop_assert_eq!(limits.as_ref(), Ok(&**account.bucket.limits()));
+            Ok(())
+        };
+        runner(512).run(&accounts(), check).unwrap();
+    }
+
+    #[test]
+    fn limits_that_were_only_guessed_do_not_leak_into_the_account() {
+        let check = |(account, guess): (Account, Account)| {
+            let bytes = encoded(&account);
+            let read = decode_account(&bytes, account.expires_at, Some(guess.bucket.limits()));
+            prop_assert_eq!(read, Ok(account));
+            Ok(())
+        };
+        runner(512).run(&(accounts(), accounts()), check).unwrap();
+        // The worst guess: all the same but the last number.
+        let names = |last| {
+            let rate = |ms| Rate::new(Millitokens::new(5), Millitokens::new(5), ms).unwrap();
+            let limits = [("a", 7), ("b", 7), ("c", last)];
+            let limits = limits.map(|(name, ms)| (LimitName::new(name).unwrap(), rate(ms)));
+            Arc::new(LimitSet::from_rates(limits).unwrap())
+        };
+        let bucket = Bucket::full(names(7), Timestamp::from_millis(0));
+        let account = Account { bucket, expires_at: None, hour: 0, events: 0 };
+        assert_eq!(decode_account(&encoded(&account), None, Some(&names(8))), Ok(account));
+    }
+
+    #[test]
+    fn changed_bytes_are_refused_or_are_a_valid_account() {
+        let changes = (accounts(), any::<prop::sample::Index>(), any::<u8>(), any::<usize>());
+        let check = |(account, at, byte, cut): (Account, prop::sample::Index, u8, usize)| {
+            let whole = encoded(&account);
+            let mut bytes = whole.clone();
+            bytes[at.index(whole.len())] = byte;
+            if let Ok(read) = decode_account(&bytes, None, Some(account.bucket.limits())) {
+                prop_assert_eq!(&encoded(&read), &bytes);
+            }
+            prop_assert!(decode_account(&whole[..cut % whole.len()], None, None).is_err());
+            let longer = [&whole[..], &[byte]].concat();
+            prop_assert!(decode_account(&longer, None, None).is_err());
+            Ok(())
+        };
+        runner(4_096).run(&changes, check).unwrap();
+    }
+
+    #[test]
+    fn any_bytes_are_refused_or_are_the_only_spelling() {
+        let check = |mut bytes: Vec<u8>| {
+            if let Some(first) = bytes.first_mut() {
+                *first %= 3;
+            }
+            crate::fuzz_decode(&bytes);
+            if let Ok(account) = decode_account(&bytes, None, None) {
+                prop_assert_eq!(&encoded(&account), &bytes);
+            }
+            Ok(())
+        };
+        let bytes = prop::collection::vec(any::<u8>(), 0..64);
+        runner(8_192).run(&bytes, check).unwrap();
+    }
+
+    #[test]
+    fn numbers_have_one_spelling() {
+        for number in [0, 1, 127, 128, 1 << 20, u64::MAX - 1, u64::MAX] {
+            let mut bytes = Vec::new();
+            put_number(&mut bytes, number);
+            assert_eq!(Input(&bytes).number(), Ok(number));
+        }
+        for number in [0, -1, 1, i64::MIN, i64::MAX] {
+            let mut bytes = Vec::new();
+            put_signed(&mut bytes, number);
+            assert_eq!(Input(&bytes).signed(), Ok(number));
+        }
+        let too_long: &[&[u8]] = &[&[0x80, 0], &[0x80], &[0xff; 10], &[0xff; 11], &[]];
+        for bytes in too_long {
+            assert!(Input(bytes).number().is_err(), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_consumed_comes_back_as_it_was_written() {
+        let maps = prop::collection::btree_map("[a-z]{1,9}x", any::<i64>(), 0..9);
+        let check = |map: BTreeMap<String, i64>| {
+            let pairs = map.into_iter();
+            let map = pairs.map(|(n, v)| (LimitName::new(n).unwrap(), Millitokens::new(v)));
+            let map: BTreeMap<_, _> = map.collect();
+            prop_assert_eq!(decode_consumed(&encode_consumed(&map)), Ok(map));
+            Ok(())
+        };
+        runner(256).run(&maps, check).unwrap();
+    }
+}

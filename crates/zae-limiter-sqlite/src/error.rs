@@ -1,0 +1,165 @@
+//! What went wrong in SQLite, and what a caller of the store is told about it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rusqlite::ErrorCode;
+use rusqlite::ffi;
+use zae_limiter_core::{Invalid, Overflow, StoreError, StoreErrorKind};
+
+use crate::codec::Malformed;
+
+/// Why something could not be done.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// SQLite said no.
+    #[error(transparent)]
+    Sqlite(#[from] rusqlite::Error),
+    /// A row does not decode.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// A row holds a name or number that breaks a rule.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// A row holds JSON that is none.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// A debt beyond all bounds.
+    #[error(transparent)]
+    Overflow(#[from] Overflow),
+    /// The call makes no sense.
+    #[error("{0}")]
+    Rejected(&'static str),
+    /// The file is not one that this release can use.
+    #[error("{1}")]
+    Unusable(StoreErrorKind, &'static str),
+}
+
+impl Failure {
+    /// Whether somebody else holds a lock, so that trying again soon is the thing to do.
+    pub(crate) fn is_busy(&self) -> bool {
+        matches!(self.code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+    }
+
+    /// Whether there was no room for a write.
+    pub(crate) fn is_full(&self) -> bool {
+        self.kind() == StoreErrorKind::Full
+    }
+
+    /// Whether the whole store is concerned, and not one row.
+    pub(crate) fn is_outage(&self) -> bool {
+        use StoreErrorKind::{Denied, Full, Unavailable};
+        matches!(self.kind(), Unavailable | Full | Denied)
+    }
+
+    fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Self::Sqlite(error) => error.sqlite_error_code(),
+            _ => None,
+        }
+    }
+
+    fn kind(&self) -> StoreErrorKind {
+        match self {
+            Self::Sqlite(error) => sqlite_kind(error),
+            Self::Malformed(_) | Self::Invalid(_) | Self::Json(_) => StoreErrorKind::Corrupt,
+            Self::Overflow(_) | Self::Rejected(_) => StoreErrorKind::Rejected,
+            Self::Unusable(kind, _) => *kind,
+        }
+    }
+
+    /// What the caller is told. Shared, because one failure can end many calls.
+    pub(crate) fn told(self: &Arc<Self>, file: &Path) -> StoreError {
+        let kind = self.kind();
+        let file = file.display();
+        let message = match (&**self, kind) {
+            (Self::Unusable(_, message), _) => format!("{file} {message}"),
+            (Self::Rejected(message), _) => (*message).to_owned(),
+            (Self::Overflow(overflow), _) => overflow.to_string(),
+            (_, StoreErrorKind::Full) => {
+                format!("{file} cannot grow; free some space, or lift the file size limit")
+            }
+            (_, StoreErrorKind::Denied) => {
+                format!(
+                    "{file} cannot be written; check the permissions of the file and its folder"
+                )
+            }
+            (_, StoreErrorKind::Corrupt) => {
+                format!("{file} is damaged; restore it from a backup, or move it away")
+            }
+            (_, StoreErrorKind::Rejected) => format!("{file} cannot hold this; ask for less"),
+            _ if self.is_busy() => {
+                format!("{file} is locked by another program; try again, or end that program")
+            }
+            _ => format!("{file} cannot be read or written now; check the disk and try again"),
+        };
+        let error = StoreError::new(kind, message);
+        match &**self {
+            Self::Unusable(..) | Self::Rejected(_) | Self::Overflow(_) => error,
+            _ => error.caused_by(Arc::clone(self)),
+        }
+    }
+}
+
+fn sqlite_kind(error: &rusqlite::Error) -> StoreErrorKind {
+    let rusqlite::Error::SqliteFailure(inner, _) = error else {
+        // Everything else is a column that does not hold what it should.
+        return StoreErrorKind::Corrupt;
+    };
+    match inner.code {
+        ErrorCode::DiskFull => StoreErrorKind::Full,
+        // SQLite tells a full disk apart, but not a file size limit or a quota.
+        ErrorCode::SystemIoFailure => match inner.extended_code {
+            ffi::SQLITE_IOERR_WRITE | ffi::SQLITE_IOERR_SHMSIZE | ffi::SQLITE_IOERR_TRUNCATE => {
+                StoreErrorKind::Full
+            }
+            _ => StoreErrorKind::Unavailable,
+        },
+        ErrorCode::ReadOnly
+        | ErrorCode::CannotOpen
+        | ErrorCode::PermissionDenied
+        | ErrorCode::AuthorizationForStatementDenied => StoreErrorKind::Denied,
+        // `Unknown` is SQL that does not fit the tables: somebody changed them.
+        ErrorCode::DatabaseCorrupt
+        | ErrorCode::NotADatabase
+        | ErrorCode::SchemaChanged
+        | ErrorCode::TypeMismatch
+        | ErrorCode::Unknown => StoreErrorKind::Corrupt,
+        ErrorCode::TooBig | ErrorCode::ConstraintViolation => StoreErrorKind::Rejected,
+        _ => StoreErrorKind::Unavailable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_of_sqlite_has_its_kind() {
+        use StoreErrorKind::{Corrupt, Denied, Full, Rejected, Unavailable};
+        for (code, kind) in [
+            (ffi::SQLITE_BUSY, Unavailable),
+            (ffi::SQLITE_BUSY_SNAPSHOT, Unavailable),
+            (ffi::SQLITE_LOCKED, Unavailable),
+            (ffi::SQLITE_NOMEM, Unavailable),
+            (ffi::SQLITE_IOERR_READ, Unavailable),
+            (ffi::SQLITE_IOERR_FSYNC, Unavailable),
+            (ffi::SQLITE_IOERR_WRITE, Full),
+            (ffi::SQLITE_FULL, Full),
+            (ffi::SQLITE_READONLY, Denied),
+            (ffi::SQLITE_READONLY_DIRECTORY, Denied),
+            (ffi::SQLITE_CANTOPEN, Denied),
+            (ffi::SQLITE_PERM, Denied),
+            (ffi::SQLITE_CORRUPT, Corrupt),
+            (ffi::SQLITE_NOTADB, Corrupt),
+            (ffi::SQLITE_ERROR, Corrupt),
+            (ffi::SQLITE_TOOBIG, Rejected),
+        ] {
+            let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+            let told = Arc::new(Failure::from(error)).told(Path::new("limits.db"));
+            assert_eq!(told.kind(), kind, "code {code}");
+            assert!(std::error::Error::source(&told).is_some());
+            assert!(told.to_string().contains("limits.db"), "{told}");
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! What a job does to the file, within a transaction.
+//!
+//! Hot jobs change accounts in memory, which are written together at the end: a job that fails
+//! leaves no trace, and the others go on. Cold jobs write at once; if one fails halfway, the whole
+//! transaction does.
+
+use rusqlite::{Connection, params};
+use smallvec::SmallVec;
+use zae_limiter_core::account::{Account, Booking, admit, settle};
+use zae_limiter_core::{
+    Admission, BucketKey, BucketQuery, Key, Plan, Record, Settlement, StoreErrorKind, Target,
+    Timestamp, Usage, UsageKey, UsageSettings, Write, Written, start_of_hour,
+};
+
+use crate::accounts::{Accounts, At};
+use crate::error::Failure;
+use crate::records;
+
+/// How many buckets one job looks through for unbooked usage.
+const BOOK_MAX: usize = 256;
+
+/// The writer's connection with what it remembers.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    pub(crate) conn: Connection,
+    pub(crate) accounts: Accounts,
+    settings: UsageSettings,
+    // What has to be booked before the end of the transaction.
+    bookings: Vec<(BucketKey, Booking)>,
+}
+
+impl Ledger {
+    pub(crate) fn new(conn: Connection, settings: UsageSettings) -> Self {
+        Self { conn, accounts: Accounts::default(), settings, bookings: Vec::new() }
+    }
+
+    /// Forgets what a transaction that did not come about has left in memory.
+    pub(crate) fn forget(&mut self) {
+        self.accounts.clear();
+        self.bookings.clear();
+    }
+
+    /// SQLite ends a transaction by itself after some errors. What follows must not be written
+    /// outside of it.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if self.conn.is_autocommit() {
+            let message = "could not be read; check the disk and try again";
+            return Err(Failure::Unusable(StoreErrorKind::Unavailable, message));
+        }
+        Ok(())
+    }
+
+    /// Writes what hot jobs have changed.
+    pub(crate) fn store(&mut self) -> Result<(), Failure> {
+        self.accounts.store(&self.conn)?;
+        for (key, booking) in std::mem::take(&mut self.bookings) {
+            self.book(&key, &booking)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn acquire(&mut self, plan: &Plan) -> Result<Admission, Failure> {
+        let mut places: SmallVec<[At; 1]> = SmallVec::new();
+        for leg in &plan.legs {
+            places.push(self.accounts.find(&self.conn, leg.target.key(), Some(&leg.target))?);
+        }
+        // Decided on copies: a refused plan must leave nothing behind.
+        let copies = plan.legs.iter().zip(&places).map(|(leg, at)| match self.accounts.get(*at) {
+            Some(account) => account.clone(),
+            None => Account::open(&leg.target, plan.now),
+        });
+        let mut copies: SmallVec<[Account; 1]> = copies.collect();
+        let mut booked: SmallVec<[(usize, Booking); 1]> = SmallVec::new();
+        let admission = {
+            let mut accounts: SmallVec<[&mut Account; 1]> = copies.iter_mut().collect();
+            admit(plan, &mut accounts, |leg, booking| booked.push((leg, booking)))
+        };
+        if let Admission::Taken(_) = admission {
+            for (at, account) in places.into_iter().zip(copies) {
+                self.accounts.set(at, account);
+            }
+            let keys = booked.into_iter();
+            self.bookings.extend(keys.map(|(leg, b)| (plan.legs[leg].target.key().clone(), b)));
+        }
+        Ok(admission)
+    }
+
+    pub(crate) fn settle(
+        &mut self,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) -> Result<(), Failure> {
+        let mut changed: SmallVec<[(At, Account); 1]> = SmallVec::new();
+        let mut booked: SmallVec<[(BucketKey, Booking); 1]> = SmallVec::new();
+        for settlement in settlements {
+            let target = &settlement.target;
+            let at = self.accounts.find(&self.conn, target.key(), Some(target))?;
+            let place = match changed.iter().position(|(other, _)| *other == at) {
+                Some(place) => place,
+                None => match self.accounts.get(at) {
+                    Some(account) if !account.is_expired(now) => {
+                        changed.push((at, account.clone()));
+                        changed.len() - 1
+                    }
+                    _ => continue,
+                },
+            };
+            let account = &mut changed[place].1;
+            settle(settlement, account, now, |b| booked.push((target.key().clone(), b)))?;
+        }
+        for (at, account) in changed {
+            self.accounts.set(at, account);
+        }
+        self.bookings.extend(booked);
+        Ok(())
+    }
+
+    pub(crate) fn reconfigure(&mut self, target: &Target, now: Timestamp) -> Result<(), Failure> {
+        let at = self.accounts.find(&self.conn, target.key(), Some(target))?;
+        let Some(mut account) = self.accounts.get(at).cloned() else { return Ok(()) };
+        if account.is_expired(now) {
+            return Ok(());
+        }
+        let booking = account.reconfigure(target, now);
+        self.bookings.extend(booking.map(|booking| (target.key().clone(), booking)));
+        self.accounts.set(at, account);
+        Ok(())
+    }
+
+    pub(crate) fn write(&mut self, batch: &[Write]) -> Result<Written, Failure> {
+        // Hot jobs before this one may have made or changed a bucket that it asks about.
+        self.store()?;
+        for (at, write) in batch.iter().enumerate() {
+            let held = match write {
+                Write::Put(record, when) => records::holds(&self.conn, &record.key(), *when)?,
+                Write::Delete(key, when) | Write::Check(key, when) => {
+                    records::holds(&self.conn, key, *when)?
+                }
+            };
+            if !held {
+                return Ok(Written::Conflict(at));
+            }
+        }
+        for write in batch {
+            match write {
+                Write::Put(record, _) => records::put(&self.conn, record)?,
+                Write::Delete(key, _) => self.delete_one(key)?,
+                Write::Check(..) => {}
+            }
+        }
+        Ok(Written::Done)
+    }
+
+    pub(crate) fn delete(&mut self, keys: &[Key]) -> Result<(), Failure> {
+        self.store()?;
+        keys.iter().try_for_each(|key| self.delete_one(key))
+    }
+
+    fn delete_one(&mut self, key: &Key) -> Result<(), Failure> {
+        records::delete(&self.conn, key)?;
+        if let Key::Bucket(key) = key {
+            self.accounts.remove(key);
+        }
+        Ok(())
+    }
+
+    /// Books the unbooked usage of the next buckets after a key; says where it stopped, unless that
+    /// was the end.
+    pub(crate) fn book_next(
+        &mut self,
+        of: &BucketQuery,
+        after: Option<&BucketKey>,
+    ) -> Result<Option<BucketKey>, Failure> {
+        self.store()?;
+        let keys = self.bucket_keys(of, after)?;
+        let last = (keys.len() == BOOK_MAX).then(|| keys.last().cloned()).flatten();
+        for key in keys {
+            // A row that does not decode has no usage to show; whoever acquires from it is told.
+            let Ok(at) = self.accounts.find(&self.conn, &key, None) else { continue };
+            let Some(account) = self.accounts.get(at).filter(|account| account.events > 0) else {
+                continue;
+            };
+            let mut account = account.clone();
+            let booking = account.take_booking();
+            self.accounts.set(at, account);
+            self.bookings.extend(booking.map(|booking| (key, booking)));
+        }
+        self.store()?;
+        Ok(last)
+    }
+
+    fn bucket_keys(
+        &self,
+        of: &BucketQuery,
+        after: Option<&BucketKey>,
+    ) -> Result<Vec<BucketKey>, Failure> {
+        let (sql, ns, name, after) = match of {
+            BucketQuery::OfEntity(ns, entity) => (
+                "SELECT ns, entity, resource FROM bucket \
+                 WHERE ns = ?1 AND entity = ?2 AND resource > ?3 ORDER BY resource LIMIT ?4",
+                ns.as_str(),
+                entity.as_str(),
+                after.map_or("", |key| key.resource.as_str()),
+            ),
+            BucketQuery::OnResource(ns, resource) => (
+                "SELECT ns, entity, resource FROM bucket \
+                 WHERE ns = ?1 AND resource = ?2 AND entity > ?3 ORDER BY entity LIMIT ?4",
+                ns.as_str(),
+                resource.as_str(),
+                after.map_or("", |key| key.entity.as_str()),
+            ),
+        };
+        let mut statement = self.conn.prepare_cached(sql)?;
+        let mut rows = statement.query(params![ns, name, after, BOOK_MAX as i64])?;
+        let mut keys = Vec::new();
+        while let Some(row) = rows.next()? {
+            keys.push(bucket_key(row)?);
+        }
+        Ok(keys)
+    }
+
+    /// Adds a booking to the records of its windows.
+    pub(crate) fn book(&self, key: &BucketKey, booking: &Booking) -> Result<(), Failure> {
+        let at = start_of_hour(booking.hour);
+        for &window in &self.settings.windows {
+            let key = UsageKey {
+                namespace: key.namespace.clone(),
+                entity: key.entity.clone(),
+                resource: key.resource.clone(),
+                window,
+                start: window.start(at),
+            };
+            let expires_at = Some(window.end(at).saturating_add(self.settings.retention));
+            let new = Usage { key, consumed: Default::default(), events: 0, expires_at };
+            let stored = records::get(&self.conn, &Key::Usage(new.key.clone()))?;
+            let mut usage = stored.and_then(Record::into_usage).unwrap_or(new);
+            usage.events = usage.events.saturating_add(booking.events);
+            for (name, amount) in &booking.consumed {
+                let sum = usage.consumed.entry(name.clone()).or_default();
+                *sum = sum.saturating_add(*amount);
+            }
+            records::put(&self.conn, &Record::Usage(usage))?;
+        }
+        Ok(())
+    }
+}
+
+/// A bucket's key from the first three columns.
+pub(crate) fn bucket_key(row: &rusqlite::Row<'_>) -> Result<BucketKey, Failure> {
+    Ok(BucketKey {
+        namespace: records::name(row, 0)?,
+        entity: records::name(row, 1)?,
+        resource: records::name(row, 2)?,
+    })
+}

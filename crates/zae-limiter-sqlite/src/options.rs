@@ -1,0 +1,105 @@
+//! How a store is opened.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use zae_limiter_core::{StoreError, StoreErrorKind, UsageSettings};
+
+use crate::error::Failure;
+use crate::ledger::Ledger;
+use crate::queue::Queue;
+use crate::writer::Writer;
+use crate::{Shared, SqliteStore, reader, schema};
+
+/// What survives a power cut. The end of the process, however sudden, loses nothing either way, and
+/// the file is always consistent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Durability {
+    /// All but the last moments. The operating system writes to the disk when it sees fit.
+    #[default]
+    Normal,
+    /// All that was answered: every commit waits for the disk.
+    Full,
+}
+
+/// How to open a [`SqliteStore`].
+#[derive(Clone, Debug)]
+pub struct SqliteOptions {
+    path: PathBuf,
+    durability: Durability,
+    usage: UsageSettings,
+}
+
+impl SqliteOptions {
+    /// Opens this file.
+    pub fn new(path: impl AsRef<Path>) -> Self {
+        Self {
+            path: path.as_ref().to_owned(),
+            durability: Durability::default(),
+            usage: UsageSettings::default(),
+        }
+    }
+
+    /// What survives a power cut.
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = durability;
+        self
+    }
+
+    /// Which usage records are kept, and for how long.
+    #[must_use]
+    pub fn usage(mut self, usage: UsageSettings) -> Self {
+        self.usage = usage;
+        self
+    }
+
+    /// Opens the file; creates it where there is none. An existing file is changed only if it is
+    /// a limiter's.
+    ///
+    /// # Errors
+    ///
+    /// `Denied` for a path that cannot be written, `Corrupt` for a file that is damaged or not a
+    /// limiter's, `Incompatible` for one of a later release, `Unavailable` for one that another
+    /// program keeps locked.
+    pub fn open(self) -> Result<SqliteStore, StoreError> {
+        // Absolute, so that a later change of the working folder moves nothing.
+        let file = std::path::absolute(&self.path).map_err(|error| {
+            let message = format!("{} is not a path; name a file", self.path.display());
+            StoreError::new(StoreErrorKind::Denied, message).caused_by(error)
+        })?;
+        let told = |failure: Failure| Arc::new(failure).told(&file);
+        let conn = schema::open_writer(&file, self.durability).map_err(told)?;
+        let read_conn = schema::open_reader(&file).map_err(told)?;
+
+        let (writer, reader) = (Arc::new(Queue::new()), Arc::new(Queue::new()));
+        // From here on, dropping `shared` ends whatever was started.
+        let mut shared = Shared {
+            file: file.clone(),
+            writer: Arc::clone(&writer),
+            reader: Arc::clone(&reader),
+            threads: Vec::with_capacity(2),
+        };
+        let work = Writer::new(file.clone(), writer, Ledger::new(conn, self.usage));
+        shared.spawn("zael-write", move || work.run())?;
+        let read_file = file.clone();
+        shared.spawn("zael-read", move || reader::run(read_file, reader, read_conn))?;
+        Ok(SqliteStore { shared: Arc::new(shared) })
+    }
+}
+
+impl Shared {
+    fn spawn(
+        &mut self,
+        name: &str,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<(), StoreError> {
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+        let thread = thread.map_err(|error| {
+            let message = "no thread can be started; lift the limit on processes and threads";
+            StoreError::new(StoreErrorKind::Unavailable, message).caused_by(error)
+        })?;
+        self.threads.push(thread);
+        Ok(())
+    }
+}

@@ -1,0 +1,271 @@
+//! Files that cannot be used are told apart, left as they are, and lose nothing.
+#![allow(clippy::unwrap_used, reason = "only tests are here")]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::task::{Context, Poll, Waker};
+
+use common::*;
+use rusqlite::Connection;
+use zae_limiter_core::{Admission, Store, StoreErrorKind};
+use zae_limiter_sqlite::{Durability, SqliteOptions, SqliteStore};
+
+/// Opening fails in this way, with a sentence that names the file, and changes nothing.
+fn check(file: &Path, kind: StoreErrorKind, says: &str) {
+    let before = fs::read(file).ok();
+    let error = SqliteStore::open(file).unwrap_err();
+    assert_eq!(error.kind(), kind, "{error:?}");
+    let told = error.to_string();
+    assert!(told.contains(says) && told.contains(file.to_str().unwrap()), "{told}");
+    assert_eq!(fs::read(file).ok(), before, "the file was changed");
+}
+
+/// A file in which `key-1` has 7 of 10 tokens.
+async fn a_used_file(folder: &Folder) {
+    let store = SqliteStore::open(folder.file()).unwrap();
+    assert!(take(&store, &plan(&target("key-1", 10), 3)).await);
+}
+
+async fn is_as_before(folder: &Folder) {
+    let store = SqliteStore::open(folder.file()).unwrap();
+    assert_eq!(tokens(&store, &target("key-1", 10), NOW).await, Some(7));
+    drop(store);
+    assert!(is_sound(&folder.file()));
+}
+
+#[test]
+fn garbage_is_not_a_limiters_file() {
+    let folder = Folder::new();
+    for garbage in [&b"x"[..], &[0; 100], &[b'z'; 9_000], b"SQLite format 3\0", b"SQLite format 3"]
+    {
+        fs::write(folder.file(), garbage).unwrap();
+        check(&folder.file(), StoreErrorKind::Corrupt, "not a limiter's file");
+    }
+}
+
+#[tokio::test]
+async fn an_empty_file_becomes_a_limiters() {
+    let folder = Folder::new();
+    fs::write(folder.file(), b"").unwrap();
+    a_used_file(&folder).await;
+    is_as_before(&folder).await;
+}
+
+#[tokio::test]
+async fn a_truncated_file_is_damaged() {
+    let folder = Folder::new();
+    a_used_file(&folder).await;
+    let whole = fs::read(folder.file()).unwrap();
+    for length in [100, 512, 1_024, 1_500, whole.len() / 2, whole.len() - 1_024] {
+        fs::write(folder.file(), &whole[..length]).unwrap();
+        check(&folder.file(), StoreErrorKind::Corrupt, "damaged");
+    }
+    fs::write(folder.file(), &whole).unwrap();
+    is_as_before(&folder).await;
+}
+
+#[tokio::test]
+async fn a_file_with_damaged_pages_gives_typed_errors() {
+    let folder = Folder::new();
+    let store = SqliteStore::open(folder.file()).unwrap();
+    for n in 0..50 {
+        assert!(take(&store, &plan(&target(&format!("key-{n}"), 10), 3)).await);
+    }
+    drop(store);
+    let whole = fs::read(folder.file()).unwrap();
+    let mut damaged = 0;
+    for page in 1..whole.len() / 1_024 {
+        let mut bytes = whole.clone();
+        bytes[page * 1_024..(page + 1) * 1_024].fill(0xa5);
+        fs::write(folder.file(), &bytes).unwrap();
+        let Ok(store) = SqliteStore::open(folder.file()) else { continue };
+        for n in 0..50 {
+            match store.acquire(&plan(&target(&format!("key-{n}"), 10), 1)).await {
+                Ok(Admission::Taken(_)) => {}
+                Ok(refused) => panic!("{refused:?}"),
+                Err(error) => {
+                    assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error:?}");
+                    damaged += 1;
+                }
+            }
+        }
+    }
+    assert!(damaged > 0);
+}
+
+#[test]
+fn a_database_of_another_program_is_left_alone() {
+    for sql in [
+        "CREATE TABLE theirs (a); INSERT INTO theirs VALUES (1)",
+        "PRAGMA application_id = 77; CREATE TABLE theirs (a)",
+        "PRAGMA journal_mode = WAL; PRAGMA application_id = 77; CREATE TABLE theirs (a)",
+        "PRAGMA user_version = 3; CREATE TABLE theirs (a)",
+    ] {
+        let folder = Folder::new();
+        Connection::open(folder.file()).unwrap().execute_batch(sql).unwrap();
+        check(&folder.file(), StoreErrorKind::Corrupt, "another program");
+    }
+}
+
+#[tokio::test]
+async fn a_file_of_a_later_release_is_left_alone() {
+    let folder = Folder::new();
+    a_used_file(&folder).await;
+    let conn = Connection::open(folder.file()).unwrap();
+    conn.execute_batch("PRAGMA user_version = 2").unwrap();
+    drop(conn);
+    check(&folder.file(), StoreErrorKind::Incompatible, "later release");
+    let conn = Connection::open(folder.file()).unwrap();
+    conn.execute_batch("PRAGMA user_version = 1").unwrap();
+    drop(conn);
+    is_as_before(&folder).await;
+}
+
+#[tokio::test]
+async fn a_file_that_lacks_a_table_is_damaged() {
+    let folder = Folder::new();
+    a_used_file(&folder).await;
+    Connection::open(folder.file()).unwrap().execute_batch("DROP TABLE usage").unwrap();
+    check(&folder.file(), StoreErrorKind::Corrupt, "damaged");
+}
+
+#[test]
+fn paths_that_cannot_be_written_are_denied() {
+    let folder = Folder::new();
+    check(folder.path(), StoreErrorKind::Denied, "is a folder");
+    let missing = folder.path().join("missing").join("limits.db");
+    check(&missing, StoreErrorKind::Denied, "does not exist");
+    check(Path::new("/proc/limits.db"), StoreErrorKind::Denied, "/proc");
+    fs::write(folder.file(), b"").unwrap();
+    let inside_a_file = folder.file().join("limits.db");
+    check(&inside_a_file, StoreErrorKind::Denied, "does not exist");
+}
+
+#[tokio::test]
+async fn a_read_only_file_is_denied() {
+    let folder = Folder::new();
+    a_used_file(&folder).await;
+    let mut permissions = fs::metadata(folder.file()).unwrap().permissions();
+    permissions.set_readonly(true);
+    fs::set_permissions(folder.file(), permissions).unwrap();
+    if fs::OpenOptions::new().append(true).open(folder.file()).is_ok() {
+        eprintln!("skipped: permissions do not bind this user");
+        return;
+    }
+    check(&folder.file(), StoreErrorKind::Denied, "read-only");
+}
+
+#[tokio::test]
+async fn a_locked_file_keeps_callers_waiting_and_takes_nothing_from_those_who_leave() {
+    let folder = Folder::new();
+    let store = SqliteStore::open(folder.file()).unwrap();
+    let bucket = target("key-1", 10);
+    assert!(take(&store, &plan(&bucket, 3)).await);
+    let other = Connection::open(folder.file()).unwrap();
+    other.execute_batch("BEGIN EXCLUSIVE").unwrap();
+
+    let mut context = Context::from_waker(Waker::noop());
+    let (leaves, stays) = (plan(&bucket, 2), plan(&bucket, 1));
+    let mut leaving = store.acquire(&leaves);
+    let mut staying = store.acquire(&stays);
+    let back = [give_back(&bucket, 1)];
+    let mut settling = store.settle(&back, NOW);
+    assert!(matches!(leaving.as_mut().poll(&mut context), Poll::Pending));
+    assert!(matches!(staying.as_mut().poll(&mut context), Poll::Pending));
+    assert!(matches!(settling.as_mut().poll(&mut context), Poll::Pending));
+    // Reads go on meanwhile.
+    assert_eq!(tokens(&store, &bucket, NOW).await, Some(7));
+    assert!(matches!(leaving.as_mut().poll(&mut context), Poll::Pending));
+    drop(leaving);
+    drop(settling);
+    other.execute_batch("COMMIT").unwrap();
+    assert!(matches!(staying.await.unwrap(), Admission::Taken(_)));
+    store.settle(&[], NOW).await.unwrap();
+    assert_eq!(tokens(&store, &bucket, NOW).await, Some(7));
+    drop(store);
+    is_as_before(&folder).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_openings_of_a_new_file_at_once_all_succeed() {
+    for _ in 0..5 {
+        let folder = Folder::new();
+        let file = folder.file();
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let file = file.clone();
+                std::thread::spawn(move || SqliteStore::open(file).unwrap())
+            })
+            .collect();
+        let stores: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let bucket = target("key-1", 8);
+        for store in &stores {
+            assert!(take(store, &plan(&bucket, 1)).await);
+        }
+        assert!(!take(&stores[0], &plan(&bucket, 1)).await);
+    }
+}
+
+const FULL_DISK: &str = "ZAEL_TEST_FULL_DISK";
+
+/// Run by the next test with a small file size limit: writes until nothing more fits.
+#[tokio::test]
+async fn child_writes_until_the_disk_is_full() {
+    let Ok(file) = std::env::var(FULL_DISK) else { return };
+    for durability in [Durability::Full, Durability::Normal] {
+        let store = match SqliteOptions::new(&file).durability(durability).open() {
+            Ok(store) => store,
+            Err(error) => {
+                println!("ended with {:?}", error.kind());
+                continue;
+            }
+        };
+        for n in 0..20_000 {
+            let bucket = target(&format!("key-{durability:?}-{n}"), 10);
+            match store.acquire(&plan(&bucket, 3)).await {
+                Ok(Admission::Taken(_)) => println!("took {}", bucket.key().entity),
+                Ok(refused) => panic!("{refused:?}"),
+                Err(error) => {
+                    println!("ended with {:?}", error.kind());
+                    break;
+                }
+            }
+        }
+        // Who does not write is not concerned.
+        store.peek(&[bucket_key("key-1", "gpt-4")], NOW).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_and_loses_nothing_that_was_answered() {
+    let folder = Folder::new();
+    a_used_file(&folder).await;
+    let test = std::env::current_exe().unwrap();
+    let script = format!(
+        "trap '' XFSZ; ulimit -f 400; exec {} --exact child_writes_until_the_disk_is_full --nocapture",
+        test.display()
+    );
+    let output = Command::new("sh")
+        .args(["-c", &script])
+        .env(FULL_DISK, folder.file())
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{said}");
+    assert_eq!(said.matches("ended with Full").count(), 2, "{said}");
+    let store = SqliteStore::open(folder.file()).unwrap();
+    let taken: Vec<_> = said.lines().filter_map(|line| line.split_once("took ")).collect();
+    assert!(taken.len() > 50, "{said}");
+    for (_, id) in taken {
+        let bucket = target(id.trim(), 10);
+        assert_eq!(tokens(&store, &bucket, NOW).await, Some(7), "{id}");
+    }
+    // There is room again, and all goes on.
+    assert!(take(&store, &plan(&target("key-2", 10), 3)).await);
+    drop(store);
+    is_as_before(&folder).await;
+}
