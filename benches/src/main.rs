@@ -20,8 +20,10 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 fn main() {
     let parts: Vec<String> = std::env::args().skip(1).collect();
     let wants = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
-    if parts.first().is_some_and(|part| part == "profile") {
-        return memory::profile(parts.get(1).map(String::as_str));
+    if let Some("profile") = parts.first().map(String::as_str) {
+        let peer = parts.get(1).map_or("zae-limiter", String::as_str);
+        let keys = parts.get(2).and_then(|keys| keys.parse().ok()).unwrap_or(1);
+        return memory::profile(peer, keys);
     }
     for unknown in parts.iter().filter(|p| !["memory", "sqlite", "scale"].contains(&p.as_str())) {
         eprintln!("unknown part {unknown:?}; use memory, sqlite or scale");

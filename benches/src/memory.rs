@@ -102,18 +102,20 @@ pub fn block_on<T>(work: impl Future<Output = T>) -> T {
     runtime.expect("a runtime").block_on(work)
 }
 
-/// Nothing but decisions on one key, to be counted by `valgrind --tool=callgrind`: of this limiter,
-/// or of governor.
-pub fn profile(peer: Option<&str>) {
-    let key = "key-0000001".to_owned();
-    if peer == Some("governor") {
+/// Nothing but decisions, to be counted by `valgrind --tool=callgrind` or `perf`: of this limiter or
+/// of governor, on so many keys.
+pub fn profile(peer: &str, count: usize) {
+    let keys = keys(count);
+    let mut walk = Walk::new(0, count);
+    let operations = 100_000.max(20 * count);
+    if peer == "governor" {
         let governor = Governor::new();
-        return (0..100_000).for_each(|_| governor.decide(&key));
+        return (0..operations).for_each(|_| governor.decide(&keys[walk.next_place()]));
     }
     let limiter = limiter();
     block_on(async {
-        for _ in 0..100_000 {
-            acquire_and_commit(&limiter, &key).await;
+        for _ in 0..operations {
+            acquire_and_commit(&limiter, &keys[walk.next_place()]).await;
         }
     });
 }

@@ -16,7 +16,6 @@ use zae_limiter_model::{
     RateLimitExceeded, ResourceName, Take, Timestamp, amount,
 };
 
-use crate::cache::Resolved;
 use crate::deadline::within;
 use crate::error::{Error, StoreError};
 use crate::lease::{CallSettings, Lease};
@@ -141,17 +140,17 @@ impl<'a> Acquire<'a> {
         let now = self.inner.clock.now();
         let own = self.inner.cache.get(self.entity, self.resource, now)?;
         let mut above = Chain::new();
-        let mut parent = own.parent;
+        let mut parent = own.origin().parent.clone();
         while let Some(id) = parent {
             if above.len() == LEVELS_MAX - 1 {
                 // Too deep, or a cycle: the long way says so.
                 return None;
             }
-            let resolved = self.inner.cache.get(id.as_str(), self.resource, now)?;
-            parent = resolved.parent.clone();
-            above.push(resolved);
+            let target = self.inner.cache.get(id.as_str(), self.resource, now)?;
+            parent = target.origin().parent.clone();
+            above.push(target);
         }
-        let plan = match self.plan(own.target?, &above, now) {
+        let plan = match self.plan(own, &above, now) {
             Ok(plan) => plan,
             Err(error) => return Some(Err(error)),
         };
@@ -166,6 +165,7 @@ impl<'a> Acquire<'a> {
         let entity = EntityId::new(self.entity)?;
         let resource = ResourceName::new(self.resource)?;
         let limits = self.limits.clone().map(LimitSet::new).transpose()?;
+        self.check_takes()?;
         let deadline = self.deadline.unwrap_or(self.inner.settings.deadline);
         let mut last: Option<StoreError> = None;
         let attempts = self.attempts(&entity, &resource, limits, &mut last);
@@ -230,17 +230,16 @@ impl<'a> Acquire<'a> {
             Ok(chain) => chain,
             Err(error) => return Ok(Err(error)),
         };
-        let stored = chain.remove(0).target;
+        let stored = chain.remove(0);
         let own = match limits {
             Some(limits) => {
                 let key = self.inner.bucket_key(entity, resource);
-                let lifetime = self.inner.idle_lifetime(limits);
-                Some(Arc::new(Target::new(key, Arc::clone(limits), lifetime)))
+                // The stored limits hold again with the next call: the bucket must not be forgotten
+                // before it would be full under them.
+                let lifetime = self.inner.idle_lifetime(limits).max(stored.lifetime());
+                Arc::new(Target::new(key, Arc::clone(limits), lifetime))
             }
             None => stored,
-        };
-        let Some(own) = own else {
-            return Ok(Err(self.unknown_limits(entity, resource, |_| true)));
         };
         let plan = match self.plan(own, &chain, now) {
             Ok(plan) => plan,
@@ -250,12 +249,14 @@ impl<'a> Acquire<'a> {
         Ok(self.conclude(plan, admission, &chain))
     }
 
+    fn check_takes(&self) -> Result<(), Invalid> {
+        let rule = "name at least one limit and how much of it to take";
+        if self.takes.is_empty() { Err(Invalid::new("amounts", "", rule)) } else { Ok(()) }
+    }
+
     /// What is asked of each bucket of the chain, checked.
     fn plan(&self, own: Arc<Target>, above: &Chain, now: Timestamp) -> Result<Plan, Error> {
-        if self.takes.is_empty() {
-            let rule = "name at least one limit and how much of it to take";
-            return Err(Invalid::new("amounts", "", rule).into());
-        }
+        self.check_takes()?;
         let mut legs = SmallVec::new();
         let takes = takes_of(&own, &self.takes)?;
         if takes.len() < self.takes.len() {
@@ -265,7 +266,7 @@ impl<'a> Acquire<'a> {
             }));
         }
         legs.push(Leg { target: own, takes });
-        for target in above.iter().filter_map(|above| above.target.as_ref()) {
+        for target in above {
             let takes = takes_of(target, &self.takes)?;
             if !takes.is_empty() {
                 legs.push(Leg { target: Arc::clone(target), takes });
@@ -280,15 +281,12 @@ impl<'a> Acquire<'a> {
         match admission {
             Admission::Taken(taken) => {
                 telemetry::decided(Outcome::Admitted);
-                Ok(Lease::new(self.inner, plan.legs, taken, self.settings()))
+                let call = self.settings(&plan.legs, above);
+                Ok(Lease::new(self.inner, plan.legs, taken, call))
             }
             Admission::Refused(mut statuses) => {
                 for status in &mut statuses {
-                    // A leg is not a level: ancestors without limits have no leg.
-                    let is_its = |resolved: &Resolved| {
-                        resolved.target.as_ref().is_some_and(|t| t.key().entity == status.entity_id)
-                    };
-                    status.level = above.iter().position(is_its).map_or(0, |at| at + 1);
+                    status.level = level_of(&status.entity_id, above);
                 }
                 Err(refused(statuses))
             }
@@ -296,12 +294,14 @@ impl<'a> Acquire<'a> {
     }
 
     /// What the lease has to know of the call.
-    fn settings(&self) -> Option<Box<CallSettings>> {
-        if self.limits.is_none() && self.on_unavailable.is_none() {
+    fn settings(&self, legs: &[Leg], above: &Chain) -> Option<Box<CallSettings>> {
+        let skips_levels = legs.len() <= above.len();
+        if self.limits.is_none() && self.on_unavailable.is_none() && !skips_levels {
             return None;
         }
+        let levels = legs.iter().map(|leg| level_of(&leg.target.key().entity, above)).collect();
         let (limits, on_unavailable) = (self.limits.clone(), self.on_unavailable);
-        Some(Box::new(CallSettings { limits, on_unavailable }))
+        Some(Box::new(CallSettings { limits, on_unavailable, levels }))
     }
 
     /// The same settings as another call.
@@ -369,9 +369,9 @@ impl Inner {
                 let entity = entity.clone();
                 return Ok(Err(Error::TooDeep { entity, max: LEVELS_MAX }));
             }
-            let resolved = self.resolve(&current, resource, now).await?;
-            next = resolved.parent.clone();
-            chain.push(resolved);
+            let target = self.resolve(&current, resource, now).await?;
+            next = target.origin().parent.clone();
+            chain.push(target);
             seen.push(current);
         }
         Ok(Ok(chain))
@@ -379,7 +379,13 @@ impl Inner {
 }
 
 /// What holds for entities one above the other, the lowest first.
-pub(crate) type Chain = SmallVec<[Resolved; 1]>;
+pub(crate) type Chain = SmallVec<[Arc<Target>; 1]>;
+
+/// How far up an entity stands. A leg is not a level: ancestors without limits have no leg.
+fn level_of(entity: &EntityId, above: &Chain) -> usize {
+    let is_its = |target: &Arc<Target>| target.key().entity == *entity;
+    above.iter().position(is_its).map_or(0, |at| at + 1)
+}
 
 /// What is asked of the limits that a bucket tracks.
 fn takes_of(target: &Target, asked: &[(&str, u64)]) -> Result<Takes, Error> {

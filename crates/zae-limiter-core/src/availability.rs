@@ -63,31 +63,23 @@ impl RateLimiter {
         amounts: &[(&str, u64)],
     ) -> Result<Vec<LimitStatus>, Error> {
         let (entity, resource) = (EntityId::new(entity)?, ResourceName::new(resource)?);
-        let amounts: Vec<(&str, Millitokens)> = amounts
-            .iter()
-            .map(|(name, tokens)| Ok((*name, amount(*tokens)?)))
-            .collect::<Result<_, Error>>()?;
+        let amounts = sums(amounts)?;
         let now = self.clock().now();
         let chain = self.inner.call(self.inner.chain(&entity, &resource, now)).await??;
-        let own = chain[0].target.as_ref();
+        let own = chain[0].limits();
         let unknown: Vec<&str> = amounts
             .iter()
             .map(|(name, _)| *name)
-            .filter(|name| own.is_none_or(|target| target.limits().position(name).is_none()))
+            .filter(|name| own.position(name).is_none())
             .collect();
         if !unknown.is_empty() {
             let names = unknown.join(", ");
             return Err(Error::UnknownLimits { names, entity, resource });
         }
-        let targets: Vec<(usize, &Arc<Target>)> = chain
-            .iter()
-            .enumerate()
-            .filter_map(|(level, resolved)| Some((level, resolved.target.as_ref()?)))
-            .collect();
-        let keys: Vec<_> = targets.iter().map(|(_, target)| target.key().clone()).collect();
+        let keys: Vec<_> = chain.iter().map(|target| target.key().clone()).collect();
         let buckets = self.inner.call(self.store().peek(&keys, now)).await?;
         let mut statuses = Vec::new();
-        for ((level, target), bucket) in targets.into_iter().zip(buckets) {
+        for ((level, target), bucket) in chain.iter().enumerate().zip(buckets) {
             statuses.extend(statuses_of(level, target, bucket, &amounts, now)?);
         }
         Ok(statuses)
@@ -153,6 +145,18 @@ impl RateLimiter {
         }
         Ok(total)
     }
+}
+
+/// A limit that is named twice counts with the sum, as in an acquire.
+fn sums<'a>(amounts: &[(&'a str, u64)]) -> Result<Vec<(&'a str, Millitokens)>, Error> {
+    let mut sums: Vec<(&str, u64)> = Vec::with_capacity(amounts.len());
+    for (name, tokens) in amounts {
+        match sums.iter_mut().find(|(known, _)| known == name) {
+            Some((_, sum)) => *sum = sum.saturating_add(*tokens),
+            None => sums.push((name, *tokens)),
+        }
+    }
+    sums.into_iter().map(|(name, tokens)| Ok((name, amount(tokens)?))).collect()
 }
 
 fn capacity_of(stored: StoredBucket, limit: &str, now: Timestamp) -> Option<EntityCapacity> {

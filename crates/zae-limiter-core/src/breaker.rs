@@ -84,12 +84,22 @@ impl Breaker {
         }
     }
 
-    pub(crate) fn probed(&self) {
-        self.probing.store(false, Ordering::Relaxed);
+    /// A probe is under way until this is dropped.
+    pub(crate) fn probing(&self) -> Probing<'_> {
+        Probing(self)
     }
 
     pub(crate) fn failures(&self) -> u32 {
         self.failures.load(Ordering::Relaxed)
+    }
+}
+
+/// See [`Breaker::probing`].
+pub(crate) struct Probing<'a>(&'a Breaker);
+
+impl Drop for Probing<'_> {
+    fn drop(&mut self) {
+        self.0.probing.store(false, Ordering::Relaxed);
     }
 }
 
@@ -111,11 +121,11 @@ mod tests {
         assert_eq!(breaker.gate(at(1_002)), Gate::OpenAndProbe);
         assert_eq!(breaker.gate(at(1_002)), Gate::Open);
         breaker.failed(at(1_003));
-        breaker.probed();
+        drop(breaker.probing());
         assert_eq!(breaker.gate(at(2_002)), Gate::Open);
         assert_eq!(breaker.gate(at(2_003)), Gate::OpenAndProbe);
         breaker.succeeded();
-        breaker.probed();
+        drop(breaker.probing());
         assert_eq!(breaker.gate(at(2_003)), Gate::Closed);
     }
 

@@ -3,43 +3,22 @@
 //! Reading is one lookup. Missing is one read of the store, however many callers miss at once. An
 //! entry is trusted until its time is over by the limiter's own clock; a change made by this
 //! process drops what it concerns at once.
+//!
+//! Tables of pointers to targets, and nothing more: with a hundred thousand entities the time goes
+//! into fetching memory, and everything a call needs, the bucket of a memory store included, stands
+//! together in the target. A general cache keeps keys, values and bookkeeping apart.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::hash::Hash;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use quick_cache::Equivalent;
-use quick_cache::sync::Cache;
-use zae_limiter_model::{EntityId, LimitSet, ResourceName, Timestamp};
+use hashbrown::HashTable;
+use zae_limiter_model::{EntityId, LimitSet, NamespaceId, ResourceName, Timestamp};
 
-use crate::plan::Target;
+use crate::plan::{Target, bucket_hash};
 use crate::telemetry;
-
-/// What holds for one entity on one resource. Small, because the cache hands out copies.
-#[derive(Clone, Debug)]
-pub(crate) struct Resolved {
-    /// The bucket with its limits; absent when there are limits at no level.
-    pub(crate) target: Option<Arc<Target>>,
-    /// Where the limits come from.
-    pub(crate) source: Source,
-    /// The entity above, if what is taken is also taken there.
-    pub(crate) parent: Option<EntityId>,
-    /// When it was read.
-    pub(crate) read_at: Timestamp,
-}
-
-/// The level that limits come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
-    EntityResource,
-    Entity,
-    Resource,
-    System,
-    /// The limiter's own defaults, or nothing at all.
-    Limiter,
-}
 
 /// How the cache is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,18 +33,8 @@ pub struct CacheStats {
     pub entries: usize,
 }
 
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct CacheKey(EntityId, ResourceName);
-
-/// A key that is still text: the names in the cache are valid, so what equals one is too.
-#[derive(Hash)]
-struct TextKey<'a>(&'a str, &'a str);
-
-impl Equivalent<CacheKey> for TextKey<'_> {
-    fn equivalent(&self, key: &CacheKey) -> bool {
-        key.0.as_str() == self.0 && key.1.as_str() == self.1
-    }
-}
+/// The most tables the entries are spread over.
+const TABLES_MAX: usize = 64;
 
 /// So many resources are dropped one by one when an entity changes; with more, everything is.
 const RESOURCES_MAX: usize = 64;
@@ -74,48 +43,83 @@ const RESOURCES_MAX: usize = 64;
 const LIMIT_SETS_MAX: usize = 32;
 
 pub(crate) struct ConfigCache {
+    namespace: NamespaceId,
     ttl: Duration,
-    entries: Cache<CacheKey, Resolved>,
+    /// A power of two of them.
+    tables: Box<[Table]>,
+    /// How many entries each may have.
+    table_capacity: usize,
+    /// Who is reading, and the turn that the others wait for.
+    flights: Mutex<HashMap<(EntityId, ResourceName), Arc<Turn>>>,
     /// Rises with every change, so that a read that began before it is not kept.
     generation: AtomicU64,
     /// Which resources have entries: an entity's entries are found through them, and all keys
     /// share these names.
-    resources: std::sync::Mutex<Vec<ResourceName>>,
+    resources: Mutex<Vec<ResourceName>>,
     /// Sets of limits that were read last: thousands of entities on the same defaults share one.
-    limit_sets: std::sync::Mutex<Vec<Arc<LimitSet>>>,
+    limit_sets: Mutex<Vec<Arc<LimitSet>>>,
     hits: Striped,
     misses: AtomicU64,
     loads: AtomicU64,
 }
 
+/// A table has cache lines of its own, so that two threads on two tables do not slow each other.
+#[repr(align(128))]
+#[derive(Default)]
+struct Table(RwLock<HashTable<Arc<Target>>>);
+
+type Turn = tokio::sync::Mutex<()>;
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl ConfigCache {
-    pub(crate) fn new(ttl: Duration, capacity: usize) -> Self {
+    pub(crate) fn new(namespace: NamespaceId, ttl: Duration, capacity: usize) -> Self {
+        let capacity = capacity.max(1);
+        // A small cache has few tables, so that its bound is kept.
+        let tables = (capacity / 64).clamp(1, TABLES_MAX).next_power_of_two();
         Self {
+            namespace,
             ttl,
-            entries: Cache::new(capacity),
+            tables: (0..tables).map(|_| Table::default()).collect(),
+            table_capacity: capacity / tables,
+            flights: Mutex::default(),
             generation: AtomicU64::new(0),
-            resources: std::sync::Mutex::default(),
-            limit_sets: std::sync::Mutex::default(),
+            resources: Mutex::default(),
+            limit_sets: Mutex::default(),
             hits: Striped::default(),
             misses: AtomicU64::new(0),
             loads: AtomicU64::new(0),
         }
     }
 
+    fn table(&self, hash: u64) -> &RwLock<HashTable<Arc<Target>>> {
+        // The upper bits: the tables themselves use the lower ones and the topmost seven.
+        let at = usize::try_from((hash >> 32) % self.tables.len() as u64);
+        &self.tables[at.expect("below the number of tables")].0
+    }
+
     /// The entry, if it is there and its time is not over.
-    pub(crate) fn get(&self, entity: &str, resource: &str, now: Timestamp) -> Option<Resolved> {
-        let found = self.entries.get(&TextKey(entity, resource))?;
-        if !self.is_fresh(&found, now) {
-            return None;
-        }
+    pub(crate) fn get(&self, entity: &str, resource: &str, now: Timestamp) -> Option<Arc<Target>> {
+        let found = self.find(entity, resource, now)?;
         self.hits.add_one();
         telemetry::cache_hit();
         Some(found)
     }
 
-    fn is_fresh(&self, entry: &Resolved, now: Timestamp) -> bool {
-        // A clock that ran back is no reason to trust an entry for longer.
-        now >= entry.read_at && now < entry.read_at.saturating_add(self.ttl)
+    fn find(&self, entity: &str, resource: &str, now: Timestamp) -> Option<Arc<Target>> {
+        let hash = bucket_hash(&self.namespace, entity, resource);
+        let table = self.table(hash).read().unwrap_or_else(PoisonError::into_inner);
+        let found = table.find(hash, |entry| entry.is_for(entity, resource))?;
+        self.is_fresh(found, now).then(|| Arc::clone(found))
+    }
+
+    fn is_fresh(&self, entry: &Target, now: Timestamp) -> bool {
+        // Either way round: a clock that ran back is no reason to trust an entry for longer.
+        let read_at = entry.origin().read_at;
+        let age = now.millis_since(read_at).max(read_at.millis_since(now));
+        Duration::from_millis(age) < self.ttl
     }
 
     /// The entry, read by `load` if it is not there. Callers that miss together load once.
@@ -124,41 +128,65 @@ impl ConfigCache {
         entity: &EntityId,
         resource: &ResourceName,
         now: Timestamp,
-        load: impl AsyncFnOnce() -> Result<Resolved, E>,
-    ) -> Result<Resolved, E> {
+        load: impl AsyncFnOnce() -> Result<Target, E>,
+    ) -> Result<Arc<Target>, E> {
         self.misses.fetch_add(1, Ordering::Relaxed);
         telemetry::cache_miss();
         if self.ttl.is_zero() {
             self.loads.fetch_add(1, Ordering::Relaxed);
-            return load().await;
+            return load().await.map(Arc::new);
         }
-        let key = CacheKey(entity.clone(), self.intern(resource));
-        let guard = loop {
-            match self.entries.get_value_or_guard_async(&key).await {
-                Ok(found) if self.is_fresh(&found, now) => return Ok(found),
-                Ok(stale) => {
-                    self.entries.remove_if(&key, |current| current.read_at == stale.read_at);
-                }
-                Err(guard) => break guard,
-            }
-        };
+        let flight = Flight::join(&self.flights, entity, resource);
+        let _turn = flight.turn.lock().await;
+        // Whoever had the turn before may have read it.
+        if let Some(found) = self.find(entity.as_str(), resource.as_str(), now) {
+            return Ok(found);
+        }
         let generation = self.generation.load(Ordering::SeqCst);
         self.loads.fetch_add(1, Ordering::Relaxed);
-        let loaded = load().await?;
-        // Refused only when the entry was removed meanwhile: the value is good for this call.
-        let _ = guard.insert(loaded.clone());
+        let loaded = Arc::new(load().await?);
+        self.insert(&loaded, now);
         if self.generation.load(Ordering::SeqCst) != generation {
             // Read before a change, inserted after it. The order here, insert and then look, and
             // in `invalidate`, count and then remove, leaves no gap between them.
-            self.entries.remove(&key);
+            self.remove(entity, resource);
         }
         Ok(loaded)
+    }
+
+    fn insert(&self, entry: &Arc<Target>, now: Timestamp) {
+        let hash = entry.hash();
+        let mut table = self.table(hash).write().unwrap_or_else(PoisonError::into_inner);
+        if let Ok(stale) = table.find_entry(hash, |other| other.key() == entry.key()) {
+            stale.remove();
+        }
+        if table.len() >= self.table_capacity {
+            table.retain(|entry| self.is_fresh(entry, now));
+        }
+        if table.len() >= self.table_capacity {
+            // All of them are in use: every other one has to be read again when it is needed.
+            let mut kept = false;
+            table.retain(|_| {
+                kept = !kept;
+                kept && self.table_capacity > 1
+            });
+        }
+        table.insert_unique(hash, Arc::clone(entry), |entry| entry.hash());
+    }
+
+    fn remove(&self, entity: &EntityId, resource: &ResourceName) {
+        let hash = bucket_hash(&self.namespace, entity.as_str(), resource.as_str());
+        let mut table = self.table(hash).write().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |entry: &Arc<Target>| entry.is_for(entity.as_str(), resource.as_str());
+        if let Ok(found) = table.find_entry(hash, is_it) {
+            found.remove();
+        }
     }
 
     /// The one copy of a resource's name that all keys share: comparing keys then touches the same
     /// memory for all entities.
     pub(crate) fn intern(&self, resource: &ResourceName) -> ResourceName {
-        let mut resources = self.resources.lock().unwrap_or_else(|e| e.into_inner());
+        let mut resources = locked(&self.resources);
         if let Some(known) = resources.iter().find(|known| *known == resource) {
             return known.clone();
         }
@@ -170,7 +198,7 @@ impl ConfigCache {
 
     /// The shared copy of a set of limits.
     pub(crate) fn intern_limits(&self, limits: LimitSet) -> Arc<LimitSet> {
-        let mut sets = self.limit_sets.lock().unwrap_or_else(|e| e.into_inner());
+        let mut sets = locked(&self.limit_sets);
         if let Some(known) = sets.iter().find(|known| ***known == limits) {
             return Arc::clone(known);
         }
@@ -184,28 +212,29 @@ impl ConfigCache {
 
     /// Drops what is known of one entity.
     pub(crate) fn invalidate_entity(&self, entity: &EntityId) {
-        let resources = self.resources.lock().unwrap_or_else(|e| e.into_inner()).clone();
+        let resources = locked(&self.resources).clone();
         if resources.len() > RESOURCES_MAX {
             return self.invalidate_all();
         }
         self.generation.fetch_add(1, Ordering::SeqCst);
-        for resource in resources {
-            self.entries.remove(&CacheKey(entity.clone(), resource));
-        }
+        resources.iter().for_each(|resource| self.remove(entity, resource));
     }
 
     /// Drops everything.
     pub(crate) fn invalidate_all(&self) {
         self.generation.fetch_add(1, Ordering::SeqCst);
-        self.entries.clear();
+        for table in &self.tables {
+            table.0.write().unwrap_or_else(PoisonError::into_inner).clear();
+        }
     }
 
     pub(crate) fn stats(&self) -> CacheStats {
+        let len = |table: &Table| table.0.read().unwrap_or_else(PoisonError::into_inner).len();
         CacheStats {
             hits: self.hits.sum(),
             misses: self.misses.load(Ordering::Relaxed),
             loads: self.loads.load(Ordering::Relaxed),
-            entries: self.entries.len(),
+            entries: self.tables.iter().map(len).sum(),
         }
     }
 }
@@ -213,6 +242,35 @@ impl ConfigCache {
 impl fmt::Debug for ConfigCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConfigCache").field("ttl", &self.ttl).field("stats", &self.stats()).finish()
+    }
+}
+
+/// One of those who want the same entry read. The last to leave takes the turn off the board.
+struct Flight<'a> {
+    flights: &'a Mutex<HashMap<(EntityId, ResourceName), Arc<Turn>>>,
+    key: (EntityId, ResourceName),
+    turn: Arc<Turn>,
+}
+
+impl<'a> Flight<'a> {
+    fn join(
+        flights: &'a Mutex<HashMap<(EntityId, ResourceName), Arc<Turn>>>,
+        entity: &EntityId,
+        resource: &ResourceName,
+    ) -> Self {
+        let key = (entity.clone(), resource.clone());
+        let turn = Arc::clone(locked(flights).entry(key.clone()).or_default());
+        Self { flights, key, turn }
+    }
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        let mut flights = locked(self.flights);
+        // One reference is the board's, one is ours.
+        if Arc::strong_count(&self.turn) == 2 {
+            flights.remove(&self.key);
+        }
     }
 }
 

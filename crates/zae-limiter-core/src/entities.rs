@@ -76,6 +76,13 @@ impl RateLimiter {
     /// can be repeated.
     pub async fn delete_entity(&self, id: &str) -> Result<u64, Error> {
         let id = EntityId::new(id)?;
+        let removed = self.remove_entity(&id).await;
+        // After an error too: a part of it may be gone all the same.
+        self.inner.cache.invalidate_entity(&id);
+        removed
+    }
+
+    async fn remove_entity(&self, id: &EntityId) -> Result<u64, Error> {
         let scope = Scope::Entity(self.namespace_id().clone(), id.clone());
         let own = Key::Entity(self.namespace_id().clone(), id.clone());
         let mut removed = 0;
@@ -91,9 +98,9 @@ impl RateLimiter {
                 None => break,
             }
         }
-        let exists = self.entity_by_id(&id).await?.is_some();
+        let exists = self.entity_by_id(id).await?.is_some();
         if removed == 0 && !exists {
-            return Err(Error::not_found("entity", &id));
+            return Err(Error::not_found("entity", id));
         }
         let change = Change {
             subject: AuditSubject::Entity(id.clone()),
@@ -103,7 +110,6 @@ impl RateLimiter {
         };
         let batch = [Write::Delete(own, When::Always), self.audit(change)];
         self.inner.call(self.store().write(&batch)).await?;
-        self.inner.cache.invalidate_entity(&id);
         Ok(removed + u64::from(exists))
     }
 
@@ -201,12 +207,12 @@ impl<'a> CreateEntity<'a> {
             let key = Key::Entity(limiter.namespace_id().clone(), parent.clone());
             batch.push(Write::Check(key, When::Present));
         }
-        match limiter.inner.call(limiter.store().write(&batch)).await? {
-            Written::Done => {
-                // It may be remembered as one that has no parent.
-                limiter.inner.cache.invalidate_entity(&id);
-                Ok(entity)
-            }
+        let written = limiter.inner.call(limiter.store().write(&batch)).await;
+        // It may be remembered as one that has no parent. After an error too: it may have been
+        // created all the same.
+        limiter.inner.cache.invalidate_entity(&id);
+        match written? {
+            Written::Done => Ok(entity),
             Written::Conflict(0) => {
                 Err(Error::AlreadyExists { what: "entity", name: id.to_string() })
             }

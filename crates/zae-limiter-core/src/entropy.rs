@@ -7,6 +7,8 @@ use zae_limiter_model::{NamespaceId, Timestamp};
 #[derive(Debug)]
 pub struct Entropy {
     rng: Mutex<fastrand::Rng>,
+    /// The last id of an event, after which the next one of the same millisecond sorts.
+    last_event: Mutex<Option<Ulid>>,
 }
 
 impl Entropy {
@@ -24,17 +26,23 @@ impl Entropy {
 
     /// The same ids in the same order for the same seed.
     pub fn seeded(seed: u64) -> Self {
-        Self { rng: Mutex::new(fastrand::Rng::with_seed(seed)) }
+        let rng = Mutex::new(fastrand::Rng::with_seed(seed));
+        Self { rng, last_event: Mutex::default() }
     }
 
     fn draw<T>(&self, from: impl FnOnce(&mut fastrand::Rng) -> T) -> T {
         from(&mut self.rng.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The id of an audit event: sorts by time.
+    /// The id of an audit event: sorts by time, and within a millisecond by the order of the calls.
     pub(crate) fn event_id(&self, at: Timestamp) -> String {
         let millis = u64::try_from(at.as_millis()).unwrap_or(0);
-        Ulid::from_parts(millis, self.draw(|rng| rng.u128(..))).to_string()
+        let fresh = Ulid::from_parts(millis, self.draw(|rng| rng.u128(..)));
+        let mut last = self.last_event.lock().unwrap_or_else(PoisonError::into_inner);
+        let after_last = last
+            .filter(|last| last.timestamp_ms() == fresh.timestamp_ms())
+            .and_then(|last| last.increment().ok());
+        last.insert(after_last.unwrap_or(fresh)).to_string()
     }
 
     /// The id of a new namespace: 64 random bits in eleven URL-safe characters.

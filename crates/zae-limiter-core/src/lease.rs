@@ -52,6 +52,8 @@ pub struct Lease {
 pub(crate) struct CallSettings {
     pub(crate) limits: Option<Vec<Limit>>,
     pub(crate) on_unavailable: Option<OnUnavailable>,
+    /// The level of each leg; empty where the legs are the levels.
+    pub(crate) levels: Vec<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,8 +118,12 @@ impl Lease {
 
     /// Every limit that was taken from, of the entity and its ancestors, as it stood right after.
     pub fn statuses(&self) -> Vec<LimitStatus> {
+        let levels = self.call.as_ref().map_or(&[][..], |call| &call.levels);
         let legs = self.legs.iter().zip(&self.taken).enumerate();
-        legs.flat_map(|(level, (leg, taken))| taken_statuses(level, leg, taken)).collect()
+        let statuses = legs.flat_map(|(at, (leg, taken))| {
+            taken_statuses(levels.get(at).copied().unwrap_or(at), leg, taken)
+        });
+        statuses.collect()
     }
 
     /// Net tokens held of a limit, what is not yet written included. `None` when the lease was not
@@ -297,16 +303,25 @@ impl Lease {
         let settlements: Vec<Settlement> = legs
             .filter_map(|(leg, taken)| settlement(leg, taken, |take| of(limit_name(leg, take))))
             .collect();
-        // Booked here before the store is asked: if this future is dropped now, the store carries
-        // the differences out all the same, and a later rollback has to give them back.
+        // What is given back is booked here before the store is asked, what is taken only when it
+        // has answered: if this future is dropped, or the store does not answer, nobody knows which
+        // of them was carried out, and a later rollback must not give back what was never taken.
+        self.book(|limit| of(limit).min(Millitokens::ZERO));
+        let done = self.inner.settle(&settlements).await;
+        if done.is_ok() {
+            self.book(|limit| of(limit).max(Millitokens::ZERO));
+        }
+        self.conclude(done)
+    }
+
+    /// Counts differences to what is held, at every level.
+    fn book(&mut self, of: impl Fn(&str) -> Millitokens) {
         for leg in &mut self.legs {
             for take in &mut leg.takes {
                 let limit = &leg.target.limits().names()[take.cell];
                 take.amount = take.amount.saturating_add(of(limit.as_str()));
             }
         }
-        let done = self.inner.settle(&settlements).await;
-        self.conclude(done)
     }
 
     /// Everything held, as differences that give it back.

@@ -11,13 +11,13 @@ use zae_limiter_model::{
 
 use crate::background;
 use crate::breaker::{Breaker, BreakerSettings, Gate};
-use crate::cache::{CacheStats, ConfigCache, Resolved, Source};
+use crate::cache::{CacheStats, ConfigCache};
 use crate::clock::{Clock, SystemClock};
 use crate::deadline::within;
 use crate::entropy::Entropy;
 use crate::error::{Error, StoreError, StoreErrorKind};
 use crate::namespaces::Namespaces;
-use crate::plan::{BucketKey, Lifetime, Target};
+use crate::plan::{BucketKey, Lifetime, Origin, Source, Target};
 use crate::record::{ConfigLevel, Key, OnUnavailable, Record};
 use crate::store::Store;
 
@@ -226,10 +226,10 @@ impl Builder {
             store: self.store,
             clock: self.clock,
             entropy,
-            namespace: namespace.id,
+            namespace: namespace.id.clone(),
             namespace_name: name,
             settings: self.settings,
-            cache: ConfigCache::new(self.cache_ttl, self.cache_capacity),
+            cache: ConfigCache::new(namespace.id, self.cache_ttl, self.cache_capacity),
             breaker: Breaker::new(self.breaker),
             stored_policy: AtomicU8::new(0),
         };
@@ -366,7 +366,7 @@ impl Inner {
         of_call.or(self.settings.on_unavailable).or(stored).unwrap_or(OnUnavailable::Block)
     }
 
-    fn remember_policy(&self, policy: Option<OnUnavailable>) {
+    pub(crate) fn remember_policy(&self, policy: Option<OnUnavailable>) {
         let code = match policy {
             None => 0,
             Some(OnUnavailable::Allow) => 1,
@@ -393,13 +393,14 @@ impl Inner {
     }
 
     async fn probe(&self) {
+        // Also when the runtime ends before the probe does: the next call then probes again.
+        let _probing = self.breaker.probing();
         let key = [Key::Namespace(self.namespace.clone())];
         let deadline = self.settings.deadline;
         let answered = within(&*self.clock, deadline, self.store.get(&key)).await;
         self.note(
             matches!(&answered, Some(Ok(_))) || matches!(&answered, Some(Err(e)) if !e.is_outage()),
         );
-        self.breaker.probed();
     }
 
     /// Tells the breaker how a call went.
@@ -411,13 +412,14 @@ impl Inner {
         }
     }
 
-    /// What holds for an entity on a resource: from the cache, or by one read.
+    /// What holds for an entity on a resource: from the cache, or by one read. The limits are empty
+    /// where there are none at any level.
     pub(crate) async fn resolve(
         &self,
         entity: &EntityId,
         resource: &ResourceName,
         now: Timestamp,
-    ) -> Result<Resolved, StoreError> {
+    ) -> Result<Arc<Target>, StoreError> {
         if let Some(found) = self.cache.get(entity.as_str(), resource.as_str(), now) {
             return Ok(found);
         }
@@ -431,7 +433,7 @@ impl Inner {
         entity: &EntityId,
         resource: &ResourceName,
         now: Timestamp,
-    ) -> Result<Resolved, StoreError> {
+    ) -> Result<Target, StoreError> {
         let config = |level| Key::Config(self.namespace.clone(), level);
         // From the most specific level to the least, and the entity itself.
         let keys = [
@@ -464,15 +466,13 @@ impl Inner {
             Some(config) => self.cache.intern_limits(config.limits),
             None => Arc::clone(&self.settings.default_limits),
         };
-        let target = (!limits.is_empty()).then(|| {
-            let lifetime = match source {
-                Source::EntityResource | Source::Entity => Lifetime::Forever,
-                _ => self.idle_lifetime(&limits),
-            };
-            let key = self.bucket_key(entity, &self.cache.intern(resource));
-            Arc::new(Target::new(key, limits, lifetime))
-        });
-        Ok(Resolved { target, source, parent, read_at: now })
+        let lifetime = match source {
+            Source::EntityResource | Source::Entity => Lifetime::Forever,
+            Source::Resource | Source::System | Source::Limiter => self.idle_lifetime(&limits),
+        };
+        let key = self.bucket_key(entity, &self.cache.intern(resource));
+        let origin = Origin { read_at: now, parent, source };
+        Ok(Target::resolved(key, limits, lifetime, origin))
     }
 
     pub(crate) fn idle_lifetime(&self, limits: &LimitSet) -> Lifetime {

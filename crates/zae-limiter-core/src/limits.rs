@@ -4,11 +4,11 @@ use serde_json::json;
 use zae_limiter_model::{EntityId, Invalid, Limit, LimitSet, ResourceName};
 
 use crate::audit::Change;
-use crate::cache::Source;
 use crate::error::Error;
 use crate::limiter::RateLimiter;
 use crate::page::PageRequest;
 use crate::pages::Pages;
+use crate::plan::Source;
 use crate::record::{AuditAction, AuditSubject, Config, ConfigLevel, Key, OnUnavailable, Record};
 use crate::store::{BucketQuery, Query, ResourceList, When, Write, Written};
 
@@ -148,16 +148,15 @@ impl RateLimiter {
     ) -> Result<EffectiveLimits, Error> {
         let (entity, resource) = (EntityId::new(entity)?, ResourceName::new(resource)?);
         let now = self.clock().now();
-        let resolved = self.inner.call(self.inner.resolve(&entity, &resource, now)).await?;
-        let limits = resolved.target.as_ref().map(|target| target.limits().to_limits());
-        let level = match resolved.source {
+        let target = self.inner.call(self.inner.resolve(&entity, &resource, now)).await?;
+        let level = match target.origin().source {
             Source::EntityResource => Some(ConfigLevel::EntityResource(entity, resource)),
             Source::Entity => Some(ConfigLevel::Entity(entity)),
             Source::Resource => Some(ConfigLevel::Resource(resource)),
             Source::System => Some(ConfigLevel::System),
             Source::Limiter => None,
         };
-        Ok(EffectiveLimits { limits: limits.unwrap_or_default(), level })
+        Ok(EffectiveLimits { limits: target.limits().to_limits(), level })
     }
 
     /// Entities with limits of their own for a resource, or for all resources, by id.
@@ -217,8 +216,13 @@ impl RateLimiter {
             });
             let audit = self.config_audit(&level, AuditAction::LimitsSet, details);
             let batch = [Write::Put(Record::Config(config.clone()), when), audit];
-            if self.inner.call(self.store().write(&batch)).await? == Written::Done {
-                self.forget(&level);
+            let written = self.inner.call(self.store().write(&batch)).await;
+            // After an error too: the change may have been made all the same.
+            self.forget(&level);
+            if written? == Written::Done {
+                if level == ConfigLevel::System {
+                    self.inner.remember_policy(config.on_unavailable);
+                }
                 return Ok(config);
             }
         }
@@ -229,9 +233,14 @@ impl RateLimiter {
         let key = Key::Config(self.namespace_id().clone(), level.clone());
         let audit = self.config_audit(&level, AuditAction::LimitsDeleted, json!({}));
         let batch = [Write::Delete(key, When::Present), audit];
-        match self.inner.call(self.store().write(&batch)).await? {
+        let written = self.inner.call(self.store().write(&batch)).await;
+        // After an error too: the change may have been made all the same.
+        self.forget(&level);
+        match written? {
             Written::Done => {
-                self.forget(&level);
+                if level == ConfigLevel::System {
+                    self.inner.remember_policy(None);
+                }
                 Ok(())
             }
             Written::Conflict(_) => Err(Error::not_found("configuration", describe(&level))),
@@ -294,11 +303,11 @@ impl RateLimiter {
 
     async fn update_bucket(&self, entity: &EntityId, resource: &ResourceName) -> Result<(), Error> {
         let now = self.clock().now();
-        let resolved = self.inner.call(self.inner.resolve(entity, resource, now)).await?;
-        match &resolved.target {
-            Some(target) => self.inner.call(self.store().reconfigure(target, now)).await,
-            None => Ok(()),
+        let target = self.inner.call(self.inner.resolve(entity, resource, now)).await?;
+        if target.limits().is_empty() {
+            return Ok(());
         }
+        self.inner.call(self.store().reconfigure(&target, now)).await
     }
 }
 

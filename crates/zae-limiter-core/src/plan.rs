@@ -1,8 +1,8 @@
 //! What the limiter asks of a store on the hot path, and what the store answers.
 
 use std::fmt;
-use std::hash::BuildHasher;
-use std::sync::{Arc, LazyLock};
+use std::hash::{BuildHasher, Hasher};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -10,6 +10,8 @@ use zae_limiter_model::{
     Bucket, EntityId, LimitSet, LimitStatus, Millitokens, NamespaceId, ResourceName, Take,
     Timestamp,
 };
+
+use crate::account::Account;
 
 /// The address of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,34 +33,106 @@ pub enum Lifetime {
     Idle(Duration),
 }
 
+impl Lifetime {
+    /// The longer of the two.
+    pub(crate) fn max(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Idle(one), Self::Idle(other)) => Self::Idle(one.max(other)),
+            _ => Self::Forever,
+        }
+    }
+}
+
 /// A bucket together with the limits that hold for it now. Shared between the configuration cache,
 /// the plans of calls, and the store.
+// In this order: what every call looks at comes first.
+#[repr(C)]
 pub struct Target {
-    key: BucketKey,
+    /// The entity's id once more: usual ones stand here, where comparing them needs no other memory.
+    id: SmallVec<[u8; 24]>,
     limits: Arc<LimitSet>,
-    lifetime: Lifetime,
-    /// The lifetime in milliseconds: it is added to the clock with every call.
-    idle_ms: Option<u64>,
+    origin: Origin,
     hash: u64,
+    /// The lifetime in milliseconds, or [`FOREVER`]: it is added to the clock with every call.
+    idle_ms: u64,
+    /// Where a store in the same process may keep the bucket itself: whoever has found the limits
+    /// has then found the bucket.
+    seat: Seat,
+    key: BucketKey,
+}
+
+/// The lifetime of a bucket that is kept for good.
+const FOREVER: u64 = u64::MAX;
+
+/// How the limiter came to these limits.
+#[derive(Clone, Debug)]
+#[repr(C)]
+pub(crate) struct Origin {
+    /// When they were read.
+    pub(crate) read_at: Timestamp,
+    /// The entity above, if what is taken is also taken there.
+    pub(crate) parent: Option<EntityId>,
+    /// The level they come from.
+    pub(crate) source: Source,
+}
+
+/// The level that limits come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    EntityResource,
+    Entity,
+    Resource,
+    System,
+    /// The limiter's own defaults, the call itself, or nothing at all.
+    Limiter,
+}
+
+/// Room for a bucket of one [`MemoryStore`](crate::MemoryStore).
+pub(crate) type Seat = Mutex<Option<Seated>>;
+
+/// A bucket, and the store it belongs to.
+#[derive(Debug)]
+pub(crate) struct Seated {
+    pub(crate) store: u64,
+    pub(crate) account: Account,
 }
 
 /// One seed for the process, so that a hash can be kept with its target.
 static HASHING: LazyLock<foldhash::quality::RandomState> = LazyLock::new(Default::default);
 
+/// The hash of a bucket's key within this process.
+pub(crate) fn bucket_hash(namespace: &NamespaceId, entity: &str, resource: &str) -> u64 {
+    let mut hasher = HASHING.build_hasher();
+    // No name contains NUL: the end of one and the start of the next cannot be mistaken.
+    for name in [namespace.as_str(), entity, resource] {
+        hasher.write(name.as_bytes());
+        hasher.write_u8(0);
+    }
+    hasher.finish()
+}
+
 impl Target {
     /// A bucket and its limits.
     pub fn new(key: BucketKey, limits: Arc<LimitSet>, lifetime: Lifetime) -> Self {
-        let hash = Self::hash_of(&key);
-        let idle_ms = match lifetime {
-            Lifetime::Forever => None,
-            Lifetime::Idle(idle) => Some(millis_rounded_up(idle)),
-        };
-        Self { key, limits, lifetime, idle_ms, hash }
+        let unknown =
+            Origin { read_at: Timestamp::default(), parent: None, source: Source::Limiter };
+        Self::resolved(key, limits, lifetime, unknown)
     }
 
-    /// The hash of a bucket's key within this process.
-    pub(crate) fn hash_of(key: &BucketKey) -> u64 {
-        HASHING.hash_one(key)
+    /// A bucket and its limits as they were resolved.
+    pub(crate) fn resolved(
+        key: BucketKey,
+        limits: Arc<LimitSet>,
+        lifetime: Lifetime,
+        origin: Origin,
+    ) -> Self {
+        let idle_ms = match lifetime {
+            Lifetime::Forever => FOREVER,
+            Lifetime::Idle(idle) => millis_rounded_up(idle).min(FOREVER - 1),
+        };
+        let hash = bucket_hash(&key.namespace, key.entity.as_str(), key.resource.as_str());
+        let id = SmallVec::from_slice(key.entity.as_str().as_bytes());
+        Self { limits, hash, origin, id, idle_ms, seat: Seat::default(), key }
     }
 
     /// Which bucket.
@@ -71,23 +145,48 @@ impl Target {
         &self.limits
     }
 
-    /// How long it is kept.
+    /// How long it is kept, in whole milliseconds.
     pub fn lifetime(&self) -> Lifetime {
-        self.lifetime
+        match self.idle_ms {
+            FOREVER => Lifetime::Forever,
+            millis => Lifetime::Idle(Duration::from_millis(millis)),
+        }
     }
 
     /// When the bucket expires if it was written at `now`.
     pub fn expiry(&self, bucket: &Bucket, now: Timestamp) -> Option<Timestamp> {
-        let idle_ms = self.idle_ms?;
+        if self.idle_ms == FOREVER {
+            return None;
+        }
         // An idle lifetime is at least the time that these limits take from empty to full. A debt,
         // or a limit that is not among them, can take longer.
         let longer = bucket.in_debt() || bucket.limits().len() != self.limits.len();
         let full_ms = if longer { millis_rounded_up(bucket.wait_until_full(now)) } else { 0 };
-        Some(now.saturating_add_millis(idle_ms.max(full_ms)))
+        Some(now.saturating_add_millis(self.idle_ms.max(full_ms)))
+    }
+
+    pub(crate) fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    pub(crate) fn seat(&self) -> &Seat {
+        &self.seat
     }
 
     pub(crate) fn hash(&self) -> u64 {
         self.hash
+    }
+
+    /// Whether it is that entity's bucket for that resource.
+    pub(crate) fn is_for(&self, entity: &str, resource: &str) -> bool {
+        self.id[..] == *entity.as_bytes() && self.key.resource.as_str() == resource
+    }
+}
+
+impl BucketKey {
+    /// The key's hash within this process.
+    pub(crate) fn hash(&self) -> u64 {
+        bucket_hash(&self.namespace, self.entity.as_str(), self.resource.as_str())
     }
 }
 
@@ -100,7 +199,7 @@ impl fmt::Debug for Target {
         f.debug_struct("Target")
             .field("key", &self.key)
             .field("limits", &self.limits)
-            .field("lifetime", &self.lifetime)
+            .field("lifetime", &self.lifetime())
             .finish()
     }
 }

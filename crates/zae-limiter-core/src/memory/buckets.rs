@@ -1,0 +1,280 @@
+//! The buckets, each in the seat of a [`Target`].
+//!
+//! Tables find a bucket's target by its key; most calls need none of them, because the target that
+//! the limiter's cache gave them is the one whose seat the bucket is in. Where another target came
+//! first (another limiter on the same store, or the one that an expired cache entry has replaced)
+//! the table tells.
+//!
+//! Invariants:
+//! - a target that is in a table has its bucket in its seat, and nobody empties a seat without the
+//!   table's lock;
+//! - locks are taken in this order: tables, ascending; then seats; then usage. A seat is locked
+//!   without its table only by calls that lock nothing after it but usage.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+use smallvec::SmallVec;
+use zae_limiter_model::{Bucket, Overflow, Timestamp};
+
+use super::locked;
+use crate::account::{Account, Booking, admit, settle};
+use crate::plan::{Admission, BucketKey, Leg, Plan, Seated, Settlement, Target};
+
+/// How many tables there are: enough that threads rarely meet, few enough that a small store stays
+/// small.
+const TABLES: usize = 64;
+
+/// A table has cache lines of its own, so that two threads on two tables do not slow each other.
+#[repr(align(128))]
+#[derive(Debug, Default)]
+struct Table(Mutex<Targets>);
+
+type Targets = HashTable<Arc<Target>>;
+
+fn table_of(hash: u64) -> usize {
+    // The upper bits: the tables themselves use the lower ones and the topmost seven.
+    usize::try_from((hash >> 32) % TABLES as u64).expect("below the number of tables")
+}
+
+/// Several tables, locked together.
+struct LockedTables<'a> {
+    places: SmallVec<[usize; 8]>,
+    guards: SmallVec<[MutexGuard<'a, Targets>; 8]>,
+}
+
+impl LockedTables<'_> {
+    fn of(&mut self, hash: u64) -> &mut Targets {
+        let at = self.places.binary_search(&table_of(hash)).expect("locked with the others");
+        &mut self.guards[at]
+    }
+
+    /// The target in whose seat the bucket is.
+    fn home(&mut self, hash: u64, key: &BucketKey) -> Option<Arc<Target>> {
+        self.of(hash).find(hash, |target| target.key() == key).cloned()
+    }
+}
+
+/// A guard of a seat, with the account in it.
+type Guard<'a> = MutexGuard<'a, Option<Seated>>;
+
+fn seated<'a>(guard: &'a mut Guard<'_>) -> &'a mut Account {
+    &mut guard.as_mut().expect("a target in a table has its bucket in its seat").account
+}
+
+#[derive(Debug)]
+pub(super) struct Buckets {
+    /// Tells this store's buckets from those of another one that was given the same target.
+    store: u64,
+    tables: Box<[Table]>,
+}
+
+impl Buckets {
+    pub(super) fn new() -> Self {
+        static STORES: AtomicU64 = AtomicU64::new(0);
+        Self {
+            store: STORES.fetch_add(1, Ordering::Relaxed),
+            tables: (0..TABLES).map(|_| Table::default()).collect(),
+        }
+    }
+
+    fn lock_tables(&self, hashes: impl Iterator<Item = u64>) -> LockedTables<'_> {
+        let mut places: SmallVec<[usize; 8]> = hashes.map(table_of).collect();
+        places.sort_unstable();
+        places.dedup();
+        let guards = places.iter().map(|&at| locked(&self.tables[at].0)).collect();
+        LockedTables { places, guards }
+    }
+
+    /// The bucket, if it is in this target's own seat.
+    fn at_hand<'a>(&self, target: &'a Target) -> Option<Guard<'a>> {
+        let guard = locked(target.seat());
+        match &*guard {
+            Some(seated) if seated.store == self.store => Some(guard),
+            _ => None,
+        }
+    }
+
+    pub(super) fn acquire(
+        &self,
+        plan: &Plan,
+        mut book: impl FnMut(&BucketKey, Booking),
+    ) -> Admission {
+        if let [leg] = &plan.legs[..]
+            && let Some(mut guard) = self.at_hand(&leg.target)
+        {
+            let account = seated(&mut guard);
+            return admit(plan, &mut [account], |_, b| book(leg.target.key(), b));
+        }
+        let mut tables = self.lock_tables(plan.legs.iter().map(|leg| leg.target.hash()));
+        let homes: SmallVec<[Option<Arc<Target>>; 1]> =
+            plan.legs.iter().map(|leg| tables.home(leg.target.hash(), leg.target.key())).collect();
+        let mut fresh: SmallVec<[Option<Account>; 1]> = plan
+            .legs
+            .iter()
+            .zip(&homes)
+            .map(|(leg, home)| home.is_none().then(|| Account::open(&leg.target, plan.now)))
+            .collect();
+        let admission = {
+            let mut guards: SmallVec<[Option<Guard<'_>>; 1]> =
+                homes.iter().map(|home| home.as_ref().map(|home| locked(home.seat()))).collect();
+            let accounts = guards.iter_mut().zip(&mut fresh).map(|(guard, fresh)| match guard {
+                Some(guard) => seated(guard),
+                None => fresh.as_mut().expect("what has no home is fresh"),
+            });
+            let mut accounts: SmallVec<[&mut Account; 1]> = accounts.collect();
+            admit(plan, &mut accounts, |at, b| book(plan.legs[at].target.key(), b))
+        };
+        if matches!(admission, Admission::Taken(_)) {
+            for ((leg, home), fresh) in plan.legs.iter().zip(homes).zip(fresh) {
+                let table = tables.of(leg.target.hash());
+                match (home, fresh) {
+                    (None, Some(account)) => {
+                        self.insert(table, &leg.target, account, plan.now, &mut book);
+                    }
+                    (Some(home), _) => self.move_in(table, leg, &home),
+                    (None, None) => unreachable!("what has no home is fresh"),
+                }
+            }
+        }
+        admission
+    }
+
+    /// A new bucket: in the target's own seat, unless another store has it.
+    fn insert(
+        &self,
+        table: &mut Targets,
+        target: &Arc<Target>,
+        account: Account,
+        now: Timestamp,
+        book: &mut impl FnMut(&BucketKey, Booking),
+    ) {
+        if table.len() == table.capacity() {
+            // Before a table grows it forgets what has expired: it stays as large as what lives.
+            table.retain(|target| keep(target, now, book));
+        }
+        let seat = locked(target.seat());
+        let home = if seat.is_none() {
+            Arc::clone(target)
+        } else {
+            let limits = Arc::clone(target.limits());
+            Arc::new(Target::new(target.key().clone(), limits, target.lifetime()))
+        };
+        drop(seat);
+        *locked(home.seat()) = Some(Seated { store: self.store, account });
+        let same = |other: &Arc<Target>| other.key() == home.key();
+        match table.entry(home.hash(), same, |other| other.hash()) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(home);
+            }
+            Entry::Occupied(_) => unreachable!("it had no home, and the table is locked"),
+        }
+    }
+
+    /// Moves a bucket from a target that nobody else holds any more to the one in use.
+    fn move_in(&self, table: &mut Targets, leg: &Leg, home: &Arc<Target>) {
+        // One reference is the table's, one is ours.
+        if Arc::ptr_eq(home, &leg.target) || Arc::strong_count(home) > 2 {
+            return;
+        }
+        let mut seat = locked(leg.target.seat());
+        if seat.is_some() {
+            return;
+        }
+        *seat = locked(home.seat()).take();
+        let found = table.find_mut(home.hash(), |other| Arc::ptr_eq(other, home));
+        *found.expect("it is its home") = Arc::clone(&leg.target);
+    }
+
+    pub(super) fn settle(
+        &self,
+        settlement: &Settlement,
+        now: Timestamp,
+        book: impl FnOnce(Booking),
+    ) -> Result<(), Overflow> {
+        let target = &settlement.target;
+        if let Some(mut guard) = self.at_hand(target) {
+            return settle_whole(settlement, seated(&mut guard), now, book);
+        }
+        let mut tables = self.lock_tables([target.hash()].into_iter());
+        match tables.home(target.hash(), target.key()) {
+            Some(home) => settle_whole(settlement, seated(&mut locked(home.seat())), now, book),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn reconfigure(&self, target: &Target, now: Timestamp, book: impl FnOnce(Booking)) {
+        let mut tables = self.lock_tables([target.hash()].into_iter());
+        let Some(home) = tables.home(target.hash(), target.key()) else { return };
+        let mut guard = locked(home.seat());
+        let account = seated(&mut guard);
+        if !account.is_expired(now)
+            && let Some(booking) = account.reconfigure(target, now)
+        {
+            book(booking);
+        }
+    }
+
+    /// All at one moment, so that a chain is seen whole: chains are changed under table locks.
+    pub(super) fn peek(&self, keys: &[BucketKey], now: Timestamp) -> Vec<Option<Bucket>> {
+        let mut tables = self.lock_tables(keys.iter().map(BucketKey::hash));
+        let peek = |key: &BucketKey| {
+            let home = tables.home(key.hash(), key)?;
+            let mut guard = locked(home.seat());
+            let account = seated(&mut guard);
+            (!account.is_expired(now)).then(|| account.bucket.clone())
+        };
+        keys.iter().map(peek).collect()
+    }
+
+    pub(super) fn remove(&self, key: &BucketKey) {
+        let hash = key.hash();
+        let mut tables = self.lock_tables([hash].into_iter());
+        if let Ok(found) = tables.of(hash).find_entry(hash, |target| target.key() == key) {
+            let (target, _) = found.remove();
+            *locked(target.seat()) = None;
+        }
+    }
+
+    /// Calls `each` for every bucket, one table at a time.
+    pub(super) fn for_each(&self, mut each: impl FnMut(&BucketKey, &mut Account)) {
+        for table in &self.tables {
+            for target in locked(&table.0).iter() {
+                each(target.key(), seated(&mut locked(target.seat())));
+            }
+        }
+    }
+}
+
+/// Whether a bucket has not expired; one that has leaves its seat.
+fn keep(target: &Arc<Target>, now: Timestamp, book: &mut impl FnMut(&BucketKey, Booking)) -> bool {
+    let mut guard = locked(target.seat());
+    let account = seated(&mut guard);
+    if !account.is_expired(now) {
+        return true;
+    }
+    if let Some(booking) = account.take_booking() {
+        book(target.key(), booking);
+    }
+    *guard = None;
+    false
+}
+
+/// All differences, or none of them.
+fn settle_whole(
+    settlement: &Settlement,
+    account: &mut Account,
+    now: Timestamp,
+    book: impl FnOnce(Booking),
+) -> Result<(), Overflow> {
+    let mut changed = account.clone();
+    let mut booked = None;
+    settle(settlement, &mut changed, now, |booking| booked = Some(booking))?;
+    *account = changed;
+    if let Some(booking) = booked {
+        book(booking);
+    }
+    Ok(())
+}

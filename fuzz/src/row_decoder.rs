@@ -1,0 +1,5 @@
+//! Any bytes at all in a bucket's row: an account or an error, never a panic.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| zae_limiter_sqlite::fuzz_decode(bytes));
