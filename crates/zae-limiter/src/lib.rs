@@ -1,2 +1,51 @@
-//! x
+#![doc = include_str!("../../../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod url;
+
+use std::sync::Arc;
+
+pub use url::StoreUrl;
+#[doc(inline)]
 pub use zae_limiter_core::*;
+#[cfg(feature = "sqlite")]
+#[doc(inline)]
+pub use zae_limiter_sqlite::{Durability, SqliteOptions, SqliteStore};
+
+/// Opens the limiter of the namespace `default` on the store at `url`: see [`StoreUrl`].
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// let limiter = zae_limiter::open("memory:").await?;
+/// assert_eq!(limiter.namespace().as_str(), "default");
+/// # Ok::<(), zae_limiter::Error>(())
+/// # }).unwrap();
+/// ```
+///
+/// # Errors
+///
+/// [`Error::Invalid`] for the address; [`Error::Store`] or [`Error::Unavailable`] when the store
+/// cannot be opened.
+pub async fn open(url: &str) -> Result<RateLimiter, Error> {
+    builder(url)?.open().await
+}
+
+/// A builder for a limiter on the store at `url`: see [`StoreUrl`].
+///
+/// # Errors
+///
+/// [`Error::Invalid`] for the address; [`Error::Store`] or [`Error::Unavailable`] when the store
+/// cannot be opened.
+pub fn builder(url: &str) -> Result<Builder, Error> {
+    Ok(RateLimiter::builder(open_store(url)?))
+}
+
+/// Opens the store at `url`: see [`StoreUrl`].
+///
+/// # Errors
+///
+/// [`Error::Invalid`] for the address; [`Error::Store`] or [`Error::Unavailable`] when the store
+/// cannot be opened.
+pub fn open_store(url: &str) -> Result<Arc<dyn Store>, Error> {
+    url.parse::<StoreUrl>()?.open()
+}
