@@ -117,7 +117,7 @@ pub fn per_second(
     operations as f64 / best.as_secs_f64()
 }
 
-fn run_callers<F: Future<Output = ()> + Send + 'static>(
+pub fn run_callers<F: Future<Output = ()> + Send + 'static>(
     runtime: &tokio::runtime::Runtime,
     callers: usize,
     caller: impl Fn(usize) -> F,
