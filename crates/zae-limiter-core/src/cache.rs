@@ -145,18 +145,19 @@ impl ConfigCache {
         let generation = self.generation.load(Ordering::SeqCst);
         self.loads.fetch_add(1, Ordering::Relaxed);
         let loaded = Arc::new(load().await?);
-        self.insert(&loaded, now);
-        if self.generation.load(Ordering::SeqCst) != generation {
-            // Read before a change, inserted after it. The order here, insert and then look, and
-            // in `invalidate`, count and then remove, leaves no gap between them.
-            self.remove(entity, resource);
-        }
+        self.insert(&loaded, generation, now);
         Ok(loaded)
     }
 
-    fn insert(&self, entry: &Arc<Target>, now: Timestamp) {
+    /// Keeps an entry, unless something has changed since that generation.
+    fn insert(&self, entry: &Arc<Target>, generation: u64, now: Timestamp) {
         let hash = entry.hash();
         let mut table = self.table(hash).write().unwrap_or_else(PoisonError::into_inner);
+        // Looked at under the lock; a change counts first and then takes the lock to remove. So
+        // what was read before a change is removed by it, or not inserted after it.
+        if self.generation.load(Ordering::SeqCst) != generation {
+            return;
+        }
         if let Ok(stale) = table.find_entry(hash, |other| other.key() == entry.key()) {
             stale.remove();
         }
@@ -217,12 +218,15 @@ impl ConfigCache {
             return self.invalidate_all();
         }
         self.generation.fetch_add(1, Ordering::SeqCst);
+        // Whoever comes from now on does not wait for a read that began before the change.
+        locked(&self.flights).retain(|(reading, _), _| reading != entity);
         resources.iter().for_each(|resource| self.remove(entity, resource));
     }
 
     /// Drops everything.
     pub(crate) fn invalidate_all(&self) {
         self.generation.fetch_add(1, Ordering::SeqCst);
+        locked(&self.flights).clear();
         for table in &self.tables {
             table.0.write().unwrap_or_else(PoisonError::into_inner).clear();
         }
@@ -267,8 +271,10 @@ impl<'a> Flight<'a> {
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
         let mut flights = locked(self.flights);
+        // After a change another turn may stand there under the same key.
+        let ours = flights.get(&self.key).is_some_and(|turn| Arc::ptr_eq(turn, &self.turn));
         // One reference is the board's, one is ours.
-        if Arc::strong_count(&self.turn) == 2 {
+        if ours && Arc::strong_count(&self.turn) == 2 {
             flights.remove(&self.key);
         }
     }

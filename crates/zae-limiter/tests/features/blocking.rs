@@ -1,0 +1,104 @@
+//! The same calls without an async runtime.
+
+use std::sync::Arc;
+
+use zae_limiter::{Clock, Error, Lease, OnUnavailable, RateLimiter, Store, SystemClock, blocking};
+use zae_limiter_testkit::Fault;
+
+use crate::world::{Kind, World, ms, without_refill};
+
+fn on_every_store(test: impl Fn(&World, &RateLimiter)) {
+    for kind in Kind::ALL {
+        let world = World::new(*kind);
+        let limiter = blocking::open(world.builder()).unwrap();
+        let defaults = limiter.set_system_defaults([without_refill("tpm", 100)], None);
+        blocking::wait(defaults).unwrap();
+        test(&world, &limiter);
+    }
+}
+
+fn left(limiter: &RateLimiter) -> i64 {
+    let statuses = blocking::wait(limiter.available("key", "gpt-4", &[])).unwrap();
+    statuses[0].available.whole_tokens()
+}
+
+fn take(limiter: &RateLimiter, tokens: u64) -> Result<Lease, Error> {
+    blocking::wait(limiter.acquire("key", "gpt-4").take("tpm", tokens))
+}
+
+#[test]
+fn tokens_are_taken_adjusted_and_given_back() {
+    on_every_store(|_, limiter| {
+        let mut kept = take(limiter, 10).unwrap();
+        kept.adjust("tpm", 5).unwrap();
+        blocking::wait(kept.commit()).unwrap();
+        assert_eq!(left(limiter), 85);
+        let mut undone = take(limiter, 85).unwrap();
+        assert!(matches!(take(limiter, 1), Err(Error::Exceeded(_))));
+        blocking::wait(undone.rollback()).unwrap();
+        assert_eq!(left(limiter), 85);
+        drop(take(limiter, 20).unwrap());
+        // The writer of the store works in order: what was dropped comes before this.
+        blocking::wait(take(limiter, 0).unwrap().commit()).unwrap();
+        assert_eq!(left(limiter), 85);
+    });
+}
+
+#[test]
+fn work_is_run_with_a_lease() {
+    on_every_store(|_, limiter| {
+        let call = || limiter.acquire("key", "gpt-4").take("tpm", 10);
+        let done: Result<&str, Error> = blocking::run(call(), |lease| {
+            lease.settle("tpm", 30)?;
+            Ok("done")
+        });
+        assert_eq!(done.unwrap(), "done");
+        assert_eq!(left(limiter), 70);
+        let failed: Result<(), Error> = blocking::run(call(), |_| Err(Error::LeaseClosed));
+        assert!(matches!(failed, Err(Error::LeaseClosed)));
+        assert_eq!(left(limiter), 70);
+        let all = limiter.acquire("key", "gpt-4").take("tpm", 71);
+        let refused: Result<(), Error> = blocking::run(all, |_| unreachable!());
+        assert!(matches!(refused, Err(Error::Exceeded(_))));
+    });
+}
+
+#[test]
+fn threads_share_one_limiter() {
+    on_every_store(|_, limiter| {
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let limiter = limiter.clone();
+                std::thread::spawn(move || {
+                    for admitted in 0..200 {
+                        let Ok(mut lease) = take(&limiter, 1) else { return admitted };
+                        blocking::wait(lease.commit()).unwrap();
+                    }
+                    panic!("one thread alone was admitted twice what there is");
+                })
+            })
+            .collect();
+        let admitted: i32 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+        assert_eq!(admitted, 100);
+    });
+}
+
+#[test]
+fn a_call_to_a_store_that_hangs_ends_with_its_deadline() {
+    // The one place that waits for real time, and not for long: there is no other clock that a
+    // thread could be woken by.
+    for kind in Kind::ALL {
+        let world = World::new(*kind);
+        let store: Arc<dyn Store> = Arc::clone(&world.store) as Arc<dyn Store>;
+        let builder = RateLimiter::builder(store).deadline(ms(5));
+        let limiter = blocking::open(builder.clock(Arc::new(SystemClock))).unwrap();
+        world.store.break_down(Fault::Hang);
+        let before = SystemClock.stopwatch();
+        let done = take(&limiter, 1);
+        assert!(matches!(done, Err(Error::Unavailable { .. })), "{done:?}");
+        let allowed = limiter.acquire("key", "gpt-4").take("tpm", 1);
+        let lease = blocking::wait(allowed.on_unavailable(OnUnavailable::Allow)).unwrap();
+        assert!(lease.is_degraded());
+        assert!(SystemClock.stopwatch() - before >= ms(10));
+    }
+}

@@ -1,0 +1,9 @@
+//! What the features `blocking` and `metrics` add.
+
+#![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+
+mod blocking;
+mod metrics;
+#[expect(dead_code, reason = "shared with the other tests, which use all of it")]
+#[path = "../limiter/world.rs"]
+mod world;

@@ -1,0 +1,241 @@
+//! Stored limits are read once and trusted for a while.
+
+use std::time::Duration;
+
+use zae_limiter::{CacheStats, Error, RateLimiter, Timestamp};
+use zae_limiter_testkit::{Call, Fault, Gate};
+
+use crate::world::{
+    NOW, World, child, finish, left, ms, on_every_store, own_limits, per_minute, refusal, secs,
+    settle_down, spend, turn, without_refill,
+};
+
+async fn reads(world: &World, during: impl AsyncFnOnce()) -> usize {
+    let before = world.store.calls(Call::Get);
+    during().await;
+    world.store.calls(Call::Get) - before
+}
+
+#[test]
+fn a_miss_is_one_read_and_a_hit_is_none() {
+    on_every_store(async |world| {
+        let limiter = world.limiter_with([without_refill("rpm", 100)]).await;
+        let one = async || spend(&limiter, "key", "gpt-4", "rpm", 1).await;
+        assert_eq!(reads(&world, one).await, 1);
+        for _ in 0..10 {
+            assert_eq!(reads(&world, one).await, 0);
+        }
+        world.advance(secs(60) - ms(1));
+        assert_eq!(reads(&world, one).await, 0, "just before the time is over");
+        world.advance(ms(1));
+        assert_eq!(reads(&world, one).await, 1, "when the time is over");
+        assert_eq!(reads(&world, one).await, 0);
+    });
+}
+
+#[test]
+fn that_nothing_is_stored_is_remembered_too() {
+    on_every_store(async |world| {
+        let limiter = world.limiter().await;
+        let unknown = async || {
+            let call = limiter.acquire("key", "gpt-4").take("rpm", 1).await;
+            assert!(matches!(call, Err(Error::UnknownLimits { .. })), "{call:?}");
+        };
+        assert_eq!(reads(&world, unknown).await, 1);
+        assert_eq!(reads(&world, unknown).await, 0);
+        limiter.set_limits("key", None, [per_minute("rpm", 1)]).await.unwrap();
+        spend(&limiter, "key", "gpt-4", "rpm", 1).await;
+    });
+}
+
+#[test]
+fn a_thousand_callers_that_miss_together_read_once() {
+    on_every_store(async |world| {
+        let limiter = world.limiter_with([without_refill("rpm", 1_000)]).await;
+        let gate = Gate::new();
+        world.store.script(Call::Get, Fault::HoldBefore(gate.clone()));
+        let before = world.store.calls(Call::Get);
+        let callers: Vec<_> = (0..1_000)
+            .map(|_| {
+                let limiter = limiter.clone();
+                tokio::spawn(async move { spend(&limiter, "key", "gpt-4", "rpm", 1).await })
+            })
+            .collect();
+        gate.reached().await;
+        settle_down().await;
+        assert_eq!(world.store.calls(Call::Get), before + 1);
+        gate.open();
+        for caller in callers {
+            caller.await.unwrap();
+        }
+        assert_eq!(world.store.calls(Call::Get), before + 1);
+        let stats = limiter.cache_stats();
+        assert_eq!((stats.misses, stats.loads), (1_000, 1));
+        refusal(&limiter, "key", "gpt-4", "rpm", 1).await;
+    });
+}
+
+#[test]
+fn a_caller_that_gives_up_hands_the_read_on_to_the_next() {
+    on_every_store(async |world| {
+        let limiter = world.limiter_with([without_refill("rpm", 10)]).await;
+        let gate = Gate::new();
+        world.store.script(Call::Get, Fault::HoldBefore(gate.clone()));
+        let call = |limiter: RateLimiter| {
+            tokio::spawn(async move { spend(&limiter, "key", "gpt-4", "rpm", 1).await })
+        };
+        let first = call(limiter.clone());
+        gate.reached().await;
+        let second = call(limiter.clone());
+        settle_down().await;
+        first.abort();
+        finish(second).await.unwrap();
+        assert_eq!(left(&limiter, "key", "gpt-4", "rpm").await, 9);
+    });
+}
+
+#[test]
+fn without_a_time_to_live_every_call_reads() {
+    on_every_store(async |world| {
+        let builder = world.builder().cache_ttl(Duration::ZERO);
+        let limiter = builder.open().await.unwrap();
+        limiter.set_system_defaults([without_refill("rpm", 100)], None).await.unwrap();
+        let one = async || spend(&limiter, "key", "gpt-4", "rpm", 1).await;
+        for _ in 0..3 {
+            assert_eq!(reads(&world, one).await, 1);
+        }
+        assert_eq!(limiter.cache_stats().entries, 0);
+        let other = world.limiter().await;
+        other.set_system_defaults([without_refill("rpm", 50)], None).await.unwrap();
+        let too_much = limiter.acquire("key", "gpt-4").take("rpm", 51).await;
+        assert!(matches!(too_much, Err(Error::ExceedsCapacity(_))), "{too_much:?}");
+    });
+}
+
+#[test]
+fn a_clock_that_ran_back_does_not_make_an_entry_last() {
+    on_every_store(async |world| {
+        let limiter = world.limiter_with([without_refill("rpm", 100)]).await;
+        let one = async || spend(&limiter, "key", "gpt-4", "rpm", 1).await;
+        one().await;
+        // Threads that read the clock at about the same time may see it so; then it went back.
+        let before = |millis| Timestamp::from_millis(NOW.as_millis() - millis);
+        world.clock.set(before(59_999));
+        assert_eq!(reads(&world, one).await, 0);
+        world.clock.set(before(60_000));
+        assert_eq!(reads(&world, one).await, 1);
+        assert_eq!(reads(&world, one).await, 0);
+    });
+}
+
+#[test]
+fn the_number_of_entries_has_a_bound() {
+    on_every_store(async |world| {
+        for capacity in [0, 1, 2, 100, 200] {
+            let builder = world.builder().cache_capacity(capacity);
+            let limits = [without_refill("rpm", 1_000)];
+            let limiter = builder.default_limits(limits).open().await.unwrap();
+            for at in 0..500 {
+                spend(&limiter, &format!("key-{at}"), "gpt-4", "rpm", 1).await;
+            }
+            let entries = limiter.cache_stats().entries;
+            assert!(entries <= capacity.max(1), "{entries} where {capacity} are allowed");
+            for _ in 0..3 {
+                spend(&limiter, "key-0", "gpt-4", "rpm", 1).await;
+            }
+        }
+    });
+}
+
+#[test]
+fn everything_can_be_forgotten_by_hand() {
+    on_every_store(async |world| {
+        let limiter = world.limiter_with([without_refill("rpm", 100)]).await;
+        let one = async || spend(&limiter, "key", "gpt-4", "rpm", 1).await;
+        one().await;
+        one().await;
+        let CacheStats { hits, misses, loads, entries } = limiter.cache_stats();
+        assert!(hits >= 1);
+        assert_eq!((misses, loads, entries), (1, 1, 1));
+        limiter.clone().invalidate_cache();
+        assert_eq!(limiter.cache_stats().entries, 0);
+        assert_eq!(reads(&world, one).await, 1);
+        let stats = limiter.cache_stats();
+        assert_eq!(stats, CacheStats { hits, misses: 2, loads: 2, entries: 1 });
+    });
+}
+
+#[test]
+fn an_entity_with_many_resources_is_forgotten_on_all_of_them() {
+    on_every_store(async |world| {
+        let limiter = world.limiter_with([without_refill("rpm", 100)]).await;
+        for count in [1, 64, 70] {
+            for at in 0..count {
+                spend(&limiter, "key", &format!("model-{at}"), "rpm", 1).await;
+            }
+            own_limits(&limiter, "key", [without_refill("rpm", 50)]).await;
+            for at in 0..count {
+                let on = format!("model-{at}");
+                let too_much = limiter.acquire("key", &on).take("rpm", 51).await;
+                assert!(matches!(too_much, Err(Error::ExceedsCapacity(_))), "{on}: {too_much:?}");
+            }
+            limiter.delete_limits("key", None).await.unwrap();
+        }
+    });
+}
+
+/// Holds a read that has the old limits already, makes the change, and lets the read go on.
+async fn race(world: &World, change: impl AsyncFn(&RateLimiter)) {
+    let limiter = world.limiter_with([without_refill("rpm", 100)]).await;
+    let gate = Gate::new();
+    world.store.script(Call::Get, Fault::HoldAfter(gate.clone()));
+    let late = {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.acquire("key", "gpt-4").take("rpm", 1).await.map(drop) })
+    };
+    gate.reached().await;
+    finish(change(&limiter)).await;
+    let new_limits_hold = async |when| {
+        let too_much = limiter.acquire("key", "gpt-4").take("rpm", 11).await;
+        assert!(matches!(too_much, Err(Error::ExceedsCapacity(_))), "{when}: {too_much:?}");
+    };
+    finish(new_limits_hold("while the old read is under way")).await;
+    gate.open();
+    late.await.unwrap().unwrap();
+    for _ in 0..10 {
+        turn().await;
+        new_limits_hold("after the old read").await;
+    }
+}
+
+#[test]
+fn a_read_that_is_overtaken_by_a_change_leaves_nothing_stale() {
+    on_every_store(async |world| {
+        let lower = || [without_refill("rpm", 10)];
+        race(&world, async |limiter| {
+            limiter.set_limits("key", Some("gpt-4"), lower()).await.unwrap();
+        })
+        .await;
+        race(&world, async |limiter| {
+            limiter.delete_limits("key", Some("gpt-4")).await.unwrap();
+            limiter.set_limits("key", None, lower()).await.unwrap();
+        })
+        .await;
+        race(&world, async |limiter| {
+            limiter.delete_limits("key", None).await.unwrap();
+            limiter.set_resource_defaults("gpt-4", lower()).await.unwrap();
+        })
+        .await;
+        race(&world, async |limiter| {
+            limiter.delete_resource_defaults("gpt-4").await.unwrap();
+            limiter.set_system_defaults(lower(), None).await.unwrap();
+        })
+        .await;
+        race(&world, async |limiter| {
+            limiter.create_entity("org").await.unwrap();
+            own_limits(limiter, "org", lower()).await;
+            child(limiter, "key", "org").await;
+        })
+        .await;
+    });
+}

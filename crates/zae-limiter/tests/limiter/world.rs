@@ -1,0 +1,310 @@
+//! A store, a clock that stands, and short words for what most tests do.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::runtime::{Builder as RuntimeBuilder, Runtime};
+use zae_limiter::{
+    Bucket, BucketKey, Builder, Clock as _, Config, Entity, EntityId, Entropy, Error, Lease, Limit,
+    LimitStatus, ManualClock, MemoryStore, NamespaceId, RateLimitExceeded, RateLimiter,
+    ResourceName, Store, Timestamp,
+};
+use zae_limiter_testkit::Faulty;
+
+/// 2026-11-15T14:00:00Z.
+pub(crate) const NOW: Timestamp = Timestamp::from_millis(1_794_751_200_000);
+
+/// What is not there after so many looks never will be.
+const LOOKS_MAX: usize = 100_000;
+
+pub(crate) const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+pub(crate) const fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Memory,
+    #[cfg(feature = "sqlite")]
+    Sqlite,
+}
+
+impl Kind {
+    pub(crate) const ALL: &[Self] = &[
+        Self::Memory,
+        #[cfg(feature = "sqlite")]
+        Self::Sqlite,
+    ];
+
+    fn open(self, folder: &TempDir) -> Arc<dyn Store> {
+        match self {
+            Self::Memory => Arc::new(MemoryStore::new()),
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite => {
+                let path = folder.path().join("limits.db");
+                Arc::new(zae_limiter::SqliteStore::open(path).unwrap())
+            }
+        }
+    }
+}
+
+/// A fresh store that can be made to fail, and a clock that stands until it is moved.
+pub(crate) struct World {
+    kind: Kind,
+    pub(crate) store: Arc<Faulty<dyn Store>>,
+    pub(crate) clock: Arc<ManualClock>,
+    /// Each limiter draws ids of its own.
+    seeds: AtomicU64,
+    // Removed after the store is closed.
+    _folder: TempDir,
+}
+
+/// Says which store it was when a test fails.
+struct Named(Kind);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("this was on the store {:?}", self.0);
+        }
+    }
+}
+
+/// Runs a test on each embedded store. The runtime has no timer: whoever waits for real time
+/// panics.
+pub(crate) fn on_every_store(test: impl AsyncFn(World)) {
+    for kind in Kind::ALL {
+        on(*kind, &test);
+    }
+}
+
+/// Runs a test on one store.
+pub(crate) fn on(kind: Kind, test: impl AsyncFn(World)) {
+    let _named = Named(kind);
+    let runtime = RuntimeBuilder::new_current_thread().build().unwrap();
+    runtime.block_on(test(World::new(kind)));
+}
+
+/// Runs a test on each embedded store, with four threads.
+pub(crate) fn on_every_store_with_threads(test: impl AsyncFn(World)) {
+    for kind in Kind::ALL {
+        let _named = Named(*kind);
+        threads().block_on(test(World::new(*kind)));
+    }
+}
+
+pub(crate) fn threads() -> Runtime {
+    RuntimeBuilder::new_multi_thread().worker_threads(4).build().unwrap()
+}
+
+impl World {
+    pub(crate) fn new(kind: Kind) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Self {
+            kind,
+            store: Arc::new(Faulty::new(kind.open(&folder))),
+            clock: Arc::new(ManualClock::new(NOW)),
+            seeds: AtomicU64::new(1),
+            _folder: folder,
+        }
+    }
+
+    /// Another one with the same kind of store.
+    pub(crate) fn new_like(other: &Self) -> Self {
+        Self::new(other.kind)
+    }
+
+    pub(crate) fn builder(&self) -> Builder {
+        let store: Arc<dyn Store> = Arc::clone(&self.store) as Arc<dyn Store>;
+        let clock = Arc::clone(&self.clock);
+        let seed = self.seeds.fetch_add(1, Ordering::Relaxed);
+        RateLimiter::builder(store).clock(clock).entropy(Entropy::seeded(seed))
+    }
+
+    /// A limiter of the namespace `default`.
+    pub(crate) async fn limiter(&self) -> RateLimiter {
+        self.builder().open().await.unwrap()
+    }
+
+    /// A limiter with these system defaults stored.
+    pub(crate) async fn limiter_with<const N: usize>(&self, limits: [Limit; N]) -> RateLimiter {
+        let limiter = self.limiter().await;
+        limiter.set_system_defaults(limits, None).await.unwrap();
+        limiter
+    }
+
+    pub(crate) fn advance(&self, by: Duration) {
+        self.clock.advance(by);
+    }
+
+    /// The bucket as it is stored, paid out up to now; behind the faults.
+    pub(crate) async fn bucket(
+        &self,
+        limiter: &RateLimiter,
+        entity: &str,
+        on: &str,
+    ) -> Option<Bucket> {
+        let key = [bucket_key(limiter.namespace_id(), entity, on)];
+        let now = self.clock.now();
+        let mut bucket = self.store.inner().peek(&key, now).await.unwrap().remove(0)?;
+        bucket.refill(now);
+        Some(bucket)
+    }
+
+    /// Millitokens there now and net consumption ever, of a bucket that must exist.
+    pub(crate) async fn cell(
+        &self,
+        limiter: &RateLimiter,
+        entity: &str,
+        on: &str,
+        limit: &str,
+    ) -> (i64, i64) {
+        let bucket = self.bucket(limiter, entity, on).await.expect("the bucket exists");
+        let (cell, _) = bucket.cell(limit).expect("the bucket has the limit");
+        (cell.tokens.get(), cell.consumed.get())
+    }
+}
+
+pub(crate) fn bucket_key(namespace: &NamespaceId, entity: &str, on: &str) -> BucketKey {
+    BucketKey { namespace: namespace.clone(), entity: entity_id(entity), resource: resource(on) }
+}
+
+pub(crate) fn entity_id(id: &str) -> EntityId {
+    EntityId::new(id).unwrap()
+}
+
+pub(crate) fn resource(name: &str) -> ResourceName {
+    ResourceName::new(name).unwrap()
+}
+
+pub(crate) fn per_minute(name: &str, amount: u64) -> Limit {
+    Limit::per_minute(name, amount)
+}
+
+/// Refills, but too slowly to be seen within a test.
+pub(crate) fn without_refill(name: &str, capacity: u64) -> Limit {
+    Limit::per(name, 1, secs(1_000_000_000)).burst(capacity)
+}
+
+/// Takes and keeps; must be admitted.
+pub(crate) async fn spend(limiter: &RateLimiter, entity: &str, on: &str, limit: &str, tokens: u64) {
+    let taken = limiter.acquire(entity, on).take(limit, tokens).await;
+    let mut lease = taken.unwrap_or_else(|error| panic!("{tokens} of {limit}: {error}"));
+    lease.commit().await.unwrap();
+}
+
+/// The refusal of an acquire that must be refused.
+pub(crate) async fn refusal(
+    limiter: &RateLimiter,
+    entity: &str,
+    on: &str,
+    limit: &str,
+    tokens: u64,
+) -> RateLimitExceeded {
+    exceeded(limiter.acquire(entity, on).take(limit, tokens).await)
+}
+
+/// The refusal that a call must have come to.
+pub(crate) fn exceeded(done: Result<Lease, Error>) -> RateLimitExceeded {
+    match done {
+        Err(Error::Exceeded(refusal)) => *refusal,
+        Err(other) => panic!("must be refused, was another error: {other:?}"),
+        Ok(lease) => panic!("must be refused, was admitted: {:?}", lease.statuses()),
+    }
+}
+
+/// Whole tokens of a limit that an entity itself has now, as the limiter tells it.
+pub(crate) async fn left(limiter: &RateLimiter, entity: &str, on: &str, limit: &str) -> i64 {
+    status(limiter, entity, on, limit).await.available.whole_tokens()
+}
+
+/// How a limit of the entity itself stands.
+pub(crate) async fn status(
+    limiter: &RateLimiter,
+    entity: &str,
+    on: &str,
+    limit: &str,
+) -> LimitStatus {
+    let statuses = limiter.available(entity, on, &[(limit, 0)]).await.unwrap();
+    let own = |status: &LimitStatus| status.level == 0 && status.limit_name.as_str() == limit;
+    statuses.into_iter().find(own).expect("the entity has the limit")
+}
+
+/// A cascading child.
+pub(crate) async fn child(limiter: &RateLimiter, id: &str, parent: &str) -> Entity {
+    limiter.create_entity(id).parent(parent).cascade().await.unwrap()
+}
+
+pub(crate) async fn own_limits<const N: usize>(
+    limiter: &RateLimiter,
+    entity: &str,
+    limits: [Limit; N],
+) -> Config {
+    limiter.set_limits(entity, None, limits).await.unwrap()
+}
+
+/// Polls once, with nobody to wake.
+pub(crate) fn poll_once<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Lets the other tasks and threads go on until the work is done, at most so long.
+pub(crate) async fn finish<F: Future>(work: F) -> F::Output {
+    let mut work = pin!(work);
+    for _ in 0..LOOKS_MAX {
+        if let Poll::Ready(done) = poll_once(work.as_mut()) {
+            return done;
+        }
+        turn().await;
+    }
+    panic!("not done after {LOOKS_MAX} looks");
+}
+
+/// Looks until it holds.
+pub(crate) async fn soon(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    for _ in 0..LOOKS_MAX {
+        if holds().await {
+            return;
+        }
+        turn().await;
+    }
+    panic!("not even after {LOOKS_MAX} looks: {what}");
+}
+
+/// Lets other tasks and threads go on.
+pub(crate) async fn turn() {
+    tokio::task::yield_now().await;
+    std::thread::yield_now();
+}
+
+/// Lets whatever can go on do so, for checks that something does not happen.
+pub(crate) async fn settle_down() {
+    for _ in 0..200 {
+        turn().await;
+    }
+}
+
+/// Runs a call to its end, moving the clock while it waits to try again, and tells how long it
+/// took by that clock. The deadline is one sleeper; a wait before another attempt is the second.
+pub(crate) async fn drive<F: Future>(world: &World, work: F) -> (F::Output, Duration) {
+    let began = world.clock.now();
+    let mut work = pin!(work);
+    for _ in 0..LOOKS_MAX {
+        if let Poll::Ready(done) = poll_once(work.as_mut()) {
+            return (done, ms(world.clock.now().millis_since(began)));
+        }
+        if world.clock.sleepers() > 1 {
+            world.advance(ms(1));
+        }
+        turn().await;
+    }
+    panic!("not done after {LOOKS_MAX} looks");
+}
