@@ -295,10 +295,10 @@ impl Record {
 }
 
 macro_rules! record_kinds {
-    ($($into:ident, $kind:ident;)+) => {
+    ($($into:ident: $kind:ident, $inner:ty;)+) => {
         impl Record {$(
-            #[doc = concat!("The [`", stringify!($kind), "`], if that is what it is.")]
-            pub fn $into(self) -> Option<$kind> {
+            #[doc = concat!("The [`", stringify!($inner), "`], if that is what it is.")]
+            pub fn $into(self) -> Option<$inner> {
                 match self {
                     Self::$kind(inner) => Some(inner),
                     _ => None,
@@ -308,12 +308,10 @@ macro_rules! record_kinds {
     };
 }
 
-type Audit = AuditEvent;
-
 record_kinds! {
-    into_entity, Entity;
-    into_config, Config;
-    into_audit, Audit;
-    into_usage, Usage;
-    into_namespace, Namespace;
+    into_entity: Entity, Entity;
+    into_config: Config, Config;
+    into_audit: Audit, AuditEvent;
+    into_usage: Usage, Usage;
+    into_namespace: Namespace, Namespace;
 }
