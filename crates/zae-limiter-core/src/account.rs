@@ -195,7 +195,11 @@ fn taken(leg: &Leg, account: &mut Account, takes: &[Take], now: Timestamp) -> Le
     let changed = takes.iter().any(|take| take.amount != Millitokens::ZERO);
     account.touch(&leg.target, changed, now);
     let cells = account.bucket.cells();
-    LegTaken { shard: 0, left: takes.iter().map(|take| cells[take.cell].tokens).collect() }
+    let mut left = SmallVec::new();
+    for take in takes {
+        left.push(cells[take.cell].tokens);
+    }
+    LegTaken { shard: 0, left }
 }
 
 /// Applies a settlement to the account it belongs to, unless that has expired. `book` is given the

@@ -47,12 +47,16 @@ impl Cell {
 
     /// Books a signed difference: positive takes, negative gives back, up to the capacity.
     fn charge(&mut self, rate: &Rate, difference: Millitokens) -> Result<(), Overflow> {
-        let tokens = i128::from(self.tokens.get()) - i128::from(difference.get());
-        if tokens >= i128::from(rate.capacity().get()) {
-            self.tokens = rate.capacity();
-            self.remainder = 0;
-        } else {
-            self.tokens = Millitokens::new(i64::try_from(tokens).map_err(|_| Overflow)?);
+        match self.tokens.get().checked_sub(difference.get()) {
+            Some(tokens) if tokens < rate.capacity().get() => {
+                self.tokens = Millitokens::new(tokens);
+            }
+            // Beyond the range of the type: below it is debt, above it is full like the rest.
+            None if difference > Millitokens::ZERO => return Err(Overflow),
+            _ => {
+                self.tokens = rate.capacity();
+                self.remainder = 0;
+            }
         }
         self.unbooked = self.unbooked.saturating_add(difference);
         self.consumed = self.consumed.saturating_add(difference);
