@@ -283,7 +283,8 @@ fn what_waiting_does_not_mend_is_an_error_whatever_the_policy() {
                 limiter.invalidate_cache();
                 world.store.script(fails, Fault::FailBefore(kind));
                 let before = world.store.calls(fails);
-                let done = limiter.acquire("key", "gpt-4").take("rpm", 1).await;
+                let call = limiter.acquire("key", "gpt-4").take("rpm", 1);
+                let (done, _) = drive(&world, call.into_future()).await;
                 let Err(Error::Store(error)) = done else { panic!("{kind:?}: {done:?}") };
                 assert_eq!(error.kind(), kind);
                 assert_eq!(world.store.calls(fails), before + 1, "it is not asked again");
@@ -291,7 +292,7 @@ fn what_waiting_does_not_mend_is_an_error_whatever_the_policy() {
             let mut lease = limiter.acquire("key", "gpt-4").take("rpm", 0).await.unwrap();
             lease.adjust("rpm", 1).unwrap();
             world.store.script(Call::Settle, Fault::FailBefore(kind));
-            let done = lease.commit().await;
+            let (done, _) = drive(&world, lease.commit()).await;
             assert!(matches!(done, Err(Error::Store(_))), "{kind:?}: {done:?}");
         }
         // No room for another write is an outage.
