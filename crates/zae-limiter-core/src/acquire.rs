@@ -156,6 +156,8 @@ impl<'a> Acquire<'a> {
         };
         Some(match self.inner.store.acquire_now(&plan)? {
             Ok(admission) => self.conclude(plan, admission, &above),
+            // The long way knows what to do about an outage.
+            Err(error) if error.is_outage() => return None,
             Err(error) => Err(Error::Store(error)),
         })
     }

@@ -8,6 +8,7 @@ mod records;
 mod smallest;
 mod usage;
 
+use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use zae_limiter_model::{Bucket, NamespaceId, ResourceName, Timestamp};
@@ -27,11 +28,17 @@ use crate::store::{
 use crate::window::UsageSettings;
 
 /// A [`Store`] in memory.
-#[derive(Debug)]
 pub struct MemoryStore {
     buckets: Buckets,
     records: Mutex<Records>,
     usage: Mutex<UsageTable>,
+}
+
+/// What it holds is too much for a log, and not meant for one.
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").finish_non_exhaustive()
+    }
 }
 
 impl Default for MemoryStore {

@@ -44,6 +44,7 @@ impl Kind {
         Self::Sqlite,
     ];
 
+    #[cfg_attr(not(feature = "sqlite"), expect(unused_variables, reason = "only files need it"))]
     fn open(self, folder: &TempDir) -> Arc<dyn Store> {
         match self {
             Self::Memory => Arc::new(MemoryStore::new()),
