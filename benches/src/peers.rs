@@ -65,9 +65,8 @@ impl Limitador {
                 limitador::limit::Limit::new("bench", u64::MAX / 2, seconds, vec![], variables);
             assert!(limiter.add_limit(limit));
         }
-        let context = |key: &String| {
-            Context::from(HashMap::from([("key".to_owned(), key.clone())]))
-        };
+        let context =
+            |key: &String| Context::from(HashMap::from([("key".to_owned(), key.clone())]));
         Self { limiter, namespace: "bench".into(), contexts: keys.iter().map(context).collect() }
     }
 

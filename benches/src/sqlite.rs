@@ -16,7 +16,9 @@ pub const CALLERS: usize = 64;
 
 pub fn run() {
     println!("\n## SQLite: acquires per second, two limits each\n");
-    println!("| durability | entities | one statement, one transaction | 1 caller | 64 callers | ratio |");
+    println!(
+        "| durability | entities | one statement, one transaction | 1 caller | 64 callers | ratio |"
+    );
     println!("| --- | ---: | ---: | ---: | ---: | ---: |");
     for (name, durability, pragma) in
         [("normal", Durability::Normal, "NORMAL"), ("full", Durability::Full, "FULL")]
@@ -30,7 +32,8 @@ pub fn run() {
             let runtime = runtime();
             warm(&runtime, &limiter, &keys);
             let alone = per_second(&runtime, &limiter, &keys, 1, if full { 1_000 } else { 20_000 });
-            let many = per_second(&runtime, &limiter, &keys, CALLERS, if full { 60_000 } else { 400_000 });
+            let many =
+                per_second(&runtime, &limiter, &keys, CALLERS, if full { 60_000 } else { 400_000 });
             println!(
                 "| {name} | {entities} | {single:.0} | {alone:.0} | {many:.0} | {:.1} |",
                 many / single
