@@ -51,6 +51,7 @@ impl RateLimiter {
     #[inline]
     pub fn acquire<'a>(&'a self, entity: &'a str, resource: &'a str) -> Acquire<'a> {
         Acquire {
+            limiter: self,
             inner: &self.inner,
             entity,
             resource,
@@ -66,6 +67,7 @@ impl RateLimiter {
 #[derive(Debug)]
 #[must_use = "nothing is taken before it is awaited"]
 pub struct Acquire<'a> {
+    limiter: &'a RateLimiter,
     inner: &'a Arc<Inner>,
     entity: &'a str,
     resource: &'a str,
@@ -284,7 +286,7 @@ impl<'a> Acquire<'a> {
             Admission::Taken(taken) => {
                 telemetry::decided(Outcome::Admitted);
                 let call = self.settings(&plan.legs, above);
-                Ok(Lease::new(self.inner, plan.legs, taken, call))
+                Ok(Lease::new(self.limiter.handle(), plan.legs, taken, call))
             }
             Admission::Refused(mut statuses) => {
                 for status in &mut statuses {
@@ -342,7 +344,7 @@ impl<'a> Acquire<'a> {
             OnUnavailable::Allow => {
                 tracing::warn!(?entity, %resource, %cause, "admitted without the store");
                 telemetry::decided(Outcome::Degraded);
-                Ok(Lease::degraded(self.inner))
+                Ok(Lease::degraded(self.limiter.handle()))
             }
             OnUnavailable::Block => {
                 telemetry::decided(Outcome::Unavailable);

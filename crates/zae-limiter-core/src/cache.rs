@@ -280,6 +280,15 @@ impl Drop for Flight<'_> {
     }
 }
 
+/// A number of its own for each thread, to spread what all threads do at once.
+pub(crate) fn stripe() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static STRIPE: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+    }
+    STRIPE.with(|stripe| *stripe)
+}
+
 /// A counter on several cache lines, so that threads that count at once do not wait for each other.
 #[derive(Debug, Default)]
 struct Striped([Stripe; 8]);
@@ -290,12 +299,7 @@ struct Stripe(AtomicU64);
 
 impl Striped {
     fn add_one(&self) {
-        static THREADS: AtomicUsize = AtomicUsize::new(0);
-        thread_local! {
-            static STRIPE: usize = THREADS.fetch_add(1, Ordering::Relaxed);
-        }
-        let stripe = STRIPE.with(|stripe| stripe % self.0.len());
-        self.0[stripe].0.fetch_add(1, Ordering::Relaxed);
+        self.0[stripe() % self.0.len()].0.fetch_add(1, Ordering::Relaxed);
     }
 
     fn sum(&self) -> u64 {

@@ -12,7 +12,7 @@ use crate::acquire::taken_statuses;
 use crate::background;
 use crate::deadline::within;
 use crate::error::{Applied, Error, StoreError};
-use crate::limiter::{Inner, RateLimiter, no_answer};
+use crate::limiter::{Handle, Inner, RateLimiter, no_answer};
 use crate::plan::{Leg, LegTaken, Settlement, Takes};
 use crate::record::OnUnavailable;
 use crate::telemetry;
@@ -31,7 +31,7 @@ const BACKOFF: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 #[must_use = "a lease that is dropped gives its tokens back"]
 pub struct Lease {
-    inner: Arc<Inner>,
+    handle: Arc<Handle>,
     /// What the acquire took; the takes are what is held now. Empty in a degraded lease.
     legs: SmallVec<[Leg; 1]>,
     /// Where it came from, one for each leg.
@@ -87,13 +87,13 @@ fn limit_name<'a>(leg: &'a Leg, take: &Take) -> &'a str {
 
 impl Lease {
     pub(crate) fn new(
-        inner: &Arc<Inner>,
+        handle: &Arc<Handle>,
         legs: SmallVec<[Leg; 1]>,
         taken: SmallVec<[LegTaken; 1]>,
         call: Option<Box<CallSettings>>,
     ) -> Self {
         Self {
-            inner: Arc::clone(inner),
+            handle: Arc::clone(handle),
             legs,
             taken,
             further: Vec::new(),
@@ -104,8 +104,8 @@ impl Lease {
         }
     }
 
-    pub(crate) fn degraded(inner: &Arc<Inner>) -> Self {
-        let mut lease = Self::new(inner, SmallVec::new(), SmallVec::new(), None);
+    pub(crate) fn degraded(handle: &Arc<Handle>) -> Self {
+        let mut lease = Self::new(handle, SmallVec::new(), SmallVec::new(), None);
         lease.degraded = true;
         lease
     }
@@ -197,7 +197,7 @@ impl Lease {
             return Ok(());
         }
         self.place_of(limit).ok_or_else(|| Error::NotInLease(limit.to_owned()))?;
-        let limiter = RateLimiter::from_inner(&self.inner);
+        let limiter = RateLimiter::from_inner(&self.handle.inner);
         let key = self.legs[0].target.key().clone();
         let acquire = limiter.acquire(key.entity.as_str(), key.resource.as_str());
         let mut more = acquire.take(limit, tokens).like(self.call.as_deref()).await?;
@@ -244,7 +244,7 @@ impl Lease {
         self.check_open()?;
         self.state = State::Closed;
         let credits = self.credits();
-        let done = self.inner.settle(&credits).await;
+        let done = self.handle.inner.settle(&credits).await;
         self.conclude(done)
     }
 
@@ -307,7 +307,7 @@ impl Lease {
         // has answered: if this future is dropped, or the store does not answer, nobody knows which
         // of them was carried out, and a later rollback must not give back what was never taken.
         self.book(|limit| of(limit).min(Millitokens::ZERO));
-        let done = self.inner.settle(&settlements).await;
+        let done = self.handle.inner.settle(&settlements).await;
         if done.is_ok() {
             self.book(|limit| of(limit).max(Millitokens::ZERO));
         }
@@ -337,7 +337,7 @@ impl Lease {
         let of_call = self.call.as_ref().and_then(|call| call.on_unavailable);
         match done {
             Err(Error::Unavailable { cause, .. })
-                if self.inner.policy(of_call) == OnUnavailable::Allow =>
+                if self.handle.inner.policy(of_call) == OnUnavailable::Allow =>
             {
                 tracing::warn!(%cause, "the store is away; a lease was not settled");
                 telemetry::unsettled();
@@ -355,9 +355,9 @@ impl Drop for Lease {
             return;
         }
         let credits = self.credits();
-        let inner = Arc::clone(&self.inner);
+        let handle = Arc::clone(&self.handle);
         background::carry_out(async move {
-            if let Err(error) = inner.settle(&credits).await {
+            if let Err(error) = handle.inner.settle(&credits).await {
                 tracing::warn!(%error, "could not give back what a dropped lease had taken");
                 telemetry::unsettled();
             }

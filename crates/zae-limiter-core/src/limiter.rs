@@ -11,7 +11,7 @@ use zae_limiter_model::{
 
 use crate::background;
 use crate::breaker::{Breaker, BreakerSettings, Gate};
-use crate::cache::{CacheStats, ConfigCache};
+use crate::cache::{CacheStats, ConfigCache, stripe};
 use crate::clock::{Clock, SystemClock};
 use crate::deadline::within;
 use crate::entropy::Entropy;
@@ -42,8 +42,19 @@ pub const LEVELS_MAX: usize = 8;
 #[derive(Clone, Debug)]
 pub struct RateLimiter {
     pub(crate) inner: Arc<Inner>,
+    handles: Arc<[Arc<Handle>]>,
     principal: Option<Arc<str>>,
 }
+
+/// What a lease holds of its limiter. There are several, each with a count of its own: threads that
+/// take and drop leases at the same time would otherwise fight over one counter.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// How many handles a limiter has.
+const HANDLES: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct Inner {
@@ -233,7 +244,7 @@ impl Builder {
             breaker: Breaker::new(self.breaker),
             stored_policy: AtomicU8::new(0),
         };
-        Ok(RateLimiter { inner: Arc::new(inner), principal: self.principal })
+        Ok(RateLimiter::new(Arc::new(inner), HANDLES, self.principal))
     }
 }
 
@@ -266,12 +277,23 @@ impl RateLimiter {
     /// The same limiter, with somebody else named in the audit events of its changes.
     #[must_use]
     pub fn acting_as(&self, principal: impl Into<String>) -> Self {
-        Self { inner: Arc::clone(&self.inner), principal: Some(principal.into().into()) }
+        Self { principal: Some(principal.into().into()), ..self.clone() }
     }
 
     /// A limiter for the inner workings, which makes no changes that are audited.
     pub(crate) fn from_inner(inner: &Arc<Inner>) -> Self {
-        Self { inner: Arc::clone(inner), principal: None }
+        Self::new(Arc::clone(inner), 1, None)
+    }
+
+    fn new(inner: Arc<Inner>, handles: usize, principal: Option<Arc<str>>) -> Self {
+        let handle = || Arc::new(Handle { inner: Arc::clone(&inner) });
+        let handles = (0..handles).map(|_| handle()).collect();
+        Self { inner, handles, principal }
+    }
+
+    /// This thread's handle.
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.handles[stripe() % self.handles.len()]
     }
 
     /// The namespaces of the store.
