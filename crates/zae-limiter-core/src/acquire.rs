@@ -19,16 +19,10 @@ use zae_limiter_model::{
 use crate::deadline::within;
 use crate::error::{Error, StoreError};
 use crate::lease::{CallSettings, Lease};
-use crate::limiter::{Inner, LEVELS_MAX, RateLimiter, no_answer};
+use crate::limiter::{ATTEMPTS_MAX, BACKOFF, Inner, LEVELS_MAX, RateLimiter, no_answer};
 use crate::plan::{Admission, Leg, LegTaken, Plan, Takes, Target};
 use crate::record::OnUnavailable;
 use crate::telemetry::{self, Outcome};
-
-/// How often a call is put to a store that does not answer, within its deadline.
-const ATTEMPTS_MAX: u32 = 4;
-
-/// The wait before the second attempt; it doubles from there.
-const BACKOFF: Duration = Duration::from_millis(10);
 
 impl RateLimiter {
     /// Takes tokens of an entity on a resource: all that is asked, or none.

@@ -11,12 +11,13 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use hashbrown::HashTable;
 use zae_limiter_model::{EntityId, LimitSet, NamespaceId, ResourceName, Timestamp};
 
+use crate::memory::locked;
 use crate::plan::{Target, bucket_hash};
 use crate::telemetry;
 
@@ -69,10 +70,6 @@ pub(crate) struct ConfigCache {
 struct Table(RwLock<HashTable<Arc<Target>>>);
 
 type Turn = tokio::sync::Mutex<()>;
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl ConfigCache {
     pub(crate) fn new(namespace: NamespaceId, ttl: Duration, capacity: usize) -> Self {

@@ -12,16 +12,10 @@ use crate::acquire::taken_statuses;
 use crate::background;
 use crate::deadline::within;
 use crate::error::{Applied, Error, StoreError};
-use crate::limiter::{Handle, Inner, RateLimiter, no_answer};
+use crate::limiter::{ATTEMPTS_MAX, BACKOFF, Handle, Inner, RateLimiter, no_answer};
 use crate::plan::{Leg, LegTaken, Settlement, Takes};
 use crate::record::OnUnavailable;
 use crate::telemetry;
-
-/// How often differences are put to a store that does not answer, within the deadline.
-const ATTEMPTS_MAX: u32 = 4;
-
-/// The wait before the second attempt; it doubles from there.
-const BACKOFF: Duration = Duration::from_millis(10);
 
 /// Tokens that were taken, until [`commit`](Self::commit) keeps them or
 /// [`rollback`](Self::rollback) gives them back.

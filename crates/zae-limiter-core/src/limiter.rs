@@ -24,6 +24,12 @@ use crate::store::Store;
 /// The most levels of a hierarchy that one call takes from, the entity itself included.
 pub const LEVELS_MAX: usize = 8;
 
+/// How often a call is put to a store that does not answer, within its deadline.
+pub(crate) const ATTEMPTS_MAX: u32 = 4;
+
+/// The wait before the second attempt; it doubles from there.
+pub(crate) const BACKOFF: Duration = Duration::from_millis(10);
+
 /// Takes tokens from the buckets of one namespace of a store.
 ///
 /// Cheap to clone; all clones share the configuration cache and the breaker.

@@ -47,7 +47,7 @@ impl Default for MemoryStore {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic elsewhere must not stop every other caller: accounts are changed as a whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
