@@ -1,23 +1,7 @@
-//! The command line of zae-limiter.
+//! The program `zae-limiter`.
 
-use clap::{Parser, Subcommand};
+use zae_limiter_cli::World;
 
-/// A rate limiter for LLM gateways and APIs.
-#[derive(Debug, Parser)]
-#[command(name = "zae-limiter", version, arg_required_else_help = true)]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Print the version.
-    Version,
-}
-
-fn main() {
-    match Cli::parse().command {
-        Command::Version => println!("zae-limiter {}", env!("CARGO_PKG_VERSION")),
-    }
+fn main() -> std::process::ExitCode {
+    zae_limiter_cli::main(World::of_this_process())
 }

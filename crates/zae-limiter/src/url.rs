@@ -33,26 +33,36 @@ impl FromStr for StoreUrl {
 
     fn from_str(url: &str) -> Result<Self, Invalid> {
         const RULE: &str = "use memory:, or sqlite:FILE, or sqlite:FILE?durability=full";
-        let wrong = |rule| Invalid::new("store address", url, rule);
+        // The part that is wrong goes into the error, so that a caller can point at it.
+        let wrong = |part, rule| Invalid::new("store address", part, rule);
         match url.split_once(':') {
             Some(("memory", "")) => Ok(Self::Memory),
+            Some(("memory", rest)) => Err(wrong(rest, "write memory: with nothing behind it")),
             #[cfg(feature = "sqlite")]
             Some(("sqlite", rest)) => {
                 let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
                 if path.is_empty() {
-                    return Err(wrong("name the file, as in sqlite:limits.db"));
+                    return Err(wrong(url, "name the file, as in sqlite:limits.db"));
                 }
                 let durability = match query {
                     "" | "durability=normal" => Durability::Normal,
                     "durability=full" => Durability::Full,
-                    _ => return Err(wrong("use durability=normal or durability=full after the ?")),
+                    _ => {
+                        let rule = "use durability=normal or durability=full after the ?";
+                        return Err(wrong(query, rule));
+                    }
                 };
                 Ok(Self::Sqlite { path: path.into(), durability })
             }
             #[cfg(not(feature = "sqlite"))]
-            Some(("sqlite", _)) => Err(wrong("this program was built without the sqlite feature")),
-            Some(("dynamodb", _)) => Err(wrong("this release has no DynamoDB store yet")),
-            _ => Err(wrong(RULE)),
+            Some(("sqlite", _)) => {
+                Err(wrong("sqlite", "this program was built without the sqlite feature"))
+            },
+            Some(("dynamodb", _)) => {
+                Err(wrong("dynamodb", "this release has no DynamoDB store yet"))
+            },
+            Some((scheme, _)) => Err(wrong(scheme, RULE)),
+            None => Err(wrong(url, RULE)),
         }
     }
 }

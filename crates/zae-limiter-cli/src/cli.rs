@@ -1,0 +1,151 @@
+//! What the command line looks like.
+
+use std::ffi::OsString;
+
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::{Args, Parser, Subcommand};
+
+use crate::commands;
+use crate::grammar;
+use crate::printer::{Color, Output};
+
+const ABOUT: &str = "A rate limiter for LLM gateways and APIs";
+
+const LONG_ABOUT: &str = "\
+A rate limiter for LLM gateways and APIs.
+
+Checks a call against several limits at once, takes an estimate up front and settles for the \
+actual cost. Limits and balances live in a store, and all processes that share the store share \
+one budget.";
+
+const AFTER_HELP: &str = "\
+Examples:
+  zae-limiter demo                                       see it at work, half a minute
+  zae-limiter resource set-defaults gpt-4 -l rpm:100 -l tpm:10000
+  zae-limiter acquire key-1 gpt-4 -c rpm:1 -c tpm:500    exit status 0: go; 5: wait
+  zae-limiter available key-1 gpt-4
+
+Limits are written name:rate[/period][:burst]: rpm:100, tpm:10000/min:15000, uploads:3/5min.
+
+Exit status: 0 done or admitted, 1 error, 2 wrong usage, 3 the store did not answer,
+4 not found, 5 refused by a limit.";
+
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default().bold())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "zae-limiter",
+    version,
+    about = ABOUT,
+    long_about = LONG_ABOUT,
+    after_help = AFTER_HELP,
+    styles = STYLES,
+    arg_required_else_help = true,
+    disable_help_subcommand = true,
+    propagate_version = true,
+    max_term_width = 100,
+)]
+pub(crate) struct Cli {
+    /// What holds for every command.
+    #[command(flatten)]
+    pub globals: Globals,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Globals {
+    /// Where limits and balances are kept: sqlite:FILE, sqlite:FILE?durability=full or memory:
+    /// [env: ZAEL_STORE] [default: a SQLite file in your data directory]
+    #[arg(long, global = true, value_name = "URL", value_parser = grammar::store_url)]
+    pub store: Option<String>,
+
+    /// Short for --store dynamodb:STACK
+    #[arg(
+        short = 'n', long, global = true, value_name = "STACK",
+        value_parser = grammar::stack_name, conflicts_with = "store",
+    )]
+    pub name: Option<zae_limiter::StackName>,
+
+    /// The AWS region of the stack
+    #[arg(long, global = true, value_name = "REGION", requires = "name")]
+    pub region: Option<String>,
+
+    /// The address of another DynamoDB endpoint
+    #[arg(long, global = true, value_name = "URL", requires = "name")]
+    pub endpoint_url: Option<String>,
+
+    /// The namespace to work in [env: ZAEL_NAMESPACE] [default: default]
+    #[arg(
+        short = 'N', long, global = true, value_name = "NAME",
+        value_parser = grammar::namespace_name,
+    )]
+    pub namespace: Option<zae_limiter::NamespaceName>,
+
+    /// In which form data is printed
+    #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORM")]
+    pub output: Output,
+
+    /// When colours are used
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
+    pub color: Color,
+
+    /// Say more about what is done
+    #[arg(short, long, global = true)]
+    pub verbose: bool,
+
+    /// Print data and errors only
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Take tokens, and print how every limit stands
+    Acquire(commands::acquire::Args),
+    /// Show what is there now; takes nothing
+    Available(commands::available::Args),
+    /// Print the version
+    Version(commands::version::Args),
+}
+
+impl Cli {
+    /// Reads arguments, the program's name not among them.
+    ///
+    /// # Errors
+    ///
+    /// clap's, for wrong usage; also when help or the version is asked for.
+    pub(crate) fn read(args: &[OsString]) -> Result<Self, clap::Error> {
+        let name = OsString::from("zae-limiter");
+        Self::try_parse_from(std::iter::once(&name).chain(args))
+    }
+}
+
+/// The value of a global option in arguments that may not be readable otherwise: an error about
+/// them must come out in the form and colour that was asked for.
+pub(crate) fn peek_option(args: &[OsString], long: &str, short: Option<&str>) -> Option<String> {
+    let mut args = args.iter().map(|arg| arg.to_string_lossy()).take_while(|arg| arg != "--");
+    while let Some(arg) = args.next() {
+        if arg == long || Some(arg.as_ref()) == short {
+            return args.next().map(|value| value.into_owned());
+        }
+        let value = arg.strip_prefix(long).and_then(|rest| rest.strip_prefix('='));
+        let value = value.or_else(|| {
+            let attached = arg.strip_prefix(short?)?;
+            (!arg.starts_with("--")).then(|| attached.strip_prefix('=').unwrap_or(attached))
+        });
+        if let Some(value) = value {
+            return Some(value.to_owned());
+        }
+    }
+    None
+}

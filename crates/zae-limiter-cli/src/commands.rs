@@ -1,0 +1,5 @@
+//! One file for each command: its arguments, and what it does with them.
+
+pub(crate) mod acquire;
+pub(crate) mod available;
+pub(crate) mod version;

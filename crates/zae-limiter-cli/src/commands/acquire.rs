@@ -1,0 +1,250 @@
+//! `acquire`
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use serde::Serialize;
+use zae_limiter::{
+    EntityId, Error, Lease, Limit, LimitStatus, MILLI, Millitokens, RateLimiter, ResourceName,
+};
+
+use crate::context::Context;
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+use crate::grammar::{self, Adjustment, Amount};
+use crate::interrupts::Interrupt;
+use crate::status::{self, StatusJson};
+
+mod child;
+
+const AFTER_HELP: &str = "\
+Examples:
+  zae-limiter acquire key-1 gpt-4 -c rpm:1 -c tpm:500
+  zae-limiter acquire key-1 gpt-4 -c tpm:500 --wait 10s         wait for up to 10 s
+  zae-limiter acquire key-1 gpt-4 -c tpm:500 --adjust tpm:230   it was 730 in the end
+  zae-limiter acquire nightly backup -c runs:1 -l runs:3/day -- ./backup.sh
+
+Exit status: 0 admitted, 5 refused. With a command: its own status, and what was taken is given
+back when it fails or is interrupted.";
+
+/// Arguments of `acquire`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct Args {
+    /// Who calls
+    #[arg(value_parser = grammar::entity_id)]
+    entity: EntityId,
+
+    /// On what
+    #[arg(value_parser = grammar::resource)]
+    resource: ResourceName,
+
+    /// What to take of a limit, as in tpm:500; once for each limit
+    #[arg(
+        short, long, required = true, value_name = "LIMIT:TOKENS",
+        value_parser = grammar::amount,
+    )]
+    consume: Vec<Amount>,
+
+    /// A limit for this call instead of the stored ones, as in rpm:100 or tpm:10000/min:15000
+    #[arg(short, long = "limit", value_name = "LIMIT", value_parser = grammar::limit)]
+    limits: Vec<Limit>,
+
+    /// Add a difference to what was taken, once it is known, as in tpm:1500 or tpm:-200; never
+    /// refused, the bucket may go into debt
+    #[arg(long, value_name = "LIMIT:DIFFERENCE", value_parser = grammar::adjustment)]
+    adjust: Vec<Adjustment>,
+
+    /// Wait for up to so long until the tokens are there, as in 10s or 5min
+    #[arg(short, long, value_name = "DURATION", value_parser = grammar::duration)]
+    wait: Option<Duration>,
+
+    /// A command to run once the tokens are taken; they are given back if it fails
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Serialize)]
+struct AcquireJson {
+    admitted: bool,
+    degraded: bool,
+    retry_after_seconds: f64,
+    limits: Vec<StatusJson>,
+}
+
+/// How the taking ended.
+enum Taken {
+    Admitted(Lease),
+    Refused(Box<zae_limiter::RateLimitExceeded>),
+    Interrupted(Interrupt),
+}
+
+pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
+    check_adjustments(&args)?;
+    let limiter = context.limiter().await?;
+    let mut lease = match take(&args, &limiter, context).await? {
+        Taken::Admitted(lease) => lease,
+        Taken::Refused(refusal) => {
+            let (statuses, wait) = (refusal.statuses(), refusal.retry_after());
+            print(&args, context, Outcome { admitted: false, degraded: false, wait, statuses });
+            return Ok(ExitStatus::Refused);
+        }
+        Taken::Interrupted(interrupt) => return Ok(interrupt.status()),
+    };
+    let mut statuses = lease.statuses();
+    if args.command.is_empty() {
+        adjust(&args, &mut lease)?;
+        lease.commit().await?;
+        show_adjusted(&args, &mut statuses);
+        print(&args, context, Outcome::admitted(&lease, &statuses));
+        return Ok(ExitStatus::Done);
+    }
+    print(&args, context, Outcome::admitted(&lease, &statuses));
+    match child::run(&args.command, context).await {
+        Ok(ExitStatus::Done) => {
+            adjust(&args, &mut lease)?;
+            lease.commit().await?;
+            Ok(ExitStatus::Done)
+        }
+        Ok(status) => {
+            lease.rollback().await?;
+            context.printer.detail(format!("given back: the command ended with {}", status.code()));
+            Ok(status)
+        }
+        Err(failure) => {
+            lease.rollback().await?;
+            Err(failure)
+        }
+    }
+}
+
+/// An adjustment of a limit that is not taken would come to nothing after the command has run.
+fn check_adjustments(args: &Args) -> Result<(), Failure> {
+    for adjustment in &args.adjust {
+        let Some(taken) = args.consume.iter().find(|amount| amount.limit == adjustment.limit)
+        else {
+            let limit = &adjustment.limit;
+            let failure = Failure::usage(format!("--adjust names {limit}, which is not taken"));
+            return Err(failure.hint(format!("add -c {limit}:0")));
+        };
+        let taken: u64 = args
+            .consume
+            .iter()
+            .filter(|amount| amount.limit == taken.limit)
+            .fold(0, |sum, amount| sum.saturating_add(amount.tokens));
+        if adjustment.difference < 0 && adjustment.difference.unsigned_abs() > taken {
+            let limit = &adjustment.limit;
+            let message = format!(
+                "--adjust {limit}:{} gives back more than the {taken} taken",
+                adjustment.difference
+            );
+            return Err(Failure::usage(message).hint(format!("use {limit}:-{taken} at most")));
+        }
+    }
+    Ok(())
+}
+
+/// Takes the tokens, waiting for them as long as the caller lets us.
+async fn take(args: &Args, limiter: &RateLimiter, context: &mut Context) -> Result<Taken, Failure> {
+    let mut interrupts = context.interrupts.clone();
+    let patience = args.wait.unwrap_or_default();
+    let started = context.clock.now();
+    loop {
+        let mut acquire = limiter.acquire(args.entity.as_str(), args.resource.as_str());
+        for amount in &args.consume {
+            acquire = acquire.take(&amount.limit, amount.tokens);
+        }
+        if !args.limits.is_empty() {
+            acquire = acquire.limits(args.limits.iter().cloned());
+        }
+        let result = tokio::select! {
+            result = async { acquire.await } => result,
+            // The dropped call gives back what it may have taken.
+            interrupt = interrupts.next() => return Ok(Taken::Interrupted(interrupt)),
+        };
+        let refusal = match result {
+            Ok(lease) => return Ok(Taken::Admitted(lease)),
+            Err(Error::Exceeded(refusal)) => refusal,
+            Err(error) => return Err(error.into()),
+        };
+        let waited = Duration::from_millis(context.clock.now().millis_since(started));
+        let wait = refusal.retry_after();
+        // More than is left of the caller's patience: better to say so at once.
+        if waited.saturating_add(wait) > patience {
+            return Ok(Taken::Refused(refusal));
+        }
+        let primary = refusal.primary_violation();
+        context.printer.progress(format!(
+            "waiting {} for {} of {}",
+            status::wait(wait),
+            primary.limit_name,
+            primary.entity_id
+        ));
+        tokio::select! {
+            () = context.wait(wait) => {}
+            interrupt = interrupts.next() => return Ok(Taken::Interrupted(interrupt)),
+        }
+    }
+}
+
+fn adjust(args: &Args, lease: &mut Lease) -> Result<(), Failure> {
+    for adjustment in &args.adjust {
+        lease.adjust(&adjustment.limit, adjustment.difference)?;
+    }
+    Ok(())
+}
+
+/// The balances as the adjustments leave them, without asking the store again.
+fn show_adjusted(args: &Args, statuses: &mut [LimitStatus]) {
+    for status in statuses {
+        let mine = args.adjust.iter().filter(|one| one.limit == status.limit_name.as_str());
+        for adjustment in mine {
+            let credit = Millitokens::new(-adjustment.difference * MILLI);
+            let available = status.available.saturating_add(credit);
+            status.available = available.min(status.rate.capacity());
+        }
+    }
+}
+
+struct Outcome<'a> {
+    admitted: bool,
+    degraded: bool,
+    wait: Duration,
+    statuses: &'a [LimitStatus],
+}
+
+impl<'a> Outcome<'a> {
+    fn admitted(lease: &Lease, statuses: &'a [LimitStatus]) -> Self {
+        Self { admitted: true, degraded: lease.is_degraded(), wait: Duration::ZERO, statuses }
+    }
+}
+
+fn print(args: &Args, context: &mut Context, outcome: Outcome<'_>) {
+    let printer = &mut context.printer;
+    if outcome.degraded {
+        printer.warn(
+            "the store did not answer, and its policy is to let calls pass: nothing was taken",
+        );
+    }
+    if printer.is_json() {
+        let document = AcquireJson {
+            admitted: outcome.admitted,
+            degraded: outcome.degraded,
+            retry_after_seconds: status::seconds(outcome.wait),
+            limits: outcome.statuses.iter().map(StatusJson::from).collect(),
+        };
+        // With a command, stdout is the command's.
+        if args.command.is_empty() || !outcome.admitted {
+            printer.json(&document);
+        } else {
+            printer.write_err(&format!("{}\n", crate::printer::to_json(&document)));
+        }
+        return;
+    }
+    if args.command.is_empty() {
+        status::print_table(printer, outcome.statuses);
+    }
+    if !outcome.admitted {
+        printer.say(format!("refused; the same call passes in {}", status::wait(outcome.wait)));
+    }
+}

@@ -1,0 +1,96 @@
+//! The command that runs under a lease.
+
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::process::ExitStatus as ChildStatus;
+
+use tokio::process::{Child, Command};
+
+use crate::context::Context;
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+use crate::interrupts::Interrupt;
+
+/// Runs the command to its end. An interrupt goes on to it, and it is waited for: until it has
+/// ended it uses what was taken for it. A second interrupt ends it for good.
+pub(super) async fn run(command: &[OsString], context: &Context) -> Result<ExitStatus, Failure> {
+    let (program, args) = command.split_first().expect("clap gives no empty command");
+    // Before the start, so that an interrupt during it is not missed.
+    let mut interrupts = context.interrupts.clone();
+    let mut child = match Command::new(program).args(args).spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            // As a shell reports it.
+            let (status, hint) = match error.kind() {
+                ErrorKind::NotFound => (127, "check its name, and PATH"),
+                _ => (126, "check that it may be executed"),
+            };
+            let message = format!("{} could not be started", program.to_string_lossy());
+            let failure = Failure::new(ExitStatus::Other(status), message).caused_by(&error);
+            return Err(failure.hint(format!("{hint}; what was taken is given back")));
+        }
+    };
+    let mut stopped_by = None;
+    loop {
+        let interrupt = tokio::select! {
+            ended = child.wait() => return ending(ended, stopped_by),
+            interrupt = interrupts.next() => interrupt,
+        };
+        match stopped_by {
+            None => pass_on(&child, interrupt, context),
+            // Whoever asks twice means it. If it has ended by itself meanwhile, all the better.
+            Some(_) => drop(child.start_kill()),
+        }
+        stopped_by.get_or_insert(interrupt);
+    }
+}
+
+fn ending(
+    ended: std::io::Result<ChildStatus>,
+    stopped_by: Option<Interrupt>,
+) -> Result<ExitStatus, Failure> {
+    let ended = ended.map_err(|error| {
+        Failure::new(ExitStatus::Error, "the command was lost sight of").caused_by(&error)
+    })?;
+    let status = match ended.code() {
+        Some(code) => u8::try_from(code).unwrap_or(1),
+        None => 128_u8.saturating_add(signal_of(ended)),
+    };
+    Ok(match (status, stopped_by) {
+        // It ended well all the same, but nobody can tell whether it did its work.
+        (0, Some(interrupt)) => interrupt.status(),
+        (0, None) => ExitStatus::Done,
+        (status, _) => ExitStatus::Other(status),
+    })
+}
+
+#[cfg(unix)]
+fn signal_of(ended: ChildStatus) -> u8 {
+    use std::os::unix::process::ExitStatusExt as _;
+    ended.signal().and_then(|signal| u8::try_from(signal).ok()).unwrap_or(0)
+}
+
+#[cfg(not(unix))]
+fn signal_of(_: ChildStatus) -> u8 {
+    0
+}
+
+#[cfg(unix)]
+fn pass_on(child: &Child, interrupt: Interrupt, context: &Context) {
+    use rustix::process::{Pid, Signal, kill_process};
+    let terminal = context.printer.terminal;
+    let signal = match interrupt {
+        // Ctrl-C on a terminal reaches the command without us.
+        Interrupt::Interrupt if terminal.stdin || terminal.stderr => return,
+        Interrupt::Interrupt => Signal::INT,
+        Interrupt::Terminate => Signal::TERM,
+    };
+    let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+    if let Some(pid) = pid {
+        // It may have ended a moment ago; then there is nobody to tell.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+#[cfg(not(unix))]
+fn pass_on(_: &Child, _: Interrupt, _: &Context) {}

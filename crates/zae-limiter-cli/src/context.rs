@@ -1,0 +1,217 @@
+//! What a command works with.
+
+use std::collections::BTreeMap;
+use std::io::BufRead;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zae_limiter::{Builder, Clock, Entropy, Error, NamespaceName, RateLimiter, StoreUrl};
+
+use crate::cli::Globals;
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+use crate::grammar;
+use crate::interrupts::Interrupts;
+use crate::printer::{Printer, Verbosity};
+use crate::vars;
+use crate::world::World;
+
+/// What a command works with.
+pub(crate) struct Context {
+    /// Where output goes.
+    pub printer: Printer,
+    /// The limiter's clock.
+    pub clock: Arc<dyn Clock>,
+    /// The clock by which a command waits.
+    pub pace: Arc<dyn Clock>,
+    /// Ctrl-C and SIGTERM.
+    pub interrupts: Interrupts,
+    entropy: fn() -> Entropy,
+    stdin: Box<dyn BufRead + Send>,
+    store: Option<String>,
+    namespace: Option<NamespaceName>,
+    env: BTreeMap<String, String>,
+    data_dir: Option<PathBuf>,
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+impl Context {
+    pub(crate) fn new(globals: Globals, world: World, mut printer: Printer) -> Self {
+        printer.output = globals.output;
+        printer.verbosity = match (globals.quiet, globals.verbose) {
+            (true, _) => Verbosity::Quiet,
+            (false, true) => Verbosity::Verbose,
+            (false, false) => Verbosity::Normal,
+        };
+        let store = globals.store.or_else(|| {
+            let stack = globals.name?;
+            let region = globals.region.map(|region| format!("region={region}"));
+            let endpoint = globals.endpoint_url.map(|url| format!("endpoint={url}"));
+            let query: Vec<String> = region.into_iter().chain(endpoint).collect();
+            let mark = if query.is_empty() { "" } else { "?" };
+            Some(format!("dynamodb:{stack}{mark}{}", query.join("&")))
+        });
+        Self {
+            printer,
+            clock: world.clock,
+            pace: world.pace,
+            interrupts: world.interrupts,
+            entropy: world.entropy,
+            stdin: world.stdin,
+            store,
+            namespace: globals.namespace,
+            env: world.env,
+            data_dir: world.data_dir,
+        }
+    }
+
+    fn var(&self, var: vars::Var) -> Option<&str> {
+        self.env.get(var.name).map(String::as_str).filter(|value| !value.is_empty())
+    }
+
+    /// The address of the store: the option's, else the variable's, else the file in the data
+    /// directory.
+    ///
+    /// # Errors
+    ///
+    /// When it is not an address, or there is no data directory.
+    pub(crate) fn store_url(&self) -> Result<String, Failure> {
+        if let Some(url) = &self.store {
+            return Ok(url.clone());
+        }
+        if let Some(url) = self.var(vars::STORE) {
+            return grammar::store_url(url).map_err(|misread| {
+                Failure::usage(format!("invalid value {url:?} for {}: {misread}", vars::STORE.name))
+            });
+        }
+        let Some(folder) = &self.data_dir else {
+            let failure = Failure::usage("there is no home directory to keep limits in");
+            return Err(failure.hint("name a file: --store sqlite:limits.db"));
+        };
+        Ok(format!("sqlite:{}", folder.join("limits.db").display()))
+    }
+
+    /// The namespace that was asked for.
+    ///
+    /// # Errors
+    ///
+    /// When the variable holds no name.
+    pub(crate) fn namespace(&self) -> Result<NamespaceName, Failure> {
+        if let Some(name) = &self.namespace {
+            return Ok(name.clone());
+        }
+        let name = self.var(vars::NAMESPACE).unwrap_or("default");
+        grammar::namespace_name(name).map_err(|misread| {
+            Failure::usage(format!(
+                "invalid value {name:?} for {}: {misread}",
+                vars::NAMESPACE.name
+            ))
+        })
+    }
+
+    /// Opens the store that was asked for, and a limiter in the namespace that was asked for.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be opened, or has no such namespace.
+    pub(crate) async fn limiter(&mut self) -> Result<RateLimiter, Failure> {
+        let namespace = self.namespace()?;
+        Ok(self.builder()?.namespace(namespace.as_str()).open().await?)
+    }
+
+    /// As [`limiter`](Self::limiter), in the namespace `default`, for what concerns the store as a
+    /// whole.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be opened.
+    pub(crate) async fn default_limiter(&mut self) -> Result<RateLimiter, Failure> {
+        Ok(self.builder()?.open().await?)
+    }
+
+    /// A builder on the store that was asked for.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be opened.
+    pub(crate) fn builder(&mut self) -> Result<Builder, Failure> {
+        let url = self.store_url()?;
+        self.printer.detail(format!("store: {url}"));
+        self.make_data_dir(&url)?;
+        self.builder_on(&url)
+    }
+
+    /// A builder on the store at `url`.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be opened.
+    pub(crate) fn builder_on(&self, url: &str) -> Result<Builder, Failure> {
+        let url: StoreUrl = url.parse().map_err(Error::Invalid)?;
+        let principal = self.var(vars::PRINCIPAL).or_else(|| self.var(vars::USER));
+        let mut builder = RateLimiter::builder(url.open()?)
+            .clock(Arc::clone(&self.clock))
+            .entropy((self.entropy)());
+        if let Some(principal) = principal {
+            builder = builder.principal(principal);
+        }
+        Ok(builder)
+    }
+
+    /// Only the default file's folder is made: a folder that a person has named and that is not
+    /// there is more likely a slip.
+    fn make_data_dir(&self, url: &str) -> Result<(), Failure> {
+        match &self.data_dir {
+            Some(folder) if self.store.is_none() && url.contains(&*folder.to_string_lossy()) => {
+                std::fs::create_dir_all(folder).map_err(|error| {
+                    let message = format!("{} cannot be made", folder.display());
+                    let failure = Failure::new(ExitStatus::Error, message).caused_by(&error);
+                    failure.hint("name another place: --store sqlite:FILE")
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks before something is destroyed, unless `--yes` answers already.
+    ///
+    /// # Errors
+    ///
+    /// When nobody can answer, or the answer is no.
+    pub(crate) fn confirm(&mut self, yes: Yes, what: &str) -> Result<(), Failure> {
+        if yes.yes {
+            return Ok(());
+        }
+        if !self.printer.terminal.stdin {
+            let failure = Failure::usage(format!("{what}: nobody is there to confirm it"));
+            return Err(failure.hint("say --yes to go ahead"));
+        }
+        self.printer.write_err(&format!("{what}. Go ahead? [y/N] "));
+        let mut answer = String::new();
+        // A stream that cannot be read gives no answer, and no answer is a no.
+        let _ = self.stdin.read_line(&mut answer);
+        if matches!(answer.trim(), "y" | "Y" | "yes" | "Yes") {
+            return Ok(());
+        }
+        Err(Failure::new(ExitStatus::Error, "nothing was changed"))
+    }
+
+    /// Waits so long.
+    pub(crate) async fn wait(&self, wait: Duration) {
+        self.pace.sleep(wait).await;
+    }
+}
+
+/// `-y`, on everything that destroys.
+#[derive(clap::Args, Clone, Copy, Debug, Default)]
+pub(crate) struct Yes {
+    /// Go ahead without asking
+    #[arg(short, long)]
+    pub yes: bool,
+}

@@ -1,0 +1,18 @@
+//! What people type: limits, amounts, durations, moments, names, addresses. Every error points at
+//! the part that is wrong.
+
+mod duration;
+mod limit;
+mod misread;
+mod moment;
+mod names;
+mod number;
+
+pub use duration::duration;
+pub use limit::{Adjustment, Amount, adjustment, amount, limit};
+pub use misread::Misread;
+pub use moment::{Moment, moment};
+pub use names::{
+    entity_id, key_value, limit_name, namespace_id, namespace_name, resource, resource_or_default,
+    stack_name, store_url,
+};

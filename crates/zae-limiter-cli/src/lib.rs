@@ -1,0 +1,149 @@
+//! The command line of zae-limiter, as a library: the program is [`main`] on the real
+//! [`World`], a test runs the same on a world of its own.
+
+mod cli;
+mod columns;
+mod commands;
+mod context;
+mod exit;
+mod failure;
+pub mod grammar;
+mod interrupts;
+mod printer;
+mod reference;
+mod status;
+mod vars;
+mod world;
+
+use std::process::ExitCode;
+
+use clap::CommandFactory as _;
+use clap::error::ErrorKind;
+
+pub use crate::exit::ExitStatus;
+pub use crate::interrupts::{Interrupt, Interrupter, Interrupts};
+pub use crate::reference::reference;
+pub use crate::world::{Terminal, World};
+
+use crate::cli::{Cli, Command, peek_option};
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::printer::{Color, Output, Printer};
+
+/// Runs the program in the real world.
+pub fn main(mut world: World) -> ExitCode {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: the program cannot start: {error}");
+            return ExitStatus::Error.into();
+        }
+    };
+    let status = runtime.block_on(async {
+        world.interrupts = Interrupts::of_this_process();
+        run(world).await
+    });
+    status.into()
+}
+
+/// Runs one command line.
+pub async fn run(mut world: World) -> ExitStatus {
+    let color = color_of(&world);
+    let stdout = std::mem::replace(&mut world.stdout, Box::new(std::io::sink()));
+    let stderr = std::mem::replace(&mut world.stderr, Box::new(std::io::sink()));
+    let mut printer = Printer::new(stdout, stderr, world.terminal, color);
+    let cli = match Cli::read(&world.args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            if peek_option(&world.args, "--output", Some("-o")).as_deref() == Some("json") {
+                printer.output = Output::Json;
+            }
+            return print_usage(&mut printer, &error);
+        }
+    };
+    let mut context = Context::new(cli.globals, world, printer);
+    let result = dispatch(cli.command, &mut context).await;
+    let result = match (result, context.printer.take_error()) {
+        (Ok(ExitStatus::Done), Some(error)) => {
+            Err(Failure::new(ExitStatus::Error, "the output could not be written")
+                .caused_by(&error))
+        }
+        (result, _) => result,
+    };
+    context.printer.wipe_progress();
+    result.unwrap_or_else(|failure| {
+        context.printer.failure(&failure);
+        failure.status
+    })
+}
+
+async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus, Failure> {
+    match command {
+        // It ends what it has begun when it is interrupted.
+        Command::Acquire(args) => commands::acquire::run(args, context).await,
+        other => {
+            let mut interrupts = context.interrupts.clone();
+            tokio::select! {
+                result = dispatch_plain(other, context) => result,
+                interrupt = interrupts.next() => Ok(interrupt.status()),
+            }
+        }
+    }
+}
+
+/// Commands that can be dropped at any moment: what they change is changed in one step.
+async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitStatus, Failure> {
+    match command {
+        Command::Acquire(_) => unreachable!("handled before"),
+        Command::Available(args) => commands::available::run(args, context).await,
+        Command::Version(args) => commands::version::run(args, context),
+    }
+}
+
+/// What `--color` says, as far as the arguments can be read.
+fn color_of(world: &World) -> Color {
+    match peek_option(&world.args, "--color", None).as_deref() {
+        Some("always") => Color::Always,
+        Some("never") => Color::Never,
+        _ if world.env.get(vars::NO_COLOR.name).is_some_and(|value| !value.is_empty()) => {
+            Color::Never
+        }
+        _ => Color::Auto,
+    }
+}
+
+/// Prints what clap has to say: help, the version, or what is wrong with the arguments.
+fn print_usage(printer: &mut Printer, error: &clap::Error) -> ExitStatus {
+    let is_asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    let text = error.render();
+    if is_asked_for {
+        let text = if printer.colors_on_out() { text.ansi().to_string() } else { text.to_string() };
+        printer.write(&text);
+        return ExitStatus::Done;
+    }
+    if printer.is_json() {
+        printer.failure(&usage_failure(&text.to_string()));
+    } else {
+        let text = if printer.colors_on_err() { text.ansi().to_string() } else { text.to_string() };
+        printer.write_err(&text);
+    }
+    ExitStatus::Usage
+}
+
+/// clap's words as one sentence, and the rest of them as the hint.
+fn usage_failure(text: &str) -> Failure {
+    let (message, rest) = text.split_once("\n\n").unwrap_or((text, ""));
+    let message = message.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>();
+    let failure = Failure::usage(message.join(" "));
+    match rest.trim_end_matches("For more information, try '--help'.\n").trim_end() {
+        "" => failure.hint("try --help"),
+        rest => failure.hint(rest),
+    }
+}
+
+/// The command line as clap knows it, for completions and the reference.
+pub fn command() -> clap::Command {
+    Cli::command()
+}

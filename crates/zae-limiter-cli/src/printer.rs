@@ -1,0 +1,273 @@
+//! Where all output goes: data to stdout, talk to stderr.
+//!
+//! Printing never fails for its caller. A reader that has gone away (`| head`) ends the output
+//! quietly; any other error is kept and reported when the command is done.
+
+use std::io::{self, ErrorKind, Write};
+
+use anstyle::{AnsiColor, Style};
+use clap::ValueEnum;
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::world::Terminal;
+
+/// In which form data is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    /// Columns for people.
+    #[default]
+    Table,
+    /// One JSON document for scripts.
+    Json,
+}
+
+/// When colours are used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Color {
+    /// On a terminal.
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// How much is said on stderr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Verbosity {
+    /// Errors only.
+    Quiet,
+    /// What was done, too.
+    Normal,
+    /// How it was done, too.
+    Verbose,
+}
+
+/// What a piece of text is, and so how it looks in colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// As it is.
+    Plain,
+    /// The head of a table, a title.
+    Head,
+    /// All is well.
+    Good,
+    /// Take care.
+    Warn,
+    /// Refused, failed.
+    Bad,
+    /// Beside the point.
+    Dim,
+}
+
+impl Look {
+    fn style(self) -> Style {
+        let color = |color: AnsiColor| Style::new().fg_color(Some(color.into()));
+        match self {
+            Self::Plain => Style::new(),
+            Self::Head => Style::new().bold(),
+            Self::Good => color(AnsiColor::Green),
+            Self::Warn => color(AnsiColor::Yellow),
+            Self::Bad => color(AnsiColor::Red).bold(),
+            Self::Dim => Style::new().dimmed(),
+        }
+    }
+}
+
+/// Prints.
+pub(crate) struct Printer {
+    out: Stream,
+    err: Stream,
+    /// In which form data is printed.
+    pub output: Output,
+    /// How much is said.
+    pub verbosity: Verbosity,
+    /// Whose width and height the output should fit.
+    pub terminal: Terminal,
+    /// A line of progress stands on the terminal and must be wiped before anything else is said.
+    progress_shown: bool,
+}
+
+impl std::fmt::Debug for Printer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Printer").field("output", &self.output).finish_non_exhaustive()
+    }
+}
+
+struct Stream {
+    to: Box<dyn Write + Send>,
+    colors: bool,
+    /// Nobody reads any more.
+    closed: bool,
+    failed: Option<io::Error>,
+}
+
+impl Stream {
+    fn new(to: Box<dyn Write + Send>, colors: bool) -> Self {
+        Self { to, colors, closed: false, failed: None }
+    }
+
+    fn write(&mut self, text: &str) {
+        if self.closed {
+            return;
+        }
+        if let Err(error) = self.to.write_all(text.as_bytes()).and_then(|()| self.to.flush()) {
+            self.closed = true;
+            if error.kind() != ErrorKind::BrokenPipe {
+                self.failed = Some(error);
+            }
+        }
+    }
+
+    fn paint(&self, look: Look, text: &str) -> String {
+        if !self.colors || look == Look::Plain || text.is_empty() {
+            return text.to_owned();
+        }
+        let style = look.style();
+        format!("{style}{text}{style:#}")
+    }
+}
+
+impl Printer {
+    /// A printer on these streams.
+    pub(crate) fn new(
+        out: Box<dyn Write + Send>,
+        err: Box<dyn Write + Send>,
+        terminal: Terminal,
+        color: Color,
+    ) -> Self {
+        let colors = |is_terminal: bool| match color {
+            Color::Always => true,
+            Color::Never => false,
+            Color::Auto => is_terminal,
+        };
+        Self {
+            out: Stream::new(out, colors(terminal.stdout)),
+            err: Stream::new(err, colors(terminal.stderr)),
+            output: Output::default(),
+            verbosity: Verbosity::Normal,
+            terminal,
+            progress_shown: false,
+        }
+    }
+
+    /// Whether a JSON document is asked for.
+    pub(crate) fn is_json(&self) -> bool {
+        self.output == Output::Json
+    }
+
+    /// Text for stdout in its look.
+    pub(crate) fn paint(&self, look: Look, text: impl AsRef<str>) -> String {
+        self.out.paint(look, text.as_ref())
+    }
+
+    /// A line of data.
+    pub(crate) fn line(&mut self, text: impl AsRef<str>) {
+        self.write(&format!("{}\n", text.as_ref()));
+    }
+
+    /// Data as it is.
+    pub(crate) fn write(&mut self, text: &str) {
+        self.wipe_progress();
+        self.out.write(text);
+    }
+
+    /// A JSON document of its own.
+    pub(crate) fn json(&mut self, document: &impl Serialize) {
+        self.line(to_json(document));
+    }
+
+    /// What was done, on stderr; silent under `-q`.
+    pub(crate) fn say(&mut self, text: impl AsRef<str>) {
+        if self.verbosity >= Verbosity::Normal {
+            self.tell(Look::Plain, text.as_ref());
+        }
+    }
+
+    /// How it is done, on stderr; only under `-v`.
+    pub(crate) fn detail(&mut self, text: impl AsRef<str>) {
+        if self.verbosity >= Verbosity::Verbose {
+            self.tell(Look::Dim, text.as_ref());
+        }
+    }
+
+    /// Something that the person should know, on stderr.
+    pub(crate) fn warn(&mut self, text: impl AsRef<str>) {
+        let word = self.err.paint(Look::Warn, "warning:");
+        self.tell(Look::Plain, &format!("{word} {}", text.as_ref()));
+    }
+
+    fn tell(&mut self, look: Look, text: &str) {
+        self.wipe_progress();
+        let text = self.err.paint(look, text);
+        self.err.write(&format!("{text}\n"));
+    }
+
+    /// Text on stderr as it is, for a question or for what clap has written.
+    pub(crate) fn write_err(&mut self, text: &str) {
+        self.wipe_progress();
+        self.err.write(text);
+    }
+
+    /// A line of progress on a terminal, in the place of the one before; nothing elsewhere.
+    pub(crate) fn progress(&mut self, text: impl AsRef<str>) {
+        if !self.terminal.stderr || self.verbosity < Verbosity::Normal {
+            return;
+        }
+        let text = self.err.paint(Look::Dim, text.as_ref());
+        self.err.write(&format!("\r\x1b[K{text}"));
+        self.progress_shown = true;
+    }
+
+    /// Takes the line of progress away.
+    pub(crate) fn wipe_progress(&mut self) {
+        if std::mem::take(&mut self.progress_shown) {
+            self.err.write("\r\x1b[K");
+        }
+    }
+
+    /// What went wrong.
+    pub(crate) fn failure(&mut self, failure: &Failure) {
+        self.wipe_progress();
+        if self.is_json() {
+            let document = to_json(&failure.to_json());
+            self.err.write(&format!("{document}\n"));
+            return;
+        }
+        let mut text = format!("{} {}\n", self.err.paint(Look::Bad, "error:"), failure.message);
+        for cause in &failure.causes {
+            text.push_str(&format!("  {} {cause}\n", self.err.paint(Look::Dim, "cause:")));
+        }
+        if let Some(hint) = &failure.hint {
+            text.push_str(&format!("  {} {hint}\n", self.err.paint(Look::Good, "hint:")));
+        }
+        self.err.write(&text);
+    }
+
+    /// Whether anybody still reads the data: a long list can stop when nobody does.
+    pub(crate) fn has_reader(&self) -> bool {
+        !self.out.closed
+    }
+
+    /// Whether stderr has colours.
+    pub(crate) fn colors_on_err(&self) -> bool {
+        self.err.colors
+    }
+
+    /// Whether stdout has colours.
+    pub(crate) fn colors_on_out(&self) -> bool {
+        self.out.colors
+    }
+
+    /// Why the data could not be written, if it could not.
+    pub(crate) fn take_error(&mut self) -> Option<io::Error> {
+        self.out.failed.take()
+    }
+}
+
+/// JSON as people can read it, too.
+pub(crate) fn to_json(document: &impl Serialize) -> String {
+    serde_json::to_string_pretty(document).expect("our documents have string keys and plain values")
+}

@@ -1,0 +1,55 @@
+//! The reference of the command line, written by the code that it describes.
+
+use std::fmt::Write as _;
+
+use crate::{command, vars};
+
+const INTRODUCTION: &str = "\
+# The command line: reference
+
+Written by the program itself: `zae-limiter COMMAND --help` shows the same. A test compares this
+page with the code; `ZAEL_UPDATE_REFERENCE=1 cargo test -p zae-limiter-cli --test reference` writes
+it anew.
+
+## Exit status
+
+| status | meaning |
+| ---: | --- |
+| 0 | done, or admitted |
+| 1 | error |
+| 2 | wrong usage: an option, a name or an amount breaks a rule; nothing was done |
+| 3 | the store did not answer |
+| 4 | not found |
+| 5 | refused by a limit |
+
+`acquire … -- COMMAND` ends with the command's own status, 126 or 127 when it cannot be started, and
+128 and the number of the signal when one ended it.
+
+## Environment
+
+| variable | meaning |
+| --- | --- |
+";
+
+/// The page, in Markdown.
+pub fn reference() -> String {
+    let mut page = INTRODUCTION.to_owned();
+    for var in vars::ALL {
+        let _ = writeln!(page, "| `{}` | {} |", var.name, var.meaning);
+    }
+    page.push_str("\n## Commands\n");
+    let mut root = command().term_width(100);
+    root.build();
+    describe(&mut root, "", &mut page);
+    page
+}
+
+fn describe(command: &mut clap::Command, parents: &str, page: &mut String) {
+    let name = format!("{parents}{}", command.get_name());
+    let help = command.render_long_help().to_string();
+    let lines: Vec<&str> = help.lines().map(str::trim_end).collect();
+    let _ = write!(page, "\n### {name}\n\n```text\n{}\n```\n", lines.join("\n").trim());
+    for sub in command.get_subcommands_mut() {
+        describe(sub, &format!("{name} "), page);
+    }
+}

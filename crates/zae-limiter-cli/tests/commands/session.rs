@@ -1,0 +1,132 @@
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use zae_limiter::{Clock, Entropy, ManualClock, Timestamp, Waiting};
+use zae_limiter_cli::{Interrupts, Terminal, World};
+
+/// 2026-11-15T14:25:36Z
+const START_MS: i64 = 1_794_752_736_000;
+
+/// One after the other, command lines on one store, written down as they would look.
+pub struct Session {
+    folder: TempDir,
+    clock: Arc<ManualClock>,
+    pub env: BTreeMap<String, String>,
+    pub stdin: &'static str,
+    pub terminal: Terminal,
+    pub transcript: String,
+    runs: u64,
+}
+
+impl Session {
+    pub fn new() -> Self {
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+            clock: Arc::new(ManualClock::new(Timestamp::from_millis(START_MS))),
+            env: BTreeMap::from([("USER".to_owned(), "ada".to_owned())]),
+            stdin: "",
+            terminal: Terminal::default(),
+            transcript: String::new(),
+            runs: 0,
+        }
+    }
+
+    /// On a terminal of 80 columns, where somebody types `answer`.
+    pub fn on_a_terminal(mut self, answer: &'static str) -> Self {
+        self.terminal = Terminal { stdin: true, stdout: true, stderr: true, size: Some((80, 24)) };
+        self.stdin = answer;
+        self
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn advance(&mut self, by: Duration) {
+        self.clock.advance(by);
+        writeln!(self.transcript, "({} s later)\n", by.as_secs_f64()).unwrap();
+    }
+
+    /// Runs a command line and gives its exit status. Words are separated by spaces; `'…'` keeps
+    /// them together.
+    pub fn run(&mut self, line: &str) -> u8 {
+        writeln!(self.transcript, "$ zae-limiter {line}").unwrap();
+        let (stdout, stderr) = (Buffer::default(), Buffer::default());
+        self.runs += 1;
+        let world = World {
+            args: words(line).into_iter().map(Into::into).collect(),
+            env: self.env.clone(),
+            data_dir: Some(self.folder.path().join("data")),
+            clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
+            pace: Arc::new(Jumping(Arc::clone(&self.clock))),
+            entropy: || Entropy::seeded(1),
+            stdin: Box::new(self.stdin.as_bytes()),
+            stdout: Box::new(stdout.clone()),
+            stderr: Box::new(stderr.clone()),
+            terminal: self.terminal,
+            interrupts: Interrupts::none(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let status = runtime.block_on(zae_limiter_cli::run(world)).code();
+        self.note("", &stdout);
+        self.note("! ", &stderr);
+        writeln!(self.transcript, "exit {status}\n").unwrap();
+        status
+    }
+
+    /// What a stream got, with a mark before each line.
+    fn note(&mut self, mark: &str, stream: &Buffer) {
+        let text = String::from_utf8(stream.0.lock().unwrap().clone()).unwrap();
+        // The folder has another name in every run.
+        let text = text.replace(&*self.folder.path().to_string_lossy(), "FOLDER");
+        let text = text.replace('\x1b', "␛").replace('\r', "␍");
+        for line in text.lines() {
+            writeln!(self.transcript, "{}", format!("{mark}{line}").trim_end()).unwrap();
+        }
+    }
+}
+
+fn words(line: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    for (at, part) in line.split('\'').enumerate() {
+        if at % 2 == 1 {
+            words.push(part.to_owned());
+        } else {
+            words.extend(part.split_whitespace().map(str::to_owned));
+        }
+    }
+    words
+}
+
+#[derive(Clone, Default)]
+struct Buffer(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Buffer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Time passes as soon as somebody waits for it.
+#[derive(Debug)]
+struct Jumping(Arc<ManualClock>);
+
+impl Clock for Jumping {
+    fn now(&self) -> Timestamp {
+        self.0.now()
+    }
+
+    fn sleep(&self, wait: Duration) -> Waiting<'_> {
+        self.0.advance(wait);
+        Box::pin(std::future::ready(()))
+    }
+}
