@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use jiff::civil::DateTime;
+use jiff::civil::{Date, DateTime};
 use jiff::tz::TimeZone;
 use zae_limiter_model::{Invalid, Timestamp};
 
@@ -60,6 +60,17 @@ impl Window {
             Self::Daily => civil.strftime("%Y-%m-%d").to_string(),
             Self::Monthly => civil.strftime("%Y-%m").to_string(),
         }
+    }
+
+    /// The start of the window that is written so; `None` for what no window is written like.
+    pub fn start_of(self, label: &str) -> Option<Timestamp> {
+        let civil = match self {
+            Self::Hourly => DateTime::strptime("%Y-%m-%dT%H:%M:%SZ", label).ok()?,
+            Self::Daily => Date::strptime("%Y-%m-%d", label).ok()?.at(0, 0, 0, 0),
+            Self::Monthly => Date::strptime("%Y-%m-%d", format!("{label}-01")).ok()?.at(0, 0, 0, 0),
+        };
+        let start = timestamp_of(civil)?;
+        (self.label(start) == label).then_some(start)
     }
 
     fn floor(self, at: DateTime) -> Option<DateTime> {
@@ -125,8 +136,12 @@ fn civil(at: Timestamp) -> DateTime {
 }
 
 fn timestamp(civil: DateTime) -> Timestamp {
-    let moment = TimeZone::UTC.to_timestamp(civil).expect("made from a moment of the calendar");
-    Timestamp::from_millis(moment.as_millisecond())
+    timestamp_of(civil).expect("made from a moment of the calendar")
+}
+
+fn timestamp_of(civil: DateTime) -> Option<Timestamp> {
+    let moment = TimeZone::UTC.to_timestamp(civil).ok()?;
+    Some(Timestamp::from_millis(moment.as_millisecond()))
 }
 
 #[cfg(test)]
@@ -145,6 +160,9 @@ mod tests {
             assert_eq!(window.label(window.start(at)), label);
             assert_eq!(format_time(window.end(at)), end);
             assert_eq!(window.as_str().parse::<Window>(), Ok(window));
+            assert_eq!(window.start_of(label), Some(window.start(at)));
+            assert_eq!(window.start_of("2026-13"), None);
+            assert_eq!(window.start_of(&format!("{label}x")), None);
         }
         assert_eq!(format_time(start_of_hour(hour_of(at))), "2026-11-15T14:00:00Z");
         assert!("weekly".parse::<Window>().is_err());

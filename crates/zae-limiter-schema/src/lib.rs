@@ -1,0 +1,22 @@
+//! The DynamoDB table of zae-limiter as data: keys, items, typed updates and conditions, and the
+//! handful of [calls](Table) that a store makes.
+//!
+//! Nothing here knows the AWS SDK. The SDK's adapter and the simulated table both implement
+//! [`Table`]; this crate is the one place where keys, attribute names and expressions are made.
+
+mod expression;
+mod keys;
+mod table;
+mod value;
+
+pub use expression::{Action, Condition, Rendered, render_condition, render_update};
+pub use keys::{
+    BucketItemKey, Index, ItemKey, ParsedKey, REGISTRY, SHARD_ZERO, bucket_partition,
+    children_partition, entity_configs_partition, entity_partition, namespace_partition, parse_key,
+    resource_partition, system_partition,
+};
+pub use table::{
+    BatchRead, Calling, Change, Consistency, Consumed, PAGE_ITEMS_MAX, Query, QueryAnswer, Range,
+    Step, Table, TableError, TableErrorKind, Transacted, Update, Updated,
+};
+pub use value::{Item, Malformed, Value, item_size};
