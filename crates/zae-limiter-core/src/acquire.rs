@@ -20,7 +20,7 @@ use crate::deadline::within;
 use crate::error::{Error, StoreError};
 use crate::lease::{CallSettings, Lease};
 use crate::limiter::{ATTEMPTS_MAX, BACKOFF, Inner, LEVELS_MAX, RateLimiter, no_answer};
-use crate::plan::{Admission, Leg, LegTaken, Plan, Takes, Target};
+use crate::plan::{Admission, Leg, LegTaken, Origin, Plan, Source, Takes, Target};
 use crate::record::OnUnavailable;
 use crate::telemetry::{self, Outcome};
 
@@ -235,7 +235,8 @@ impl<'a> Acquire<'a> {
                 // The stored limits hold again with the next call: the bucket must not be forgotten
                 // before it would be full under them.
                 let lifetime = self.inner.idle_lifetime(limits).max(stored.lifetime());
-                Arc::new(Target::new(key, Arc::clone(limits), lifetime))
+                let origin = Origin { source: Source::Limiter, ..stored.origin().clone() };
+                Arc::new(Target::resolved(key, Arc::clone(limits), lifetime, origin))
             }
             None => stored,
         };

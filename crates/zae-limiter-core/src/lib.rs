@@ -30,6 +30,7 @@ mod window;
 
 pub use acquire::{Acquire, Acquiring};
 pub use availability::{EntityCapacity, ResourceCapacity};
+pub use background::spawn_in_background;
 pub use breaker::BreakerSettings;
 pub use cache::CacheStats;
 pub use clock::{Clock, ManualClock, SystemClock, Waiting};

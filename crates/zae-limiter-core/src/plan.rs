@@ -165,6 +165,11 @@ impl Target {
         Some(now.saturating_add_millis(self.idle_ms.max(full_ms)))
     }
 
+    /// The entity above, if what is taken is also taken there.
+    pub fn parent(&self) -> Option<&EntityId> {
+        self.origin.parent.as_ref()
+    }
+
     pub(crate) fn origin(&self) -> &Origin {
         &self.origin
     }

@@ -196,6 +196,13 @@ impl Rate {
         u64::try_from(millis.clamp(0, i128::from(i64::MAX))).expect("clamped to what fits")
     }
 
+    /// What so many milliseconds earn on top of a remainder, rounded down, and the remainder that is
+    /// left. There is no ceiling here, only the end of the range.
+    pub fn earned(&self, elapsed_ms: u64, remainder: u64) -> (Millitokens, u64) {
+        let (added, left) = self.earned_in(elapsed_ms, remainder);
+        (Millitokens::new(i64::try_from(added).unwrap_or(i64::MAX)), left)
+    }
+
     /// How long it takes to earn so much, rounded up to a millisecond.
     pub fn time_to_earn(&self, deficit: Millitokens) -> Duration {
         Duration::from_millis(self.millis_to_earn(i128::from(deficit.get()), 0))

@@ -4,6 +4,7 @@
 //! Nothing here knows the AWS SDK. The SDK's adapter and the simulated table both implement
 //! [`Table`]; this crate is the one place where keys, attribute names and expressions are made.
 
+pub mod bucket;
 mod expression;
 mod keys;
 mod table;

@@ -1,0 +1,122 @@
+//! Lanes: one for each bucket in use, with what is known of it and who waits for it.
+//!
+//! While a write to a bucket is under way, later requests wait in its lane and go together in the
+//! next write. What the last answer said of the bucket is remembered, so that the next write needs
+//! no read, and a request that cannot be admitted yet needs no write.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use tokio::sync::oneshot;
+use zae_limiter_core::{BucketKey, LegTaken, LimitStatus, StoreError, Timestamp};
+
+use crate::round::{Request, State};
+
+/// How many parts the map of lanes has, so that callers do not wait for each other.
+const PARTS: usize = 64;
+
+/// What a caller is told about its leg.
+#[derive(Debug)]
+pub(crate) enum Told {
+    Taken(LegTaken),
+    Settled,
+    Refused(Vec<LimitStatus>),
+}
+
+/// Somebody who waits.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) request: Request,
+    pub(crate) now: Timestamp,
+    /// Nobody reads the answer of what is given back behind somebody's back.
+    pub(crate) answer: Option<oneshot::Sender<Result<Told, StoreError>>>,
+}
+
+impl Waiting {
+    /// Whether whoever asked for tokens has gone away. A settlement is carried out all the same.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        matches!(self.request, Request::Take(_))
+            && self.answer.as_ref().is_some_and(oneshot::Sender::is_closed)
+    }
+}
+
+/// One bucket.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) key: BucketKey,
+    // A std mutex: it is never held across an await.
+    inside: Mutex<Inside>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Inside {
+    /// What the last answer said, and when.
+    pub(crate) known: Option<(State, Timestamp)>,
+    pub(crate) waiting: VecDeque<Waiting>,
+    /// Somebody is at work on the lane and will look at `waiting` again.
+    pub(crate) busy: bool,
+}
+
+impl Lane {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inside {
+    /// What is known, if it was learnt less than `trust` ago.
+    pub(crate) fn fresh(&self, now: Timestamp, trust: Duration) -> Option<&State> {
+        let (state, learnt_at) = self.known.as_ref()?;
+        let age = Duration::from_millis(now.millis_since(*learnt_at));
+        (age < trust).then_some(state)
+    }
+}
+
+type Part = HashMap<BucketKey, Arc<Lane>, foldhash::fast::RandomState>;
+
+/// All lanes of a store.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    parts: Box<[Mutex<Part>]>,
+    part_max: usize,
+}
+
+impl Lanes {
+    /// Room for so many buckets to be remembered.
+    pub(crate) fn new(remembered_max: usize) -> Self {
+        let parts = (0..PARTS).map(|_| Mutex::default()).collect();
+        Self { parts, part_max: remembered_max.div_ceil(PARTS).max(1) }
+    }
+
+    /// The lane of a bucket.
+    pub(crate) fn get(&self, key: &BucketKey) -> Arc<Lane> {
+        use std::hash::BuildHasher;
+        // Any hash will do that is the same for the same key within this process.
+        static HASHING: std::sync::LazyLock<foldhash::fast::RandomState> =
+            std::sync::LazyLock::new(Default::default);
+        let part = usize::try_from(HASHING.hash_one(key) % PARTS as u64).unwrap_or(0);
+        let mut part = self.parts[part].lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lane) = part.get(key) {
+            return Arc::clone(lane);
+        }
+        if part.len() >= self.part_max {
+            forget_some(&mut part, self.part_max / 8 + 1);
+        }
+        let lane = Arc::new(Lane { key: key.clone(), inside: Mutex::default() });
+        part.insert(key.clone(), Arc::clone(&lane));
+        lane
+    }
+}
+
+/// Makes room. A lane that anybody holds stays: two lanes for one bucket would write past each
+/// other, which is safe but costs.
+fn forget_some(part: &mut Part, count: usize) {
+    let mut left = count;
+    part.retain(|_, lane| {
+        let idle = Arc::strong_count(lane) == 1 && left > 0;
+        left -= usize::from(idle);
+        !idle
+    });
+}

@@ -1,0 +1,514 @@
+//! A bucket's item, and every way in which it is written.
+//!
+//! All limits of an item share one refill time `rf`. Whoever moves it pays out the time to all of
+//! them. There are four ways to write, and each says what it relies on:
+//!
+//! | write | what it does | what it pins |
+//! | --- | --- | --- |
+//! | [`create`] | a new item, full less what is taken | that there is none |
+//! | [`add`] | takes and gives without moving `rf` | the rates, and bounds of the balance within which the refill that follows later comes to the same |
+//! | [`refill`] | moves `rf`, pays out the time, takes and gives | `rf`, the rates, and on which side of the ceiling each balance ends |
+//! | [`rewrite`] | gives the item other limits, or a new life | `rf` and everything it was computed from |
+//!
+//! Exactness of [`add`]: with balance `b`, credits `c` and time earned since `rf` of `e`, the exact
+//! result is `min(cap, b + e + c) - taken`. Without the refill the balance becomes
+//! `b + c - taken`, and a refill at the same moment would make it `b + c - taken + e`. The two are
+//! the same as long as `b + c + e` stays below `cap`: that is the upper bound. A full bucket that
+//! was taken from without moving `rf` would be paid twice.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zae_limiter_core::{
+    Bucket, BucketKey, Cell, EntityId, LimitName, LimitSet, Millitokens, Rate, Timestamp,
+};
+
+use crate::expression::{Action, Condition};
+use crate::keys::{BucketItemKey, Index};
+use crate::table::Update;
+use crate::value::{Item, Malformed, Value};
+
+/// The reserved limit that counts the writes of an item: 1,000 a second.
+const WCU: &str = "wcu";
+/// Its ceiling and refill amount in millitokens, and its period in milliseconds.
+const WCU_CAPACITY: i64 = 1_000_000;
+const WCU_PERIOD_MS: u64 = 1_000;
+/// One write, in millitokens.
+const ONE_WRITE: i64 = 1_000;
+
+/// The shared refill time.
+const REFILLED_AT: &str = "rf";
+/// The refill time that the remainders belong to. A client that does not know remainders moves `rf`
+/// and leaves them behind: they are then worth nothing.
+const REMAINDERS_AT: &str = "rm_at";
+const SHARD_COUNT: &str = "shard_count";
+const TTL: &str = "ttl";
+
+/// One part of a bucket, as the table holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketItem {
+    /// Limits, undivided, and the balances of this part. The reserved limit is not among them.
+    pub bucket: Bucket,
+    /// The balance of the reserved limit; items of the first clients have none.
+    pub wcu: Option<i64>,
+    /// Into how many parts the bucket is divided.
+    pub shard_count: u32,
+    /// From when on the item counts as absent, to the second.
+    pub expires_at: Option<Timestamp>,
+}
+
+fn attribute(limit: &str, suffix: &str) -> String {
+    format!("b_{limit}_{suffix}")
+}
+
+/// Seconds since the epoch, rounded up: nothing may expire before its time.
+fn ttl_of(moment: Timestamp) -> i64 {
+    moment.as_millis().div_euclid(1_000) + i64::from(moment.as_millis().rem_euclid(1_000) != 0)
+}
+
+impl BucketItem {
+    /// Reads an item.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed`] when an attribute is missing or not what it should be.
+    pub fn decode(key: &BucketItemKey, item: &Item) -> Result<Self, Malformed> {
+        let reader = Reader { key, item };
+        let refilled_at = Timestamp::from_millis(reader.number(REFILLED_AT)?);
+        let remainders_count = reader.optional(REMAINDERS_AT)? == Some(refilled_at.as_millis());
+        let mut rates = Vec::new();
+        let mut cells = BTreeMap::new();
+        for limit in reader.limits() {
+            let name = LimitName::new(limit).map_err(|_| {
+                reader.malformed(&attribute(limit, "tk"), "named after a legal limit")
+            })?;
+            let rate = reader.rate(limit)?;
+            let remainder = match reader.optional(&attribute(limit, "rm"))? {
+                Some(remainder) if remainders_count => u64::try_from(remainder).unwrap_or(0),
+                _ => 0,
+            };
+            let tokens = Millitokens::new(reader.number(&attribute(limit, "tk"))?);
+            let consumed = reader.optional(&attribute(limit, "tc"))?.unwrap_or(0);
+            let consumed = Millitokens::new(consumed);
+            cells.insert(name.clone(), Cell { tokens, remainder, consumed, ..Cell::default() });
+            rates.push((name, rate));
+        }
+        let limits = LimitSet::from_rates(rates)
+            .map_err(|_| reader.malformed("b_*_tk", "of at most 32 limits"))?;
+        let shard_count = reader.optional(SHARD_COUNT)?.unwrap_or(1);
+        let expires_at = reader
+            .optional(TTL)?
+            .map(|seconds| Timestamp::from_millis(seconds.saturating_mul(1_000)));
+        Ok(Self {
+            // Both are in the order of the names.
+            bucket: Bucket::from_parts(Arc::new(limits), cells.into_values(), refilled_at),
+            wcu: reader.optional(&attribute(WCU, "tk"))?,
+            shard_count: u32::try_from(shard_count)
+                .map_err(|_| reader.malformed(SHARD_COUNT, "a count of shards"))?,
+            expires_at,
+        })
+    }
+
+    /// Whether the item counts as absent.
+    pub fn is_expired(&self, now: Timestamp) -> bool {
+        self.expires_at.is_some_and(|expiry| expiry <= now)
+    }
+}
+
+struct Reader<'a> {
+    key: &'a BucketItemKey,
+    item: &'a Item,
+}
+
+impl<'a> Reader<'a> {
+    fn malformed(&self, attribute: &str, wanted: &'static str) -> Malformed {
+        let item = self.key.item_key().to_string();
+        Malformed { item, attribute: attribute.to_owned(), wanted }
+    }
+
+    fn optional(&self, attribute: &str) -> Result<Option<i64>, Malformed> {
+        match self.item.get(attribute) {
+            None => Ok(None),
+            Some(value) => match value.as_i64() {
+                Some(number) => Ok(Some(number)),
+                None => Err(self.malformed(attribute, "a whole number")),
+            },
+        }
+    }
+
+    fn number(&self, attribute: &str) -> Result<i64, Malformed> {
+        self.optional(attribute)?.ok_or_else(|| self.malformed(attribute, "there"))
+    }
+
+    /// The limits that the item has, by their balances.
+    fn limits(&self) -> impl Iterator<Item = &'a str> {
+        let names = self.item.keys();
+        let limits = names
+            .filter_map(|name| name.strip_prefix("b_").and_then(|name| name.strip_suffix("_tk")));
+        limits.filter(|limit| *limit != WCU)
+    }
+
+    fn rate(&self, limit: &str) -> Result<Rate, Malformed> {
+        let capacity = self.number(&attribute(limit, "cp"))?;
+        // Older clients kept the burst apart.
+        let burst = self.optional(&attribute(limit, "bx"))?.unwrap_or(0);
+        let refill_amount = self.number(&attribute(limit, "ra"))?;
+        let period = attribute(limit, "rp");
+        let period_ms = u64::try_from(self.number(&period)?)
+            .map_err(|_| self.malformed(&period, "a period in milliseconds"))?;
+        let capacity = Millitokens::new(capacity.max(burst));
+        Rate::new(capacity, Millitokens::new(refill_amount), period_ms)
+            .map_err(|_| self.malformed(&attribute(limit, "cp"), "the ceiling of a legal limit"))
+    }
+}
+
+/// What happens to one limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Movement {
+    /// Which limit.
+    pub limit: LimitName,
+    /// Its rate, on which everything relies.
+    pub rate: Rate,
+    /// What acquires take; must be there.
+    pub taken: i64,
+    /// What is charged whether it is there or not.
+    pub charged: i64,
+    /// What is given back, never above the ceiling.
+    pub credited: i64,
+    /// What time has earned since `rf`.
+    pub earned: i64,
+    /// What it has earned beyond that, less than a millitoken.
+    pub remainder: u64,
+}
+
+impl Movement {
+    /// A limit to which nothing happens.
+    pub fn none(limit: LimitName, rate: Rate) -> Self {
+        Self { limit, rate, taken: 0, charged: 0, credited: 0, earned: 0, remainder: 0 }
+    }
+
+    /// Whether anything but time happens to it.
+    pub fn is_touched(&self) -> bool {
+        self.taken != 0 || self.charged != 0 || self.credited != 0
+    }
+
+    fn attribute(&self, suffix: &str) -> String {
+        attribute(self.limit.as_str(), suffix)
+    }
+
+    /// Taken and charged less credited.
+    fn net(&self) -> i64 {
+        self.taken.saturating_add(self.charged).saturating_sub(self.credited)
+    }
+
+    /// The highest balance that no part of `gain` would lift to the ceiling.
+    fn highest_below_ceiling(&self, gain: i64) -> i64 {
+        self.rate.capacity().get().saturating_sub(gain).saturating_sub(1)
+    }
+
+    /// The least balance from which, with `gain`, everything can be taken.
+    fn least_needed(&self, gain: i64) -> i64 {
+        self.taken.saturating_add(self.charged).saturating_sub(gain)
+    }
+
+    fn pin_rate(&self, conditions: &mut Vec<Condition>) {
+        pin_rate(self.limit.as_str(), &self.rate, conditions);
+    }
+}
+
+fn pin_rate(limit: &str, rate: &Rate, conditions: &mut Vec<Condition>) {
+    let period = i64::try_from(rate.period_ms()).unwrap_or(i64::MAX);
+    for (suffix, value) in
+        [("cp", rate.capacity().get()), ("ra", rate.refill_amount().get()), ("rp", period)]
+    {
+        conditions.push(Condition::Equal(attribute(limit, suffix), Value::number(value)));
+    }
+}
+
+/// What becomes of the item's expiry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expiry {
+    /// It stays what it is.
+    Keep,
+    /// The item is kept for good.
+    Never,
+    /// It expires then.
+    At(Timestamp),
+}
+
+impl Expiry {
+    fn push(self, actions: &mut Vec<Action>) {
+        match self {
+            Self::Keep => {}
+            Self::Never => actions.push(Action::Remove(TTL.to_owned())),
+            Self::At(moment) => {
+                actions.push(Action::Set(TTL.to_owned(), Value::number(ttl_of(moment))));
+            }
+        }
+    }
+}
+
+/// What is known of the item that is about to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Since {
+    /// The refill time is at least this, as far as is known: `earned` counts from here.
+    Known(Timestamp),
+    /// Nothing is known. `earned` counts from this guess, and the write happens only if it holds.
+    Guessed(Timestamp),
+}
+
+fn alive(now: Timestamp) -> Condition {
+    let next_second = now.as_millis().div_euclid(1_000) + 1;
+    Condition::Any(vec![
+        Condition::Absent(TTL.to_owned()),
+        Condition::AtLeast(TTL.to_owned(), Value::number(next_second)),
+    ])
+}
+
+fn undivided(shard_count: u32) -> Condition {
+    let equal = Condition::Equal(SHARD_COUNT.to_owned(), Value::number(shard_count.into()));
+    match shard_count {
+        1 => Condition::Any(vec![Condition::Absent(SHARD_COUNT.to_owned()), equal]),
+        _ => equal,
+    }
+}
+
+/// Takes and gives without moving the refill time. Untouched limits are not part of it. Returns
+/// `None` when nothing is touched.
+pub fn add(
+    key: &BucketItemKey,
+    movements: &[Movement],
+    since: Since,
+    expiry: Expiry,
+    counts_writes: bool,
+    shard_count: u32,
+    now: Timestamp,
+) -> Option<Update> {
+    let (mut actions, mut conditions) = (Vec::new(), Vec::new());
+    let (Since::Known(rf) | Since::Guessed(rf)) = since;
+    conditions.push(Condition::AtLeast(REFILLED_AT.to_owned(), Value::number(rf.as_millis())));
+    for movement in movements.iter().filter(|movement| movement.is_touched()) {
+        let tokens = movement.attribute("tk");
+        let net = movement.net();
+        actions.push(Action::Add(tokens.clone(), Value::number(net.saturating_neg())));
+        actions.push(Action::Add(movement.attribute("tc"), Value::number(net)));
+        movement.pin_rate(&mut conditions);
+        let gain = movement.credited.saturating_add(movement.earned);
+        let highest = Value::number(movement.highest_below_ceiling(gain));
+        conditions.push(Condition::AtMost(tokens.clone(), highest));
+        if movement.taken > 0 {
+            let least = Value::number(movement.least_needed(movement.credited));
+            conditions.push(Condition::AtLeast(tokens, least));
+        }
+    }
+    if actions.is_empty() {
+        return None;
+    }
+    if counts_writes {
+        actions.push(Action::Add(attribute(WCU, "tk"), Value::number(-ONE_WRITE)));
+        actions.push(Action::Add(attribute(WCU, "tc"), Value::number(ONE_WRITE)));
+        conditions.push(Condition::Exists(attribute(WCU, "tk")));
+    }
+    conditions.push(undivided(shard_count));
+    conditions.push(alive(now));
+    expiry.push(&mut actions);
+    Some(Update { key: key.item_key(), actions, conditions })
+}
+
+/// Moves the refill time of a known item to `now`, and takes and gives. `movements` names every
+/// limit of the item.
+pub fn refill(
+    key: &BucketItemKey,
+    known: &BucketItem,
+    movements: &[Movement],
+    expiry: Expiry,
+    now: Timestamp,
+) -> Update {
+    let (mut actions, mut conditions) = (Vec::new(), Vec::new());
+    let before = known.bucket.refilled_at();
+    let after = before.max(now);
+    conditions.push(Condition::Equal(REFILLED_AT.to_owned(), Value::number(before.as_millis())));
+    for name in [REFILLED_AT, REMAINDERS_AT] {
+        actions.push(Action::Set(name.to_owned(), Value::number(after.as_millis())));
+    }
+    for movement in movements {
+        movement.pin_rate(&mut conditions);
+        let tokens = movement.attribute("tk");
+        let gain = movement.credited.saturating_add(movement.earned);
+        let balance = known.bucket.cell(movement.limit.as_str());
+        let balance = balance.map_or(0, |(cell, _)| cell.tokens.get());
+        let fills_up = balance > movement.highest_below_ceiling(gain);
+        if fills_up {
+            // Whatever it is exactly, as long as it is enough: a full bucket is a full bucket.
+            let capacity = movement.rate.capacity().get();
+            let least = capacity.saturating_sub(gain);
+            conditions.push(Condition::AtLeast(tokens.clone(), Value::number(least)));
+            let left = capacity.saturating_sub(movement.taken).saturating_sub(movement.charged);
+            actions.push(Action::Set(tokens, Value::number(left)));
+        } else {
+            let highest = movement.highest_below_ceiling(gain);
+            conditions.push(Condition::AtMost(tokens.clone(), Value::number(highest)));
+            if movement.taken > 0 {
+                let least = movement.least_needed(gain);
+                conditions.push(Condition::AtLeast(tokens.clone(), Value::number(least)));
+            }
+            let difference = movement.earned.saturating_sub(movement.net());
+            if difference != 0 {
+                actions.push(Action::Add(tokens, Value::number(difference)));
+            }
+        }
+        let remainder = if fills_up { 0 } else { movement.remainder };
+        push_remainder(&mut actions, &movement.limit, remainder);
+        if movement.net() != 0 {
+            actions.push(Action::Add(movement.attribute("tc"), Value::number(movement.net())));
+        }
+    }
+    if let Some(writes) = known.wcu {
+        count_write(&mut actions, writes, before, after);
+    }
+    conditions.push(undivided(known.shard_count));
+    conditions.push(alive(now));
+    expiry.push(&mut actions);
+    Update { key: key.item_key(), actions, conditions }
+}
+
+/// A remainder of nothing is no attribute: it keeps the item small.
+fn push_remainder(actions: &mut Vec<Action>, limit: &LimitName, remainder: u64) {
+    let name = attribute(limit.as_str(), "rm");
+    actions.push(match i64::try_from(remainder) {
+        Ok(0) | Err(_) => Action::Remove(name),
+        Ok(remainder) => Action::Set(name, Value::number(remainder)),
+    });
+}
+
+/// Refills the reserved limit and counts this write. It is advice, not a promise: nothing is pinned.
+fn count_write(actions: &mut Vec<Action>, writes: i64, before: Timestamp, after: Timestamp) {
+    let elapsed = after.millis_since(before).min(WCU_PERIOD_MS);
+    let earned = i64::try_from(elapsed).unwrap_or(0) * (WCU_CAPACITY / 1_000);
+    let left = writes.saturating_add(earned).min(WCU_CAPACITY) - ONE_WRITE;
+    actions.push(Action::Set(attribute(WCU, "tk"), Value::number(left)));
+    actions.push(Action::Add(attribute(WCU, "tc"), Value::number(ONE_WRITE)));
+}
+
+/// Whose bucket it is, for the copies that a bucket's item carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner<'a> {
+    /// The entity above, if what is taken is also taken there.
+    pub parent: Option<&'a EntityId>,
+}
+
+/// A new item. `bucket` is what it holds afterwards.
+pub fn create(key: &BucketItemKey, bucket: &Bucket, owner: &Owner<'_>, expiry: Expiry) -> Update {
+    let mut actions = Vec::new();
+    push_limits(&mut actions, bucket);
+    for (name, cell) in bucket.limits().names().iter().zip(bucket.cells()) {
+        let consumed = Value::number(cell.consumed.get());
+        actions.push(Action::Set(attribute(name.as_str(), "tc"), consumed));
+    }
+    push_whole_wcu(&mut actions);
+    actions.push(Action::Set(attribute(WCU, "tc"), Value::number(ONE_WRITE)));
+    actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(1)));
+    push_copies(&mut actions, key, owner);
+    if let Expiry::At(_) = expiry {
+        expiry.push(&mut actions);
+    }
+    let conditions = vec![Condition::Absent("PK".to_owned())];
+    Update { key: key.item_key(), actions, conditions }
+}
+
+/// Gives a known item other limits, or, where it has expired, a new life. `bucket` is what it holds
+/// afterwards; limits that it does not have are taken away. Net consumption goes on counting.
+pub fn rewrite(
+    key: &BucketItemKey,
+    known: &BucketItem,
+    bucket: &Bucket,
+    owner: &Owner<'_>,
+    expiry: Expiry,
+) -> Update {
+    let (mut actions, mut conditions) = (Vec::new(), Vec::new());
+    let before = known.bucket.refilled_at();
+    conditions.push(Condition::Equal(REFILLED_AT.to_owned(), Value::number(before.as_millis())));
+    conditions.push(match known.expires_at {
+        Some(expiry) => Condition::Equal(TTL.to_owned(), Value::number(ttl_of(expiry))),
+        None => Condition::Absent(TTL.to_owned()),
+    });
+    conditions.push(undivided(known.shard_count));
+    for ((name, rate), cell) in known.bucket.limits().iter().zip(known.bucket.cells()) {
+        let tokens = Value::number(cell.tokens.get());
+        conditions.push(Condition::Equal(attribute(name.as_str(), "tk"), tokens));
+        pin_rate(name.as_str(), rate, &mut conditions);
+        if bucket.limits().position(name.as_str()).is_none() {
+            for suffix in ["tk", "cp", "ra", "rp", "tc", "rm", "bx"] {
+                actions.push(Action::Remove(attribute(name.as_str(), suffix)));
+            }
+        }
+    }
+    push_limits(&mut actions, bucket);
+    for (name, cell) in bucket.limits().names().iter().zip(bucket.cells()) {
+        let old = known.bucket.cell(name.as_str()).map_or(0, |(cell, _)| cell.consumed.get());
+        let more = cell.consumed.get().saturating_sub(old);
+        if more != 0 || known.bucket.cell(name.as_str()).is_none() {
+            actions.push(Action::Add(attribute(name.as_str(), "tc"), Value::number(more)));
+        }
+        actions.push(Action::Remove(attribute(name.as_str(), "bx")));
+    }
+    match known.wcu {
+        Some(writes) => count_write(&mut actions, writes, before, bucket.refilled_at()),
+        None => {
+            push_whole_wcu(&mut actions);
+            actions.push(Action::Set(attribute(WCU, "tc"), Value::number(ONE_WRITE)));
+        }
+    }
+    push_copies(&mut actions, key, owner);
+    expiry.push(&mut actions);
+    Update { key: key.item_key(), actions, conditions }
+}
+
+fn push_limits(actions: &mut Vec<Action>, bucket: &Bucket) {
+    let refilled_at = bucket.refilled_at().as_millis();
+    for name in [REFILLED_AT, REMAINDERS_AT] {
+        actions.push(Action::Set(name.to_owned(), Value::number(refilled_at)));
+    }
+    for ((name, rate), cell) in bucket.limits().iter().zip(bucket.cells()) {
+        let period = i64::try_from(rate.period_ms()).unwrap_or(i64::MAX);
+        for (suffix, value) in [
+            ("tk", cell.tokens.get()),
+            ("cp", rate.capacity().get()),
+            ("ra", rate.refill_amount().get()),
+            ("rp", period),
+        ] {
+            actions.push(Action::Set(attribute(name.as_str(), suffix), Value::number(value)));
+        }
+        push_remainder(actions, name, cell.remainder);
+    }
+}
+
+fn push_whole_wcu(actions: &mut Vec<Action>) {
+    let period = i64::try_from(WCU_PERIOD_MS).unwrap_or(i64::MAX);
+    for (suffix, value) in [
+        ("tk", WCU_CAPACITY - ONE_WRITE),
+        ("cp", WCU_CAPACITY),
+        ("ra", WCU_CAPACITY),
+        ("rp", period),
+    ] {
+        actions.push(Action::Set(attribute(WCU, suffix), Value::number(value)));
+    }
+}
+
+/// What other clients, and the indexes, look for on a bucket's item.
+fn push_copies(actions: &mut Vec<Action>, key: &BucketItemKey, owner: &Owner<'_>) {
+    let BucketKey { namespace, entity, resource } = &key.bucket;
+    let shard = key.shard;
+    let parent = owner.parent.map_or(Value::Null, |parent| Value::text(parent.as_str()));
+    let mut set = |name: &str, value| actions.push(Action::Set(name.to_owned(), value));
+    set("entity_id", Value::text(entity.as_str()));
+    set("resource", Value::text(resource.as_str()));
+    set("cascade", Value::Bool(owner.parent.is_some()));
+    set("parent_id", parent);
+    set(Index::Resource.pk(), Value::text(crate::resource_partition(namespace, resource)));
+    set(Index::Resource.sk(), Value::text(format!("BUCKET#{entity}#{shard}")));
+    set(Index::Entity.pk(), Value::text(crate::entity_partition(namespace, entity)));
+    set(Index::Entity.sk(), Value::text(format!("BUCKET#{resource}#{shard}")));
+    set(Index::Namespace.pk(), Value::text(crate::namespace_partition(namespace)));
+    set(Index::Namespace.sk(), Value::text(format!("BUCKET#{entity}#{resource}#{shard}")));
+}
