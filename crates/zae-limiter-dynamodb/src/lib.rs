@@ -4,6 +4,8 @@
 //! write does, and is pure; `cold` reads and writes everything else. The table is whatever
 //! implements [`Table`].
 
+#[cfg(feature = "aws")]
+pub mod aws;
 mod cold;
 mod error;
 mod hot;

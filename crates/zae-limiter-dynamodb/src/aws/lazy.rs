@@ -1,0 +1,151 @@
+//! A table by its address, connected when it is first used.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_config::{BehaviorVersion, Region};
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::retry::RetryConfig;
+use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
+use aws_smithy_http_client::{Builder, tls};
+use tokio::sync::OnceCell;
+use zae_limiter_core::{Clock, SystemClock};
+use zae_limiter_schema::{
+    BatchRead, Calling, Change, Consistency, Consumed, Index, ItemKey, Query, QueryAnswer, Table,
+    TableError, TableErrorKind, Transacted, Update, Updated,
+};
+
+use super::{AwsTable, Metering, told};
+
+/// How long a connection may take to be made. An answer is waited for as long as the caller's
+/// deadline lets us.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Where a table is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DynamoAddress {
+    /// What it is called.
+    pub table: String,
+    /// In which region; where none is given, the environment's or the profile's.
+    pub region: Option<String>,
+    /// At which endpoint, if not at AWS's own.
+    pub endpoint: Option<String>,
+}
+
+impl DynamoAddress {
+    /// A client for this address, with credentials from the environment, a profile, or the machine.
+    pub async fn client(&self) -> Client {
+        let http = Builder::new()
+            .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
+            .build_https();
+        let timeouts = TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).build();
+        let mut loader = aws_config::defaults(BehaviorVersion::latest())
+            .http_client(http)
+            .timeout_config(timeouts)
+            .retry_config(RetryConfig::disabled());
+        if let Some(region) = &self.region {
+            loader = loader.region(Region::new(region.clone()));
+        }
+        if let Some(endpoint) = &self.endpoint {
+            loader = loader.endpoint_url(endpoint);
+        }
+        Client::new(&loader.load().await)
+    }
+}
+
+/// A table that is connected, and looked at, when it is first used.
+#[derive(Debug)]
+pub struct LazyTable {
+    address: DynamoAddress,
+    metering: Metering,
+    table: OnceCell<AwsTable>,
+}
+
+impl LazyTable {
+    /// The table at this address.
+    pub fn new(address: DynamoAddress, metering: Metering) -> Self {
+        Self { address, metering, table: OnceCell::new() }
+    }
+
+    async fn table(&self) -> Result<&AwsTable, TableError> {
+        self.table
+            .get_or_try_init(|| async {
+                let client = self.address.client().await;
+                if client.config().region().is_none() {
+                    let message = "no AWS region is set; give one with the address, \
+                                   or set AWS_REGION";
+                    return Err(TableError::new(TableErrorKind::Rejected, message));
+                }
+                check(&client, &self.address.table).await?;
+                let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+                Ok(AwsTable::new(client, &self.address.table, clock).metering(self.metering))
+            })
+            .await
+    }
+}
+
+/// Refuses a table that is not a limiter's.
+async fn check(client: &Client, name: &str) -> Result<(), TableError> {
+    let description = client.describe_table().table_name(name).send().await;
+    let description = match description {
+        Ok(description) => description.table,
+        Err(error) => {
+            let error = told(name, error);
+            // A role that may only acquire need not be allowed to describe the table.
+            return match error.kind {
+                TableErrorKind::Denied if error.message.contains("permission") => Ok(()),
+                _ => Err(error),
+            };
+        }
+    };
+    let Some(table) = description else { return Ok(()) };
+    let has_keys = |schema: Option<&[aws_sdk_dynamodb::types::KeySchemaElement]>, pk, sk| {
+        let names: Vec<&str> =
+            schema.unwrap_or_default().iter().map(|key| key.attribute_name()).collect();
+        names == [pk, sk]
+    };
+    if !has_keys(table.key_schema.as_deref(), "PK", "SK") {
+        let message = format!(
+            "table {name} is not a limiter's: its keys are not PK and SK; use another table"
+        );
+        return Err(TableError::new(TableErrorKind::NoTable, message));
+    }
+    let indexes = table.global_secondary_indexes.unwrap_or_default();
+    for wanted in Index::ALL {
+        let found = indexes.iter().find(|index| index.index_name() == Some(wanted.name()));
+        let fits = found
+            .is_some_and(|index| has_keys(index.key_schema.as_deref(), wanted.pk(), wanted.sk()));
+        if !fits {
+            let message = format!(
+                "table {name} has no index {} on {} and {}; create it, or use another table",
+                wanted.name(),
+                wanted.pk(),
+                wanted.sk()
+            );
+            return Err(TableError::new(TableErrorKind::NoTable, message));
+        }
+    }
+    Ok(())
+}
+
+impl Table for LazyTable {
+    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+        Box::pin(async move { self.table().await?.update(update).await })
+    }
+
+    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+        Box::pin(async move { self.table().await?.transact(changes).await })
+    }
+
+    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+        Box::pin(async move { self.table().await?.read(keys, consistency).await })
+    }
+
+    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+        Box::pin(async move { self.table().await?.query(query).await })
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+        Box::pin(async move { self.table().await?.delete(keys).await })
+    }
+}

@@ -1,0 +1,477 @@
+//! The table over the AWS SDK.
+//!
+//! The SDK's own retries are off for single updates: after an answer that was lost, whether to try
+//! again depends on what the update does, and that is the store's business. Reads, and transactions,
+//! which carry a token, are tried again by the SDK.
+
+mod convert;
+mod create;
+mod errors;
+mod lazy;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::retry::RetryConfig;
+use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
+use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
+use aws_sdk_dynamodb::types::{
+    AttributeValue, CancellationReason, ConditionCheck, ConsumedCapacity, Delete, DeleteRequest,
+    KeysAndAttributes, ReturnConsumedCapacity, ReturnValue, ReturnValuesOnConditionCheckFailure,
+    TransactWriteItem, WriteRequest,
+};
+use zae_limiter_core::Clock;
+use zae_limiter_schema::{
+    BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Range,
+    Rendered, Step, Table, TableError, TableErrorKind, Transacted, Update, Updated, item_size,
+    render_condition, render_update,
+};
+
+pub use create::{CreateTable, ResourceIndex};
+pub use lazy::{DynamoAddress, LazyTable};
+
+use convert::{from_sdk, names_to_sdk, to_sdk, values_to_sdk};
+use errors::told;
+
+/// How many keys one BatchGetItem names.
+const BATCH_GET_MAX: usize = 100;
+/// How many deletions one BatchWriteItem makes.
+const BATCH_WRITE_MAX: usize = 25;
+/// How often what DynamoDB left unprocessed is asked for again, and how long the first wait is.
+const UNPROCESSED_ATTEMPTS_MAX: u32 = 8;
+const UNPROCESSED_WAIT: Duration = Duration::from_millis(20);
+
+/// Whether answers say what they cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Metering {
+    /// They do not, which makes them a little smaller.
+    #[default]
+    Off,
+    /// They do.
+    On,
+}
+
+/// A DynamoDB table.
+pub struct AwsTable {
+    client: Client,
+    name: String,
+    clock: Arc<dyn Clock>,
+    metering: Metering,
+}
+
+impl fmt::Debug for AwsTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AwsTable").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl AwsTable {
+    /// The table of that name, through a client that is ready to use. `clock` paces what has to be
+    /// asked for again.
+    pub fn new(client: Client, name: impl Into<String>, clock: Arc<dyn Clock>) -> Self {
+        Self { client, name: name.into(), clock, metering: Metering::default() }
+    }
+
+    /// Whether answers say what they cost.
+    #[must_use]
+    pub fn metering(mut self, metering: Metering) -> Self {
+        self.metering = metering;
+        self
+    }
+
+    /// What the table is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn capacity(&self) -> Option<ReturnConsumedCapacity> {
+        match self.metering {
+            Metering::On => Some(ReturnConsumedCapacity::Total),
+            Metering::Off => None,
+        }
+    }
+
+    async fn update_once(&self, update: &Update) -> Result<Updated, TableError> {
+        let Rendered { update: expression, condition, names, values } =
+            render_update(&update.actions, &update.conditions);
+        let sent = self
+            .client
+            .update_item()
+            .table_name(&self.name)
+            .set_key(Some(key_to_sdk(&update.key)))
+            .update_expression(expression)
+            .set_condition_expression(not_empty(condition))
+            .set_expression_attribute_names(names_to_sdk(names))
+            .set_expression_attribute_values(values_to_sdk(values))
+            .return_values(ReturnValue::AllNew)
+            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld)
+            .set_return_consumed_capacity(self.capacity())
+            .send()
+            .await;
+        match sent {
+            Ok(output) => {
+                let consumed = written(output.consumed_capacity.as_ref());
+                Ok(Updated::Done(from_sdk(output.attributes.unwrap_or_default()), consumed))
+            }
+            Err(error) => match unmet(&error) {
+                Some(item) => {
+                    let item = item.map(from_sdk);
+                    // A failed condition is billed, but the answer does not say how much.
+                    let size = item.as_ref().map_or(0, item_size);
+                    Ok(Updated::Unmet(item, self.failed_write(size)))
+                }
+                None if is_about_a_partition(&error) => {
+                    Err(errors::partition_throttled(&self.name))
+                }
+                None => Err(told(&self.name, error)),
+            },
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a few units")]
+    fn failed_write(&self, size: usize) -> Consumed {
+        match self.metering {
+            Metering::On => Consumed { write: size.div_ceil(1_024).max(1) as f64, read: 0.0 },
+            Metering::Off => Consumed::default(),
+        }
+    }
+
+    async fn transact_once(&self, changes: &[Change]) -> Result<Transacted, TableError> {
+        let items: Result<Vec<TransactWriteItem>, TableError> =
+            changes.iter().map(|change| self.transact_item(change)).collect();
+        let sent = self
+            .client
+            .transact_write_items()
+            .set_transact_items(Some(items?))
+            .set_return_consumed_capacity(self.capacity())
+            .customize()
+            .config_override(retrying())
+            .send()
+            .await;
+        match sent {
+            Ok(output) => {
+                let mut consumed = Consumed::default();
+                for each in output.consumed_capacity.unwrap_or_default() {
+                    consumed += written(Some(&each));
+                }
+                Ok(Transacted::Done(consumed))
+            }
+            Err(error) => match cancelled(&error) {
+                Some(reasons) => self.why_cancelled(changes.len(), reasons, &error),
+                None => Err(told(&self.name, error)),
+            },
+        }
+    }
+
+    fn transact_item(&self, change: &Change) -> Result<TransactWriteItem, TableError> {
+        let wrong = |error: aws_sdk_dynamodb::error::BuildError| {
+            TableError::new(TableErrorKind::Rejected, format!("a change cannot be sent: {error}"))
+        };
+        let rendered = match change {
+            Change::Update(update) => render_update(&update.actions, &update.conditions),
+            Change::Delete(_, conditions) | Change::Check(_, conditions) => {
+                render_condition(conditions)
+            }
+        };
+        let Rendered { update, condition, names, values } = rendered;
+        let key = Some(key_to_sdk(change.key()));
+        let old = ReturnValuesOnConditionCheckFailure::AllOld;
+        let (names, values) = (names_to_sdk(names), values_to_sdk(values));
+        let item = TransactWriteItem::builder();
+        let item = match change {
+            Change::Update(_) => item.update(
+                aws_sdk_dynamodb::types::Update::builder()
+                    .table_name(&self.name)
+                    .set_key(key)
+                    .update_expression(update)
+                    .set_condition_expression(not_empty(condition))
+                    .set_expression_attribute_names(names)
+                    .set_expression_attribute_values(values)
+                    .return_values_on_condition_check_failure(old)
+                    .build()
+                    .map_err(wrong)?,
+            ),
+            Change::Delete(..) => item.delete(
+                Delete::builder()
+                    .table_name(&self.name)
+                    .set_key(key)
+                    .set_condition_expression(not_empty(condition))
+                    .set_expression_attribute_names(names)
+                    .set_expression_attribute_values(values)
+                    .return_values_on_condition_check_failure(old)
+                    .build()
+                    .map_err(wrong)?,
+            ),
+            Change::Check(..) => item.condition_check(
+                ConditionCheck::builder()
+                    .table_name(&self.name)
+                    .set_key(key)
+                    .condition_expression(condition)
+                    .set_expression_attribute_names(names)
+                    .set_expression_attribute_values(values)
+                    .return_values_on_condition_check_failure(old)
+                    .build()
+                    .map_err(wrong)?,
+            ),
+        };
+        Ok(item.build())
+    }
+
+    /// A transaction is cancelled by conditions, by others, or by throttling; only the first is an
+    /// answer.
+    fn why_cancelled(
+        &self,
+        count: usize,
+        reasons: &[CancellationReason],
+        error: &SdkError<TransactWriteItemsError>,
+    ) -> Result<Transacted, TableError> {
+        let code = |reason: &CancellationReason| reason.code.clone().unwrap_or_default();
+        if let Some(other) = reasons
+            .iter()
+            .find(|reason| !["None", "ConditionalCheckFailed", ""].contains(&&*code(reason)))
+        {
+            return Err(errors::of_code(&self.name, &code(other), &error.to_string()));
+        }
+        let size: usize = count.max(1);
+        let unmet = reasons.iter().map(|reason| {
+            (code(reason) == "ConditionalCheckFailed").then(|| reason.item.clone().map(from_sdk))
+        });
+        Ok(Transacted::Unmet(unmet.collect(), self.failed_write(size * 2 * 1_024)))
+    }
+
+    async fn read_all(
+        &self,
+        keys: &[ItemKey],
+        consistency: Consistency,
+    ) -> Result<BatchRead, TableError> {
+        let mut read = BatchRead::default();
+        for keys in keys.chunks(BATCH_GET_MAX) {
+            let keys = keys.iter().map(key_to_sdk).collect();
+            let mut request = Some(self.keys_and_attributes(keys, consistency)?);
+            let mut attempts = Attempts::new(self);
+            while let Some(keys) = request.take() {
+                let sent = self
+                    .client
+                    .batch_get_item()
+                    .request_items(&self.name, keys)
+                    .set_return_consumed_capacity(self.capacity())
+                    .customize()
+                    .config_override(retrying())
+                    .send()
+                    .await
+                    .map_err(|error| told(&self.name, error))?;
+                for capacity in sent.consumed_capacity.unwrap_or_default() {
+                    read.consumed.read += capacity.capacity_units.unwrap_or_default();
+                }
+                let found = sent.responses.unwrap_or_default().remove(&self.name);
+                read.items.extend(found.unwrap_or_default().into_iter().map(from_sdk));
+                request = sent.unprocessed_keys.unwrap_or_default().remove(&self.name);
+                if request.is_some() {
+                    attempts.next().await?;
+                }
+            }
+        }
+        Ok(read)
+    }
+
+    fn keys_and_attributes(
+        &self,
+        keys: Vec<HashMap<String, AttributeValue>>,
+        consistency: Consistency,
+    ) -> Result<KeysAndAttributes, TableError> {
+        KeysAndAttributes::builder()
+            .set_keys(Some(keys))
+            .consistent_read(consistency == Consistency::Strong)
+            .build()
+            .map_err(|error| {
+                TableError::new(TableErrorKind::Rejected, format!("keys cannot be sent: {error}"))
+            })
+    }
+
+    async fn query_once(&self, query: &Query) -> Result<QueryAnswer, TableError> {
+        let (pk, sk) = query.index.map_or(("PK", "SK"), |index| (index.pk(), index.sk()));
+        let text = |text: &str| AttributeValue::S(text.to_owned());
+        let mut request = self
+            .client
+            .query()
+            .table_name(&self.name)
+            .set_index_name(query.index.map(|index| index.name().to_owned()))
+            .expression_attribute_names("#pk", pk)
+            .expression_attribute_values(":pk", text(&query.partition))
+            .scan_index_forward(query.step == Step::Forward)
+            .limit(i32::try_from(query.limit).unwrap_or(i32::MAX))
+            .set_exclusive_start_key(query.after.clone().map(to_sdk))
+            .set_return_consumed_capacity(self.capacity());
+        if query.index.is_none() {
+            request = request.consistent_read(query.consistency == Consistency::Strong);
+        }
+        let condition = match &query.range {
+            Range::All => "#pk = :pk",
+            Range::StartsWith(start) => {
+                request = request
+                    .expression_attribute_names("#sk", sk)
+                    .expression_attribute_values(":from", text(start));
+                "#pk = :pk AND begins_with(#sk, :from)"
+            }
+            Range::Between(from, to) => {
+                request = request
+                    .expression_attribute_names("#sk", sk)
+                    .expression_attribute_values(":from", text(from))
+                    .expression_attribute_values(":to", text(to));
+                "#pk = :pk AND #sk BETWEEN :from AND :to"
+            }
+        };
+        let output = request
+            .key_condition_expression(condition)
+            .customize()
+            .config_override(retrying())
+            .send()
+            .await
+            .map_err(|error| told(&self.name, error))?;
+        let capacity = output.consumed_capacity.as_ref();
+        let read = capacity.and_then(|capacity| capacity.capacity_units).unwrap_or_default();
+        Ok(QueryAnswer {
+            items: output.items.unwrap_or_default().into_iter().map(from_sdk).collect(),
+            next: output.last_evaluated_key.filter(|key| !key.is_empty()).map(from_sdk),
+            consumed: Consumed { write: 0.0, read },
+        })
+    }
+
+    async fn delete_all(&self, keys: &[ItemKey]) -> Result<Consumed, TableError> {
+        let mut consumed = Consumed::default();
+        for keys in keys.chunks(BATCH_WRITE_MAX) {
+            let requests: Result<Vec<WriteRequest>, TableError> =
+                keys.iter().map(delete_request).collect();
+            let mut requests = Some(requests?);
+            let mut attempts = Attempts::new(self);
+            while let Some(left) = requests.take() {
+                let sent = self
+                    .client
+                    .batch_write_item()
+                    .request_items(&self.name, left)
+                    .set_return_consumed_capacity(self.capacity())
+                    .customize()
+                    .config_override(retrying())
+                    .send()
+                    .await
+                    .map_err(|error| told(&self.name, error))?;
+                for capacity in sent.consumed_capacity.unwrap_or_default() {
+                    consumed += written(Some(&capacity));
+                }
+                requests = sent.unprocessed_items.unwrap_or_default().remove(&self.name);
+                if requests.is_some() {
+                    attempts.next().await?;
+                }
+            }
+        }
+        Ok(consumed)
+    }
+}
+
+/// Deletions and reads can be repeated without harm, and so can transactions, by their token.
+fn retrying() -> aws_sdk_dynamodb::config::Builder {
+    aws_sdk_dynamodb::config::Builder::new()
+        .retry_config(RetryConfig::standard().with_max_attempts(4))
+}
+
+/// Waits, longer each time, before what was left unprocessed is asked for again.
+struct Attempts<'a> {
+    table: &'a AwsTable,
+    made: u32,
+    wait: Duration,
+}
+
+impl<'a> Attempts<'a> {
+    fn new(table: &'a AwsTable) -> Self {
+        Self { table, made: 1, wait: UNPROCESSED_WAIT }
+    }
+
+    async fn next(&mut self) -> Result<(), TableError> {
+        if self.made == UNPROCESSED_ATTEMPTS_MAX {
+            let message = format!("{} leaves calls unprocessed; try again later", self.table.name);
+            return Err(TableError::new(TableErrorKind::Throttled, message).maybe_applied());
+        }
+        self.made += 1;
+        self.table.clock.sleep(self.wait).await;
+        self.wait *= 2;
+        Ok(())
+    }
+}
+
+fn key_to_sdk(key: &ItemKey) -> HashMap<String, AttributeValue> {
+    HashMap::from([
+        ("PK".to_owned(), AttributeValue::S(key.pk.clone())),
+        ("SK".to_owned(), AttributeValue::S(key.sk.clone())),
+    ])
+}
+
+fn delete_request(key: &ItemKey) -> Result<WriteRequest, TableError> {
+    let request = DeleteRequest::builder().set_key(Some(key_to_sdk(key))).build();
+    let request = request.map_err(|error| {
+        TableError::new(TableErrorKind::Rejected, format!("a key cannot be sent: {error}"))
+    })?;
+    Ok(WriteRequest::builder().delete_request(request).build())
+}
+
+fn not_empty(expression: String) -> Option<String> {
+    (!expression.is_empty()).then_some(expression)
+}
+
+fn written(capacity: Option<&ConsumedCapacity>) -> Consumed {
+    let units = capacity.and_then(|capacity| capacity.capacity_units).unwrap_or_default();
+    Consumed { write: units, read: 0.0 }
+}
+
+/// The item that stood in the way of a condition, if that is what happened.
+fn unmet(error: &SdkError<UpdateItemError>) -> Option<Option<HashMap<String, AttributeValue>>> {
+    match error.as_service_error()? {
+        UpdateItemError::ConditionalCheckFailedException(failed) => Some(failed.item.clone()),
+        _ => None,
+    }
+}
+
+/// Throttling comes with its reasons; other partitions may still take writes.
+fn is_about_a_partition(error: &SdkError<UpdateItemError>) -> bool {
+    match error.as_service_error() {
+        Some(UpdateItemError::ThrottlingException(throttled)) => {
+            errors::is_key_range(throttled.throttling_reasons())
+        }
+        Some(UpdateItemError::ProvisionedThroughputExceededException(_)) => true,
+        _ => false,
+    }
+}
+
+fn cancelled(error: &SdkError<TransactWriteItemsError>) -> Option<&[CancellationReason]> {
+    match error.as_service_error()? {
+        TransactWriteItemsError::TransactionCanceledException(cancelled) => {
+            Some(cancelled.cancellation_reasons())
+        }
+        _ => None,
+    }
+}
+
+impl Table for AwsTable {
+    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+        Box::pin(self.update_once(update))
+    }
+
+    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+        Box::pin(self.transact_once(changes))
+    }
+
+    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+        Box::pin(self.read_all(keys, consistency))
+    }
+
+    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+        Box::pin(self.query_once(query))
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+        Box::pin(self.delete_all(keys))
+    }
+}
