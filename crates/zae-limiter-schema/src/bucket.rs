@@ -88,8 +88,7 @@ impl BucketItem {
                 _ => 0,
             };
             let tokens = Millitokens::new(reader.number(&attribute(limit, "tk"))?);
-            let consumed = reader.optional(&attribute(limit, "tc"))?.unwrap_or(0);
-            let consumed = Millitokens::new(consumed);
+            let consumed = Millitokens::new(reader.saturated(&attribute(limit, "tc"))?);
             cells.insert(name.clone(), Cell { tokens, remainder, consumed, ..Cell::default() });
             rates.push((name, rate));
         }
@@ -133,6 +132,22 @@ impl<'a> Reader<'a> {
                 Some(number) => Ok(Some(number)),
                 None => Err(self.malformed(attribute, "a whole number")),
             },
+        }
+    }
+
+    /// A sum that only grows: DynamoDB goes on counting where our type ends.
+    fn saturated(&self, attribute: &str) -> Result<i64, Malformed> {
+        match self.item.get(attribute) {
+            None => Ok(0),
+            Some(Value::N(number)) => match number.parse::<i128>() {
+                Ok(number) => Ok(i64::try_from(number).unwrap_or(if number < 0 {
+                    i64::MIN
+                } else {
+                    i64::MAX
+                })),
+                Err(_) => Err(self.malformed(attribute, "a whole number")),
+            },
+            Some(_) => Err(self.malformed(attribute, "a whole number")),
         }
     }
 

@@ -1,0 +1,20 @@
+//! The store on a real endpoint: the SDK, HTTP, and the engine of `local/`.
+//!
+//! `cargo build --release --manifest-path local/Cargo.toml`, then
+//! `cargo test -p zae-limiter-dynamodb --features endpoint-tests --test endpoint`. Another program
+//! than `local/target/release/zae-limiter-local` is named by `ZAEL_LOCAL`.
+#![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+
+mod server;
+
+use std::sync::Arc;
+
+use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
+
+/// A store on a table of its own, remembering nothing: checks look at one bucket through several
+/// stores, or change it behind a store's back.
+async fn open() -> Arc<DynamoStore> {
+    Arc::new(DynamoStore::new(server::new_table().await, DynamoOptions::default()))
+}
+
+zae_limiter_testkit::conformance_tests!(endpoint, open);
