@@ -53,8 +53,8 @@ pub use record::{
     OnUnavailable, Record, Usage, UsageKey,
 };
 pub use store::{
-    Answer, BATCH_MAX, BucketQuery, Query, ResourceList, Scope, Store, StoredBucket, When, Write,
-    Written,
+    Answer, BATCH_MAX, BucketQuery, Cost, Query, ResourceList, Scope, Store, StoredBucket, When,
+    Write, Written,
 };
 pub use usage::{UsageQuery, UsageSummary};
 pub use window::{UsageSettings, Window, format_time, hour_of, start_of_hour};

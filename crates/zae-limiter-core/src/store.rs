@@ -109,6 +109,17 @@ pub struct StoredBucket {
     pub expires_at: Option<Timestamp>,
 }
 
+/// What the calls of a store have cost, where each is billed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Calls over the network.
+    pub round_trips: u64,
+    /// Write units, indexes included.
+    pub write_units: f64,
+    /// Read units.
+    pub read_units: f64,
+}
+
 /// Keeps the limiter's state.
 ///
 /// # Contract
@@ -153,6 +164,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// leave this as it is.
     fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {
         let _ = plan;
+        None
+    }
+
+    /// What all calls so far have cost, on a store whose calls are billed.
+    fn cost(&self) -> Option<Cost> {
         None
     }
 

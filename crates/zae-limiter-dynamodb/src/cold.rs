@@ -1,9 +1,9 @@
 //! Everything but buckets: records, lists, deletion.
 
 use zae_limiter_core::{
-    Admission, Answer, Bucket, BucketKey, BucketQuery, Key, NamespaceId, Page, PageRequest, Plan,
-    Query, Record, ResourceList, ResourceName, Scope, Settlement, Store, StoreError, StoredBucket,
-    Target, Timestamp, Write, Written,
+    Admission, Answer, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page, PageRequest,
+    Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store, StoreError,
+    StoredBucket, Target, Timestamp, Write, Written,
 };
 use zae_limiter_schema::bucket::BucketItem;
 use zae_limiter_schema::{BucketItemKey, Consistency};
@@ -31,6 +31,10 @@ impl Shared {
 }
 
 impl Store for DynamoStore {
+    fn cost(&self) -> Option<Cost> {
+        Some(self.shared.meter.so_far())
+    }
+
     fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission> {
         Box::pin(self.shared.acquire(plan))
     }

@@ -19,7 +19,6 @@ use std::sync::Arc;
 
 use zae_limiter_schema::Table;
 
-pub use meter::Cost;
 pub use options::DynamoOptions;
 
 use crate::lane::Lanes;
@@ -44,11 +43,6 @@ impl DynamoStore {
     pub fn new(table: Arc<dyn Table>, options: DynamoOptions) -> Self {
         let lanes = Lanes::new(options.remembered_buckets);
         Self { shared: Arc::new(Shared { table, options, lanes, meter: Meter::default() }) }
-    }
-
-    /// What the store has cost so far.
-    pub fn cost(&self) -> Cost {
-        self.shared.meter.so_far()
     }
 }
 

@@ -2,18 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use zae_limiter_core::Cost;
 use zae_limiter_schema::Consumed;
-
-/// What a store has cost so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Cost {
-    /// Calls to the table.
-    pub round_trips: u64,
-    /// Write units, indexes included.
-    pub write_units: f64,
-    /// Read units.
-    pub read_units: f64,
-}
 
 #[derive(Debug, Default)]
 pub(crate) struct Meter(Mutex<Cost>);

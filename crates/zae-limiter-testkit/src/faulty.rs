@@ -8,8 +8,8 @@ use std::task::{Context, Waker};
 
 use tokio::sync::Semaphore;
 use zae_limiter_core::{
-    Admission, Answer, Bucket, BucketKey, BucketQuery, Key, NamespaceId, Page, PageRequest, Plan,
-    Query, Record, ResourceList, ResourceName, Scope, Settlement, Store, StoreError,
+    Admission, Answer, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page, PageRequest,
+    Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store, StoreError,
     StoreErrorKind, StoredBucket, Take, Target, Timestamp, Write, Written,
 };
 
@@ -272,6 +272,10 @@ impl<S: Store + ?Sized> fmt::Debug for Faulty<S> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<S: Store + ?Sized> Store for Faulty<S> {
+    fn cost(&self) -> Option<Cost> {
+        self.inner.cost()
+    }
+
     fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {
         // An answer on the spot could neither hang nor wait.
         if self.has_fault_for(Call::Acquire) {

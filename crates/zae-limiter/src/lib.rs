@@ -8,6 +8,9 @@ use std::sync::Arc;
 pub use url::StoreUrl;
 #[doc(inline)]
 pub use zae_limiter_core::*;
+#[cfg(feature = "dynamodb")]
+#[doc(inline)]
+pub use zae_limiter_dynamodb::{self as dynamodb, DynamoOptions, DynamoStore};
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use zae_limiter_sqlite::{Durability, SqliteOptions, SqliteStore};

@@ -3,6 +3,8 @@ use std::sync::Arc;
 
 use zae_limiter_core::{Error, Invalid, MemoryStore, Store};
 
+#[cfg(feature = "dynamodb")]
+use zae_limiter_dynamodb::aws::{DynamoAddress, LazyTable};
 #[cfg(feature = "sqlite")]
 use zae_limiter_sqlite::{Durability, SqliteOptions};
 
@@ -13,6 +15,8 @@ use zae_limiter_sqlite::{Durability, SqliteOptions};
 /// | `memory:` | in this process, gone with it; the fastest |
 /// | `sqlite:limits.db` | one file, shared by all processes of a machine |
 /// | `sqlite:limits.db?durability=full` | the same, every answered acquire on disk |
+/// | `dynamodb:my-app?region=eu-west-1` | one table, shared by any number of machines |
+/// | `dynamodb:my-app?endpoint=http://127.0.0.1:8000` | the same at another endpoint than AWS's |
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreUrl {
@@ -26,49 +30,88 @@ pub enum StoreUrl {
         /// What survives a power cut.
         durability: Durability,
     },
+    /// A [`DynamoStore`](zae_limiter_dynamodb::DynamoStore).
+    #[cfg(feature = "dynamodb")]
+    Dynamodb(DynamoAddress),
+}
+
+/// An error about a part of an address, so that a caller can point at the part.
+fn wrong(part: &str, rule: &'static str) -> Invalid {
+    Invalid::new("store address", part, rule)
 }
 
 impl FromStr for StoreUrl {
     type Err = Invalid;
 
     fn from_str(url: &str) -> Result<Self, Invalid> {
-        const RULE: &str = "use memory:, or sqlite:FILE, or sqlite:FILE?durability=full";
-        // The part that is wrong goes into the error, so that a caller can point at it.
-        let wrong = |part, rule| Invalid::new("store address", part, rule);
+        const RULE: &str =
+            "use memory:, or sqlite:FILE, or sqlite:FILE?durability=full, or dynamodb:TABLE";
         match url.split_once(':') {
             Some(("memory", "")) => Ok(Self::Memory),
             Some(("memory", rest)) => Err(wrong(rest, "write memory: with nothing behind it")),
-            #[cfg(feature = "sqlite")]
-            Some(("sqlite", rest)) => {
-                let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-                if path.is_empty() {
-                    return Err(wrong(url, "name the file, as in sqlite:limits.db"));
-                }
-                let durability = match query {
-                    "" | "durability=normal" => Durability::Normal,
-                    "durability=full" => Durability::Full,
-                    _ => {
-                        let rule = "use durability=normal or durability=full after the ?";
-                        return Err(wrong(query, rule));
-                    }
-                };
-                Ok(Self::Sqlite { path: path.into(), durability })
-            }
-            #[cfg(not(feature = "sqlite"))]
-            Some(("sqlite", _)) => {
-                Err(wrong("sqlite", "this program was built without the sqlite feature"))
-            },
-            Some(("dynamodb", _)) => {
-                Err(wrong("dynamodb", "this release has no DynamoDB store yet"))
-            },
+            Some(("sqlite", rest)) => sqlite(url, rest),
+            Some(("dynamodb", rest)) => dynamodb(url, rest),
             Some((scheme, _)) => Err(wrong(scheme, RULE)),
             None => Err(wrong(url, RULE)),
         }
     }
 }
 
+#[cfg(feature = "sqlite")]
+fn sqlite(url: &str, rest: &str) -> Result<StoreUrl, Invalid> {
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    if path.is_empty() {
+        return Err(wrong(url, "name the file, as in sqlite:limits.db"));
+    }
+    let durability = match query {
+        "" | "durability=normal" => Durability::Normal,
+        "durability=full" => Durability::Full,
+        _ => return Err(wrong(query, "use durability=normal or durability=full after the ?")),
+    };
+    Ok(StoreUrl::Sqlite { path: path.into(), durability })
+}
+
+#[cfg(not(feature = "sqlite"))]
+fn sqlite(_: &str, _: &str) -> Result<StoreUrl, Invalid> {
+    Err(wrong("sqlite", "this program was built without the sqlite feature"))
+}
+
+#[cfg(feature = "dynamodb")]
+fn dynamodb(url: &str, rest: &str) -> Result<StoreUrl, Invalid> {
+    let (table, query) = rest.split_once('?').unwrap_or((rest, ""));
+    if table.is_empty() {
+        return Err(wrong(url, "name the table, as in dynamodb:my-app"));
+    }
+    let legal = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+    if !(3..=255).contains(&table.len()) || !table.chars().all(legal) {
+        return Err(wrong(table, "a table's name is 3 to 255 of A-Z a-z 0-9 _ . -"));
+    }
+    let mut address = DynamoAddress { table: table.to_owned(), region: None, endpoint: None };
+    for part in query.split('&').filter(|part| !part.is_empty()) {
+        match part.split_once('=') {
+            Some(("region", region)) if !region.is_empty() => {
+                address.region = Some(region.to_owned());
+            }
+            Some(("endpoint", endpoint))
+                if endpoint.starts_with("http://") || endpoint.starts_with("https://") =>
+            {
+                address.endpoint = Some(endpoint.to_owned());
+            }
+            _ => {
+                return Err(wrong(part, "use region=NAME or endpoint=http://HOST:PORT after the ?"));
+            }
+        }
+    }
+    Ok(StoreUrl::Dynamodb(address))
+}
+
+#[cfg(not(feature = "dynamodb"))]
+fn dynamodb(_: &str, _: &str) -> Result<StoreUrl, Invalid> {
+    Err(wrong("dynamodb", "this program was built without the dynamodb feature"))
+}
+
 impl StoreUrl {
-    /// Opens the store.
+    /// Opens the store. A DynamoDB table is connected when it is first used, by a limiter's `open`.
     ///
     /// # Errors
     ///
@@ -88,6 +131,12 @@ impl StoreUrl {
                 })?;
                 Ok(Arc::new(store))
             }
+            #[cfg(feature = "dynamodb")]
+            Self::Dynamodb(address) => {
+                let table = Arc::new(LazyTable::new(address.clone()));
+                let options = zae_limiter_dynamodb::DynamoOptions::default();
+                Ok(Arc::new(zae_limiter_dynamodb::DynamoStore::new(table, options)))
+            }
         }
     }
 }
@@ -99,7 +148,7 @@ mod tests {
     #[test]
     fn addresses_are_checked() {
         assert_eq!("memory:".parse(), Ok(StoreUrl::Memory));
-        for bad in ["", "memory", "memory:x", "redis:localhost", "dynamodb:t", "limits.db", ":"] {
+        for bad in ["", "memory", "memory:x", "redis:localhost", "dynamodb:", "limits.db", ":"] {
             let error = bad.parse::<StoreUrl>().expect_err(bad);
             assert_eq!(error.field(), "store address");
         }
@@ -114,6 +163,27 @@ mod tests {
         for bad in ["sqlite:", "sqlite:?durability=full", "sqlite:a?durability=half", "sqlite:a?x"]
         {
             assert!(bad.parse::<StoreUrl>().is_err(), "{bad}");
+        }
+    }
+
+    #[cfg(feature = "dynamodb")]
+    #[test]
+    fn a_dynamodb_address_names_a_table() {
+        let url = "dynamodb:my-app?region=eu-west-1&endpoint=http://localhost:8000";
+        let address = DynamoAddress {
+            table: "my-app".to_owned(),
+            region: Some("eu-west-1".to_owned()),
+            endpoint: Some("http://localhost:8000".to_owned()),
+        };
+        assert_eq!(url.parse(), Ok(StoreUrl::Dynamodb(address)));
+        for (bad, part) in [
+            ("dynamodb:ab", "ab"),
+            ("dynamodb:a b c", "a b c"),
+            ("dynamodb:my-app?region=", "region="),
+            ("dynamodb:my-app?endpoint=localhost", "endpoint=localhost"),
+            ("dynamodb:my-app?region=a&colour=red", "colour=red"),
+        ] {
+            assert_eq!(bad.parse::<StoreUrl>().expect_err(bad).value(), part, "{bad}");
         }
     }
 }

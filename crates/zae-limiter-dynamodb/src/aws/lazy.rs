@@ -15,7 +15,7 @@ use zae_limiter_schema::{
     TableError, TableErrorKind, Transacted, Update, Updated,
 };
 
-use super::{AwsTable, Metering, told};
+use super::{AwsTable, told};
 
 /// How long a connection may take to be made. An answer is waited for as long as the caller's
 /// deadline lets us.
@@ -57,14 +57,13 @@ impl DynamoAddress {
 #[derive(Debug)]
 pub struct LazyTable {
     address: DynamoAddress,
-    metering: Metering,
     table: OnceCell<AwsTable>,
 }
 
 impl LazyTable {
     /// The table at this address.
-    pub fn new(address: DynamoAddress, metering: Metering) -> Self {
-        Self { address, metering, table: OnceCell::new() }
+    pub fn new(address: DynamoAddress) -> Self {
+        Self { address, table: OnceCell::new() }
     }
 
     async fn table(&self) -> Result<&AwsTable, TableError> {
@@ -78,7 +77,7 @@ impl LazyTable {
                 }
                 check(&client, &self.address.table).await?;
                 let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-                Ok(AwsTable::new(client, &self.address.table, clock).metering(self.metering))
+                Ok(AwsTable::new(client, &self.address.table, clock))
             })
             .await
     }

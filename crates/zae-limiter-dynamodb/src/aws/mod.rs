@@ -45,22 +45,11 @@ const BATCH_WRITE_MAX: usize = 25;
 const UNPROCESSED_ATTEMPTS_MAX: u32 = 8;
 const UNPROCESSED_WAIT: Duration = Duration::from_millis(20);
 
-/// Whether answers say what they cost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Metering {
-    /// They do not, which makes them a little smaller.
-    #[default]
-    Off,
-    /// They do.
-    On,
-}
-
 /// A DynamoDB table.
 pub struct AwsTable {
     client: Client,
     name: String,
     clock: Arc<dyn Clock>,
-    metering: Metering,
 }
 
 impl fmt::Debug for AwsTable {
@@ -73,26 +62,12 @@ impl AwsTable {
     /// The table of that name, through a client that is ready to use. `clock` paces what has to be
     /// asked for again.
     pub fn new(client: Client, name: impl Into<String>, clock: Arc<dyn Clock>) -> Self {
-        Self { client, name: name.into(), clock, metering: Metering::default() }
-    }
-
-    /// Whether answers say what they cost.
-    #[must_use]
-    pub fn metering(mut self, metering: Metering) -> Self {
-        self.metering = metering;
-        self
+        Self { client, name: name.into(), clock }
     }
 
     /// What the table is called.
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    fn capacity(&self) -> Option<ReturnConsumedCapacity> {
-        match self.metering {
-            Metering::On => Some(ReturnConsumedCapacity::Total),
-            Metering::Off => None,
-        }
     }
 
     async fn update_once(&self, update: &Update) -> Result<Updated, TableError> {
@@ -109,7 +84,7 @@ impl AwsTable {
             .set_expression_attribute_values(values_to_sdk(values))
             .return_values(ReturnValue::AllNew)
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld)
-            .set_return_consumed_capacity(self.capacity())
+            .return_consumed_capacity(ReturnConsumedCapacity::Total)
             .send()
             .await;
         match sent {
@@ -122,21 +97,13 @@ impl AwsTable {
                     let item = item.map(from_sdk);
                     // A failed condition is billed, but the answer does not say how much.
                     let size = item.as_ref().map_or(0, item_size);
-                    Ok(Updated::Unmet(item, self.failed_write(size)))
+                    Ok(Updated::Unmet(item, failed_write(size)))
                 }
                 None if is_about_a_partition(&error) => {
                     Err(errors::partition_throttled(&self.name))
                 }
                 None => Err(told(&self.name, error)),
             },
-        }
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "a few units")]
-    fn failed_write(&self, size: usize) -> Consumed {
-        match self.metering {
-            Metering::On => Consumed { write: size.div_ceil(1_024).max(1) as f64, read: 0.0 },
-            Metering::Off => Consumed::default(),
         }
     }
 
@@ -147,7 +114,7 @@ impl AwsTable {
             .client
             .transact_write_items()
             .set_transact_items(Some(items?))
-            .set_return_consumed_capacity(self.capacity())
+            .return_consumed_capacity(ReturnConsumedCapacity::Total)
             .customize()
             .config_override(retrying())
             .send()
@@ -240,7 +207,7 @@ impl AwsTable {
         let unmet = reasons.iter().map(|reason| {
             (code(reason) == "ConditionalCheckFailed").then(|| reason.item.clone().map(from_sdk))
         });
-        Ok(Transacted::Unmet(unmet.collect(), self.failed_write(size * 2 * 1_024)))
+        Ok(Transacted::Unmet(unmet.collect(), failed_write(size * 2 * 1_024)))
     }
 
     async fn read_all(
@@ -258,7 +225,7 @@ impl AwsTable {
                     .client
                     .batch_get_item()
                     .request_items(&self.name, keys)
-                    .set_return_consumed_capacity(self.capacity())
+                    .return_consumed_capacity(ReturnConsumedCapacity::Total)
                     .customize()
                     .config_override(retrying())
                     .send()
@@ -305,7 +272,7 @@ impl AwsTable {
             .scan_index_forward(query.step == Step::Forward)
             .limit(i32::try_from(query.limit).unwrap_or(i32::MAX))
             .set_exclusive_start_key(query.after.clone().map(to_sdk))
-            .set_return_consumed_capacity(self.capacity());
+            .return_consumed_capacity(ReturnConsumedCapacity::Total);
         if query.index.is_none() {
             request = request.consistent_read(query.consistency == Consistency::Strong);
         }
@@ -353,7 +320,7 @@ impl AwsTable {
                     .client
                     .batch_write_item()
                     .request_items(&self.name, left)
-                    .set_return_consumed_capacity(self.capacity())
+                    .return_consumed_capacity(ReturnConsumedCapacity::Total)
                     .customize()
                     .config_override(retrying())
                     .send()
@@ -419,6 +386,12 @@ fn delete_request(key: &ItemKey) -> Result<WriteRequest, TableError> {
 
 fn not_empty(expression: String) -> Option<String> {
     (!expression.is_empty()).then_some(expression)
+}
+
+/// What a write costs that did not happen: as much as if it had.
+#[expect(clippy::cast_precision_loss, reason = "a few units")]
+fn failed_write(size: usize) -> Consumed {
+    Consumed { write: size.div_ceil(1_024).max(1) as f64, read: 0.0 }
 }
 
 fn written(capacity: Option<&ConsumedCapacity>) -> Consumed {

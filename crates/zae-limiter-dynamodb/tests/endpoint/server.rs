@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::{BehaviorVersion, Credentials, Region};
 use zae_limiter_core::SystemClock;
-use zae_limiter_dynamodb::aws::{AwsTable, CreateTable, Metering};
+use zae_limiter_dynamodb::aws::{AwsTable, CreateTable};
 
 struct Server {
     endpoint: String,
@@ -58,5 +58,5 @@ pub(crate) async fn new_table() -> Arc<AwsTable> {
     let name = format!("table-{}", TABLES.fetch_add(1, Ordering::Relaxed));
     let client = client();
     CreateTable::new(&name).create(&client, &SystemClock).await.unwrap();
-    Arc::new(AwsTable::new(client, name, Arc::new(SystemClock)).metering(Metering::On))
+    Arc::new(AwsTable::new(client, name, Arc::new(SystemClock)))
 }
