@@ -1,14 +1,17 @@
 //! The command line of zae-limiter, as a library: the program is [`main`] on the real
 //! [`World`], a test runs the same on a world of its own.
 
+mod chart;
 mod cli;
 mod columns;
 mod commands;
 mod context;
 mod exit;
 mod failure;
+mod figures;
 pub mod grammar;
 mod interrupts;
+mod line;
 mod printer;
 mod reference;
 mod status;
