@@ -192,21 +192,16 @@ fn cell(bar: &[u64], row: usize, rows: usize, scale: &Scale) -> (usize, char) {
         if value == 0 {
             continue;
         }
-        // The lowest is exact to an eighth of a cell; those on it start with a cell of their own
-        // and fill whole ones.
+        // The lowest is exact to an eighth of a cell; those on it fill whole ones.
         let eighths = scale.eighths(below, rows);
-        let end = if series == 0 {
-            eighths.max(1)
-        } else {
-            ((eighths + 4) / 8 * 8).max(filled + 8).min(rows * 8)
-        };
+        let end = if series == 0 { eighths.max(1) } else { (eighths + 4) / 8 * 8 };
         if row * 8 < end && row * 8 >= filled {
             return match end - row * 8 {
                 part @ 1..8 => (series, EIGHTHS[part - 1]),
                 _ => (series, filling(series)),
             };
         }
-        filled = end.next_multiple_of(8);
+        filled = filled.max(end.next_multiple_of(8));
     }
     (0, ' ')
 }

@@ -114,6 +114,9 @@ pub(crate) enum Command {
     Acquire(commands::acquire::Args),
     /// Show what is there now; takes nothing
     Available(commands::available::Args),
+    /// Half a minute in the life of a gateway: live figures, a chart, and the check that the limits
+    /// held
+    Demo(commands::demo::Args),
     /// Print the version
     Version(commands::version::Args),
 }

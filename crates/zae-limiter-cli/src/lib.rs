@@ -1,6 +1,7 @@
 //! The command line of zae-limiter, as a library: the program is [`main`] on the real
 //! [`World`], a test runs the same on a world of its own.
 
+mod books;
 mod chart;
 mod cli;
 mod columns;
@@ -9,6 +10,7 @@ mod context;
 mod exit;
 mod failure;
 mod figures;
+mod fresh;
 pub mod grammar;
 mod interrupts;
 mod line;
@@ -84,8 +86,9 @@ pub async fn run(mut world: World) -> ExitStatus {
 
 async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus, Failure> {
     match command {
-        // It ends what it has begun when it is interrupted.
+        // These end what they have begun when they are interrupted.
         Command::Acquire(args) => commands::acquire::run(args, context).await,
+        Command::Demo(args) => commands::demo::run(args, context).await,
         other => {
             let mut interrupts = context.interrupts.clone();
             tokio::select! {
@@ -99,7 +102,7 @@ async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus,
 /// Commands that can be dropped at any moment: what they change is changed in one step.
 async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitStatus, Failure> {
     match command {
-        Command::Acquire(_) => unreachable!("handled before"),
+        Command::Acquire(_) | Command::Demo(_) => unreachable!("handled before"),
         Command::Available(args) => commands::available::run(args, context).await,
         Command::Version(args) => commands::version::run(args, context),
     }

@@ -10,6 +10,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::line::Line;
 use crate::world::Terminal;
 
 /// In which form data is printed.
@@ -88,6 +89,8 @@ pub(crate) struct Printer {
     pub terminal: Terminal,
     /// A line of progress stands on the terminal and must be wiped before anything else is said.
     progress_shown: bool,
+    /// So many lines of a view stand on the terminal, above the cursor.
+    view_lines: usize,
 }
 
 impl std::fmt::Debug for Printer {
@@ -150,6 +153,7 @@ impl Printer {
             verbosity: Verbosity::Normal,
             terminal,
             progress_shown: false,
+            view_lines: 0,
         }
     }
 
@@ -225,6 +229,39 @@ impl Printer {
     pub(crate) fn wipe_progress(&mut self) {
         if std::mem::take(&mut self.progress_shown) {
             self.err.write("\r\x1b[K");
+        }
+    }
+
+    /// Lines of data on a terminal, in the place of those of the last call. They are cut to fit:
+    /// a line that wraps, or one that has left the screen, could not be written over.
+    pub(crate) fn redraw(&mut self, lines: &[Line]) {
+        self.wipe_progress();
+        let (columns, rows) = self.terminal.size.unwrap_or((80, 24));
+        let (columns, rows) = (usize::from(columns), usize::from(rows));
+        let mut text = self.back_to_view_start();
+        let shown = &lines[..lines.len().min(rows.saturating_sub(1))];
+        for line in shown {
+            let line = line.clone().cut(columns.saturating_sub(1)).paint(self);
+            text.push_str(&format!("{line}\x1b[K\n"));
+        }
+        self.view_lines = shown.len();
+        // One write, so that nobody sees it half done.
+        self.out.write(&format!("{text}\x1b[J"));
+    }
+
+    /// Takes the view away.
+    pub(crate) fn wipe_view(&mut self) {
+        if self.view_lines > 0 {
+            let text = self.back_to_view_start();
+            self.out.write(&format!("{text}\x1b[J"));
+            self.view_lines = 0;
+        }
+    }
+
+    fn back_to_view_start(&self) -> String {
+        match self.view_lines {
+            0 => String::new(),
+            lines => format!("\x1b[{lines}A\r"),
         }
     }
 

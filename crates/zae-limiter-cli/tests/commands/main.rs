@@ -8,5 +8,6 @@
 
 mod acquire;
 mod available;
+mod demo;
 mod session;
 mod usage_errors;
