@@ -167,10 +167,12 @@ impl Bars {
     /// Appends the cells of all bars in one row; row 0 is the lowest.
     fn draw_row(&self, row: usize, rows: usize, scale: &Scale, line: &mut Line) {
         for bar in &self.values {
-            let (series, cell) = cell(bar, row, rows, scale);
-            let look = self.looks.get(series).copied().unwrap_or(Look::Plain);
-            line.push(look, cell.to_string().repeat(self.thickness));
-            line.push(Look::Plain, " ".repeat(self.pitch - self.thickness));
+            let mut blank = self.pitch;
+            if let Some((series, cell)) = cell(bar, row, rows, scale) {
+                line.push(self.looks[series], cell.to_string().repeat(self.thickness));
+                blank -= self.thickness;
+            }
+            line.push(Look::Plain, " ".repeat(blank));
         }
     }
 }
@@ -183,8 +185,8 @@ fn mean(values: &[u64], from: usize, count: usize) -> u64 {
     u64::try_from(sum.div_ceil(few.len().max(1) as u128)).unwrap_or(u64::MAX)
 }
 
-/// What a bar shows in a row: the series, and how it is drawn.
-fn cell(bar: &[u64], row: usize, rows: usize, scale: &Scale) -> (usize, char) {
+/// What a bar shows in a row, if it is so high: the series, and how it is drawn.
+fn cell(bar: &[u64], row: usize, rows: usize, scale: &Scale) -> Option<(usize, char)> {
     let mut below = 0_u128;
     let mut filled = 0;
     for (series, value) in bar.iter().copied().enumerate() {
@@ -196,14 +198,14 @@ fn cell(bar: &[u64], row: usize, rows: usize, scale: &Scale) -> (usize, char) {
         let eighths = scale.eighths(below, rows);
         let end = if series == 0 { eighths.max(1) } else { (eighths + 4) / 8 * 8 };
         if row * 8 < end && row * 8 >= filled {
-            return match end - row * 8 {
+            return Some(match end - row * 8 {
                 part @ 1..8 => (series, EIGHTHS[part - 1]),
                 _ => (series, filling(series)),
-            };
+            });
         }
         filled = filled.max(end.next_multiple_of(8));
     }
-    (0, ' ')
+    None
 }
 
 /// The axis: its highest number, and how many steps lead to it.

@@ -73,6 +73,24 @@ impl Line {
     }
 }
 
+/// Words in lines of at most so many columns; a longer word has a line of its own.
+pub(crate) fn wrap(text: &str, columns: usize) -> String {
+    let mut wrapped = String::new();
+    let mut width = 0;
+    for word in text.split_whitespace() {
+        if width > 0 && width + 1 + word.width() > columns {
+            wrapped.push('\n');
+            width = 0;
+        } else if width > 0 {
+            wrapped.push(' ');
+            width += 1;
+        }
+        wrapped.push_str(word);
+        width += word.width();
+    }
+    wrapped
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,5 +104,12 @@ mod tests {
         {
             assert_eq!(line.clone().cut(columns).plain(), text, "{columns}");
         }
+    }
+
+    #[test]
+    fn words_are_wrapped() {
+        assert_eq!(wrap("", 5), "");
+        assert_eq!(wrap("a bc  def", 4), "a bc\ndef");
+        assert_eq!(wrap("abcdef gh i", 4), "abcdef\ngh i");
     }
 }

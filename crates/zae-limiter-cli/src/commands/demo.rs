@@ -9,6 +9,7 @@ use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::fresh::Fresh;
+use crate::line;
 use crate::printer::Look;
 
 mod cast;
@@ -114,7 +115,8 @@ async fn play(
     if matches!(show, Show::Picture | Show::Lines) {
         let head = context.printer.paint(Look::Head, "A day in the life of a gateway");
         context.printer.line(format!("{head}, in {} s, on {store}.", args.seconds));
-        context.printer.line(cast::INTRODUCTION);
+        let columns = context.printer.terminal.columns().min(80);
+        context.printer.line(line::wrap(cast::INTRODUCTION, columns));
         context.printer.line("");
     }
     let seconds = Duration::from_secs(args.seconds.into());

@@ -11,10 +11,9 @@ pub(super) const RESOURCE: &str = "gpt-4";
 pub(super) const LIMITS: [&str; 2] = ["rpm", "tpm"];
 
 pub(super) const INTRODUCTION: &str = "\
-acme has two projects with three API keys each. A call takes 1 request (rpm) and
-an estimate of its tokens (tpm) from its key, its project and acme: all or none.
-When it is done it settles for what it used, which may leave debt; if it fails it
-gives everything back.";
+    acme has two projects with three API keys each. A call takes 1 request (rpm) and an estimate \
+    of its tokens (tpm) from its key, its project and acme: all or none. When it is done it settles \
+    for what it used, which may leave debt; if it fails it gives everything back.";
 
 /// Somebody with limits.
 #[derive(Debug)]
