@@ -114,6 +114,8 @@ pub(crate) enum Command {
     Acquire(commands::acquire::Args),
     /// Show what is there now; takes nothing
     Available(commands::available::Args),
+    /// Put load on a store: acquires per second, latencies, and the check that the limits held
+    Bench(commands::bench::Args),
     /// Half a minute in the life of a gateway: live figures, a chart, and the check that the limits
     /// held
     Demo(commands::demo::Args),

@@ -2,5 +2,6 @@
 
 pub(crate) mod acquire;
 pub(crate) mod available;
+pub(crate) mod bench;
 pub(crate) mod demo;
 pub(crate) mod version;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zae_limiter::{Namespaces, RateLimiter};
+use zae_limiter::{Builder, Namespaces, RateLimiter};
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -18,12 +18,17 @@ pub(crate) struct Fresh {
 }
 
 impl Fresh {
-    /// Registers a namespace on the store that was asked for.
+    /// Registers a namespace on the store that was asked for, and opens a limiter in it that
+    /// `configure` may have a say in.
     ///
     /// # Errors
     ///
     /// When the store cannot be opened or written.
-    pub(crate) async fn open(context: &mut Context, prefix: &str) -> Result<Self, Failure> {
+    pub(crate) async fn open(
+        context: &mut Context,
+        prefix: &str,
+        configure: impl FnOnce(Builder) -> Builder,
+    ) -> Result<Self, Failure> {
         let registry = context.default_limiter().await?;
         // Two programs that start in the same millisecond are two processes.
         let millis = context.clock.now().as_millis();
@@ -31,7 +36,8 @@ impl Fresh {
         let (store, registry) = (Arc::clone(registry.store()), registry.namespaces());
         registry.register(&name).await?;
         context.printer.detail(format!("namespace: {name}"));
-        let limiter = context.builder_over(store).namespace(&name).open().await?;
+        let builder = context.builder_over(store).namespace(&name);
+        let limiter = configure(builder).open().await?;
         Ok(Self { limiter, registry })
     }
 

@@ -88,6 +88,7 @@ async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus,
     match command {
         // These end what they have begun when they are interrupted.
         Command::Acquire(args) => commands::acquire::run(args, context).await,
+        Command::Bench(args) => commands::bench::run(args, context).await,
         Command::Demo(args) => commands::demo::run(args, context).await,
         other => {
             let mut interrupts = context.interrupts.clone();
@@ -102,7 +103,9 @@ async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus,
 /// Commands that can be dropped at any moment: what they change is changed in one step.
 async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitStatus, Failure> {
     match command {
-        Command::Acquire(_) | Command::Demo(_) => unreachable!("handled before"),
+        Command::Acquire(_) | Command::Bench(_) | Command::Demo(_) => {
+            unreachable!("handled before")
+        }
         Command::Available(args) => commands::available::run(args, context).await,
         Command::Version(args) => commands::version::run(args, context),
     }

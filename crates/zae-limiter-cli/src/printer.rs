@@ -217,12 +217,17 @@ impl Printer {
 
     /// A line of progress on a terminal, in the place of the one before; nothing elsewhere.
     pub(crate) fn progress(&mut self, text: impl AsRef<str>) {
-        if !self.terminal.stderr || self.verbosity < Verbosity::Normal {
+        if !self.shows_progress() {
             return;
         }
         let text = self.err.paint(Look::Dim, text.as_ref());
         self.err.write(&format!("\r\x1b[K{text}"));
         self.progress_shown = true;
+    }
+
+    /// Whether anybody sees progress.
+    pub(crate) fn shows_progress(&self) -> bool {
+        self.terminal.stderr && self.verbosity >= Verbosity::Normal
     }
 
     /// Takes the line of progress away.

@@ -67,7 +67,9 @@ enum Stage {
 
 pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     let (stage, store) = match context.chosen_store_url()? {
-        Some(url) => (Stage::Namespace(Fresh::open(context, "demo").await?), url),
+        Some(url) => {
+            (Stage::Namespace(Fresh::open(context, "demo", |builder| builder).await?), url)
+        }
         None => (file_of_its_own(context).await?, "a fresh SQLite file".to_owned()),
     };
     let limiter = match &stage {

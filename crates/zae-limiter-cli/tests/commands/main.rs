@@ -8,6 +8,7 @@
 
 mod acquire;
 mod available;
+mod bench;
 mod demo;
 mod session;
 mod usage_errors;
