@@ -229,7 +229,14 @@ async fn measure(
         None => (0..args.entities).map(|number| format!("key-{number}")).collect(),
     };
     let concurrency = usize::from(args.concurrency);
-    let setting = Setting { store, entities: entities.len(), concurrency, floor };
+    let setting = Setting {
+        store,
+        entities: entities.len(),
+        concurrency,
+        consume: amounts.iter().map(|(limit, tokens)| format!("{limit}:{tokens}")).collect(),
+        limits: watched.iter().map(Watched::to_text).collect(),
+        floor,
+    };
     let default_warm_up = Duration::from_secs(u64::from(args.each.is_none()));
     let load = Load {
         limiter,

@@ -18,6 +18,15 @@ pub(super) struct Watched {
     pub amount: u64,
 }
 
+impl Watched {
+    /// As `rpm:100/60s:150`, after whose it is.
+    pub(super) fn to_text(&self) -> String {
+        let entity = self.entity.as_ref().map_or(String::new(), |entity| format!("{entity} "));
+        let (rate, period) = (self.rate.refill_amount(), self.rate.period_ms() / 1_000);
+        format!("{entity}{}:{rate}/{period}s:{}", self.limit, self.rate.capacity())
+    }
+}
+
 /// How a limit stood up to the load.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Checked {

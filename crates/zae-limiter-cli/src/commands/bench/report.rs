@@ -30,6 +30,11 @@ pub(super) struct BenchJson {
     pub failed: u64,
     pub entities: usize,
     pub concurrency: usize,
+    /// What each call takes, and of what: results are only alike where these are.
+    #[serde(default)]
+    pub consume: Vec<String>,
+    #[serde(default)]
+    pub limits: Vec<String>,
     pub floor_per_second: Option<f64>,
     pub ratio_to_floor: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,6 +62,8 @@ pub(super) struct Setting {
     pub store: String,
     pub entities: usize,
     pub concurrency: usize,
+    pub consume: Vec<String>,
+    pub limits: Vec<String>,
     pub floor: Option<f64>,
 }
 
@@ -86,6 +93,8 @@ impl BenchJson {
             failed: measured.failed,
             entities: setting.entities,
             concurrency: setting.concurrency,
+            consume: setting.consume,
+            limits: setting.limits,
             floor_per_second: setting.floor.map(|floor| rounded(floor, 10.0)),
             ratio_to_floor: setting.floor.and_then(|floor| ratio(rate, floor)),
             compared: None,
@@ -115,8 +124,11 @@ impl BenchJson {
                 grouped(self.concurrency as i128),
                 grouped(earlier.concurrency as i128),
             ),
+            ("taken", self.consume.join(", "), earlier.consume.join(", ")),
+            ("limits", self.limits.join("; "), earlier.limits.join("; ")),
         ] {
-            if now != then {
+            // A result that another program wrote down may not say.
+            if now != then && !then.is_empty() {
                 printer.warn(format!("{what}: {now} now, {then} in the earlier result"));
             }
         }
@@ -161,7 +173,10 @@ impl BenchJson {
         }
         let LatencyJson { p50, p99, max } = self.latency_ms;
         if let (Some(p50), Some(p99), Some(max)) = (p50, p99, max) {
-            rows.push(("latency", format!("p50 {p50} ms, p99 {p99} ms, max {max} ms")));
+            rows.push((
+                "latency",
+                format!("p50 {}, p99 {}, max {}", time(p50), time(p99), time(max)),
+            ));
         }
         if let (Some(floor), Some(ratio)) = (self.floor_per_second, self.ratio_to_floor) {
             let floor = whole(floor);
@@ -217,6 +232,15 @@ fn print_checked(checked: &[Checked], printer: &mut Printer) {
     };
     let rows: Vec<Vec<Cell>> = checked.iter().map(row).collect();
     table.print(printer, &rows);
+}
+
+/// `0.3 µs`, `12.4 ms`, `1.2 s`.
+fn time(millis: f64) -> String {
+    match millis {
+        millis if millis < 1.0 => format!("{:.1} µs", millis * 1_000.0),
+        millis if millis < 1_000.0 => format!("{millis:.1} ms"),
+        millis => format!("{:.1} s", millis / 1_000.0),
+    }
 }
 
 fn millis(duration: Duration) -> f64 {
