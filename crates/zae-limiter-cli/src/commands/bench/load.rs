@@ -86,8 +86,9 @@ struct Counts {
 }
 
 impl Counts {
-    fn calls(&self) -> u64 {
-        let counts = [&self.admitted, &self.refused, &self.failed];
+    /// Calls that were answered.
+    fn answered(&self) -> u64 {
+        let counts = [&self.admitted, &self.refused];
         counts.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 }
@@ -217,7 +218,7 @@ impl Attendant<'_> {
     }
 
     fn show_progress(&mut self, what: &str, elapsed: Duration, time: Option<Duration>) {
-        let calls: u64 = self.counts.iter().map(|counts| counts.calls()).sum();
+        let calls: u64 = self.counts.iter().map(|counts| counts.answered()).sum();
         let refused: u64 =
             self.counts.iter().map(|counts| counts.refused.load(Ordering::Relaxed)).sum();
         let of = time.map_or(String::new(), |time| format!(" of {} s", time.as_secs_f64()));
@@ -258,7 +259,10 @@ async fn call(shared: Arc<Shared>, counts: Arc<Counts>, number: usize) -> Histog
                 Outcome::Failed => &counts.failed,
             };
             count.fetch_add(1, Ordering::Relaxed);
-            latency.record(took);
+            // No answer is not a fast answer.
+            if !matches!(outcome, Outcome::Failed) {
+                latency.record(took);
+            }
         }
         if turn % YIELD_EVERY == 0 {
             tokio::task::yield_now().await;

@@ -69,7 +69,7 @@ pub(super) struct Setting {
 
 impl BenchJson {
     pub(super) fn new(setting: Setting, measured: &Measured, checked: &[Checked]) -> Self {
-        let acquires = measured.admitted + measured.refused + measured.failed;
+        let acquires = measured.admitted + measured.refused;
         let seconds = measured.elapsed.as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
         let rate = if seconds > 0.0 { acquires as f64 / seconds } else { 0.0 };
