@@ -42,18 +42,11 @@ impl Line {
     pub(crate) fn cut(mut self, columns: usize) -> Self {
         let mut left = columns;
         for (_, text) in &mut self.0 {
-            let mut end = 0;
-            for c in text.chars() {
-                let width = c.width().unwrap_or(0);
-                if width > left {
-                    // A narrower one further on must not move up into the gap.
-                    left = 0;
-                    break;
-                }
-                left -= width;
-                end += c.len_utf8();
-            }
-            text.truncate(end);
+            let whole = text.width();
+            let fits = cut(text, left).len();
+            text.truncate(fits);
+            // Once something is left out, a narrower piece further on must not move up.
+            left = left.saturating_sub(whole);
         }
         self
     }
@@ -71,6 +64,18 @@ impl Line {
         let text: String = self.0.iter().map(|(_, text)| text.as_str()).collect();
         text.trim_end().to_owned()
     }
+}
+
+/// As much of a text as fits into so many columns.
+pub(crate) fn cut(text: &str, columns: usize) -> &str {
+    let mut width = 0;
+    for (at, c) in text.char_indices() {
+        width += c.width().unwrap_or(0);
+        if width > columns {
+            return &text[..at];
+        }
+    }
+    text
 }
 
 /// Words in lines of at most so many columns; a longer word has a line of its own.

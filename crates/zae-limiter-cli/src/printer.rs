@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::line::Line;
+use crate::line::{Line, cut};
 use crate::world::Terminal;
 
 /// In which form data is printed.
@@ -220,7 +220,9 @@ impl Printer {
         if !self.shows_progress() {
             return;
         }
-        let text = self.err.paint(Look::Dim, text.as_ref());
+        // A line that wraps could not be wiped.
+        let text = cut(text.as_ref(), self.terminal.columns().saturating_sub(1));
+        let text = self.err.paint(Look::Dim, text);
         self.err.write(&format!("\r\x1b[K{text}"));
         self.progress_shown = true;
     }
@@ -241,8 +243,7 @@ impl Printer {
     /// a line that wraps, or one that has left the screen, could not be written over.
     pub(crate) fn redraw(&mut self, lines: &[Line]) {
         self.wipe_progress();
-        let (columns, rows) = self.terminal.size.unwrap_or((80, 24));
-        let (columns, rows) = (usize::from(columns), usize::from(rows));
+        let (columns, rows) = (self.terminal.columns(), self.terminal.rows());
         let mut text = self.back_to_view_start();
         let shown = &lines[..lines.len().min(rows.saturating_sub(1))];
         for line in shown {

@@ -1,5 +1,7 @@
 //! The clock stands still while a load is on, so that every figure is the same in every run.
 
+use std::time::Duration;
+
 use crate::session::Session;
 
 #[test]
@@ -48,6 +50,14 @@ fn beside_an_earlier_result() {
     session.run(&format!("{load} --compare {}", session.folder().join("missing.json").display()));
     let transcript = session.transcript.replace(&*session.folder().to_string_lossy(), "FOLDER");
     insta::assert_snapshot!(transcript);
+}
+
+#[test]
+fn ctrl_c_ends_it_with_what_was_measured() {
+    let mut session = Session::new();
+    session.interrupt_after = Some(Duration::from_secs(1));
+    assert_eq!(session.run("bench --store memory: --entities 2 --concurrency 2"), 130);
+    insta::assert_snapshot!(session.transcript);
 }
 
 #[test]

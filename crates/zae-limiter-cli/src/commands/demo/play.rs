@@ -109,6 +109,10 @@ impl Play<'_> {
                     let limiter = self.limiter;
                     show.frame(&self.tally, working, phase, self.total_ms, limiter, context)
                         .await?;
+                    // `demo | head` need not go on for those who have left.
+                    if !context.printer.has_reader() {
+                        break;
+                    }
                     if let Some(every_ms) = show.every_ms() {
                         // Frames that would be late are left out.
                         let next = (self.tally.elapsed_ms / every_ms + 1) * every_ms;
