@@ -98,12 +98,12 @@ mod tests {
     fn nothing_is_left_of_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("limits.db");
-        // A millisecond passes with every look.
+        // A second passes with every look: a round is over at the first.
         let looks = std::cell::Cell::new(0);
-        let stopwatch = || Duration::from_millis(looks.replace(looks.get() + 1));
+        let stopwatch = || Duration::from_secs(looks.replace(looks.get() + 1));
         for durability in [Durability::Normal, Durability::Full] {
             let rate = SqliteStore::floor_per_second(&path, durability, &stopwatch).unwrap();
-            assert!(rate.is_some_and(|rate| rate > 1_000.0));
+            assert!(rate.is_some_and(|rate| rate > 0.0));
         }
         let still = || Duration::ZERO;
         let rate = SqliteStore::floor_per_second(&path, Durability::Normal, &still).unwrap();
