@@ -70,17 +70,17 @@ pub(crate) struct Globals {
 
     /// Short for --store dynamodb:STACK
     #[arg(
-        short = 'n', long, global = true, value_name = "STACK",
+        id = "stack", short = 'n', long = "name", global = true, value_name = "STACK",
         value_parser = grammar::stack_name, conflicts_with = "store",
     )]
     pub name: Option<zae_limiter::StackName>,
 
     /// The AWS region of the stack
-    #[arg(long, global = true, value_name = "REGION", requires = "name")]
+    #[arg(long, global = true, value_name = "REGION", requires = "stack")]
     pub region: Option<String>,
 
     /// The address of another DynamoDB endpoint
-    #[arg(long, global = true, value_name = "URL", requires = "name")]
+    #[arg(long, global = true, value_name = "URL", requires = "stack")]
     pub endpoint_url: Option<String>,
 
     /// The namespace to work in [env: ZAEL_NAMESPACE] [default: default]
@@ -148,4 +148,35 @@ pub(crate) fn peek_option(args: &[OsString], long: &str, short: Option<&str>) ->
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    /// clap would take one for the other, and find out only when the command is used.
+    fn check_ids(command: &clap::Command, globals: &[clap::Id]) {
+        for sub in command.get_subcommands() {
+            for arg in sub.get_arguments() {
+                let name = sub.get_name();
+                assert!(!globals.contains(arg.get_id()), "{name}: {} is global", arg.get_id());
+            }
+            check_ids(sub, globals);
+        }
+    }
+
+    #[test]
+    fn no_command_hides_a_global_option() {
+        let command = Cli::command();
+        let globals: Vec<clap::Id> = command
+            .get_arguments()
+            .filter(|arg| arg.is_global_set())
+            .map(|arg| arg.get_id().clone())
+            .collect();
+        assert!(globals.len() > 5);
+        check_ids(&command, &globals);
+        command.debug_assert();
+    }
 }

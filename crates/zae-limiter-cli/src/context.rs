@@ -189,13 +189,17 @@ impl Context {
             return Ok(());
         }
         if !self.printer.terminal.stdin {
-            let failure = Failure::usage(format!("{what}: nobody is there to confirm it"));
+            let failure = Failure::usage(format!("nobody is there to confirm that {what}"));
             return Err(failure.hint("say --yes to go ahead"));
         }
         self.printer.write_err(&format!("{what}. Go ahead? [y/N] "));
         let mut answer = String::new();
         // A stream that cannot be read gives no answer, and no answer is a no.
         let _ = self.stdin.read_line(&mut answer);
+        if !answer.ends_with('\n') {
+            // Nobody has ended the line of the question.
+            self.printer.write_err("\n");
+        }
         if matches!(answer.trim(), "y" | "Y" | "yes" | "Yes") {
             return Ok(());
         }

@@ -9,9 +9,11 @@ mod exit;
 mod failure;
 pub mod grammar;
 mod interrupts;
+mod listing;
 mod printer;
 mod reference;
 mod status;
+mod stored;
 mod vars;
 mod world;
 
@@ -93,7 +95,8 @@ async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus,
     }
 }
 
-/// Commands that can be dropped at any moment: what they change is changed in one step.
+/// Commands that can be dropped at any moment: what they change is changed in one step, or the
+/// command can be repeated and does the rest.
 async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitStatus, Failure> {
     match command {
         Command::Acquire(_) => unreachable!("handled before"),

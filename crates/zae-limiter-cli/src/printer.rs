@@ -179,10 +179,25 @@ impl Printer {
         self.line(to_json(document));
     }
 
+    /// What was done: as a JSON document where one is asked for, else in words.
+    pub(crate) fn done(&mut self, document: &impl Serialize, words: impl AsRef<str>) {
+        if self.is_json() {
+            self.json(document);
+        }
+        self.say_unless_json(words);
+    }
+
     /// What was done, on stderr; silent under `-q`.
     pub(crate) fn say(&mut self, text: impl AsRef<str>) {
         if self.verbosity >= Verbosity::Normal {
             self.tell(Look::Plain, text.as_ref());
+        }
+    }
+
+    /// As [`say`](Self::say), where the data itself does not say it already.
+    pub(crate) fn say_unless_json(&mut self, text: impl AsRef<str>) {
+        if !self.is_json() {
+            self.say(text);
         }
     }
 
@@ -265,6 +280,11 @@ impl Printer {
     pub(crate) fn take_error(&mut self) -> Option<io::Error> {
         self.out.failed.take()
     }
+}
+
+/// `1 item`, `2 items`.
+pub(crate) fn count(number: u64, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
 /// JSON as people can read it, too.
