@@ -114,6 +114,8 @@ pub(crate) enum Command {
     Acquire(commands::acquire::Args),
     /// Show what is there now; takes nothing
     Available(commands::available::Args),
+    /// Entities: create, show, delete, and limits of their own
+    Entity(commands::entity::Args),
     /// Print the version
     Version(commands::version::Args),
 }

@@ -2,4 +2,5 @@
 
 pub(crate) mod acquire;
 pub(crate) mod available;
+pub(crate) mod entity;
 pub(crate) mod version;

@@ -101,6 +101,7 @@ async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitS
     match command {
         Command::Acquire(_) => unreachable!("handled before"),
         Command::Available(args) => commands::available::run(args, context).await,
+        Command::Entity(args) => commands::entity::run(args, context).await,
         Command::Version(args) => commands::version::run(args, context),
     }
 }

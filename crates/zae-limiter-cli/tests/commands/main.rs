@@ -8,5 +8,6 @@
 
 mod acquire;
 mod available;
+mod entity;
 mod session;
 mod usage_errors;
