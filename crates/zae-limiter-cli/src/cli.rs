@@ -116,6 +116,10 @@ pub(crate) enum Command {
     Available(commands::available::Args),
     /// Entities: create, show, delete, and limits of their own
     Entity(commands::entity::Args),
+    /// Resources: limits for everybody on one resource, and what is left of them
+    Resource(commands::resource::Args),
+    /// Limits for everybody on everything, and what happens while the store does not answer
+    System(commands::system::Args),
     /// Print the version
     Version(commands::version::Args),
 }

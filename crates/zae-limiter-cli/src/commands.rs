@@ -3,4 +3,6 @@
 pub(crate) mod acquire;
 pub(crate) mod available;
 pub(crate) mod entity;
+pub(crate) mod resource;
+pub(crate) mod system;
 pub(crate) mod version;

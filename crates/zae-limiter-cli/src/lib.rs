@@ -102,6 +102,8 @@ async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitS
         Command::Acquire(_) => unreachable!("handled before"),
         Command::Available(args) => commands::available::run(args, context).await,
         Command::Entity(args) => commands::entity::run(args, context).await,
+        Command::Resource(args) => commands::resource::run(args, context).await,
+        Command::System(args) => commands::system::run(args, context).await,
         Command::Version(args) => commands::version::run(args, context),
     }
 }

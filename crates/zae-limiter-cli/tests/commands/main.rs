@@ -9,5 +9,7 @@
 mod acquire;
 mod available;
 mod entity;
+mod resource;
 mod session;
+mod system;
 mod usage_errors;
