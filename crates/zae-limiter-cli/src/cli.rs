@@ -120,6 +120,8 @@ pub(crate) enum Command {
     Resource(commands::resource::Args),
     /// Limits for everybody on everything, and what happens while the store does not answer
     System(commands::system::Args),
+    /// Namespaces: limiters that share a store and see nothing of each other
+    Namespace(commands::namespace::Args),
     /// Print the version
     Version(commands::version::Args),
 }

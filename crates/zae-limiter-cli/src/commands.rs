@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod available;
 pub(crate) mod entity;
+pub(crate) mod namespace;
 pub(crate) mod resource;
 pub(crate) mod system;
 pub(crate) mod version;

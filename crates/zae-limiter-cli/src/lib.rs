@@ -104,6 +104,7 @@ async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitS
         Command::Entity(args) => commands::entity::run(args, context).await,
         Command::Resource(args) => commands::resource::run(args, context).await,
         Command::System(args) => commands::system::run(args, context).await,
+        Command::Namespace(args) => commands::namespace::run(args, context).await,
         Command::Version(args) => commands::version::run(args, context),
     }
 }

@@ -9,6 +9,8 @@
 mod acquire;
 mod available;
 mod entity;
+mod long_lists;
+mod namespace;
 mod resource;
 mod session;
 mod system;
