@@ -122,6 +122,10 @@ pub(crate) enum Command {
     System(commands::system::Args),
     /// Namespaces: limiters that share a store and see nothing of each other
     Namespace(commands::namespace::Args),
+    /// What was used, by hour, day or month
+    Usage(commands::usage::Args),
+    /// Who changed what, and when
+    Audit(commands::audit::Args),
     /// Print the version
     Version(commands::version::Args),
 }

@@ -105,6 +105,8 @@ async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitS
         Command::Resource(args) => commands::resource::run(args, context).await,
         Command::System(args) => commands::system::run(args, context).await,
         Command::Namespace(args) => commands::namespace::run(args, context).await,
+        Command::Usage(args) => commands::usage::run(args, context).await,
+        Command::Audit(args) => commands::audit::run(args, context).await,
         Command::Version(args) => commands::version::run(args, context),
     }
 }

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "a test")]
 
 mod acquire;
+mod audit;
 mod available;
 mod entity;
 mod long_lists;
@@ -14,4 +15,5 @@ mod namespace;
 mod resource;
 mod session;
 mod system;
+mod usage;
 mod usage_errors;
