@@ -126,6 +126,8 @@ pub(crate) enum Command {
     Usage(commands::usage::Args),
     /// Who changed what, and when
     Audit(commands::audit::Args),
+    /// Print a script that completes commands and options in a shell
+    Completions(commands::completions::Args),
     /// Print the version
     Version(commands::version::Args),
 }

@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod audit;
 pub(crate) mod available;
+pub(crate) mod completions;
 pub(crate) mod entity;
 pub(crate) mod namespace;
 pub(crate) mod resource;

@@ -9,6 +9,7 @@
 mod acquire;
 mod audit;
 mod available;
+mod completions;
 mod entity;
 mod long_lists;
 mod namespace;
