@@ -14,6 +14,7 @@ use crate::failure::Failure;
 use crate::grammar;
 use crate::interrupts::Interrupts;
 use crate::printer::{Printer, Verbosity};
+use crate::suggestion::Place;
 use crate::vars;
 use crate::world::World;
 
@@ -44,6 +45,7 @@ impl std::fmt::Debug for Context {
 impl Context {
     pub(crate) fn new(globals: Globals, world: World, mut printer: Printer) -> Self {
         printer.output = globals.output;
+        printer.place = Place::of(&globals);
         printer.verbosity = match (globals.quiet, globals.verbose) {
             (true, _) => Verbosity::Quiet,
             (false, true) => Verbosity::Verbose,

@@ -49,12 +49,12 @@ impl Failure {
         self
     }
 
-    /// The failure as the JSON object that `-o json` promises.
-    pub(crate) fn to_json(&self) -> FailureJson<'_> {
+    /// The failure as the JSON object that `-o json` promises, with the hint as it is shown.
+    pub(crate) fn to_json<'a>(&'a self, hint: Option<&'a str>) -> FailureJson<'a> {
         FailureJson {
             error: &self.message,
             cause: (!self.causes.is_empty()).then(|| self.causes.join(": ")),
-            hint: self.hint.as_deref(),
+            hint,
             exit_status: self.status.code(),
         }
     }

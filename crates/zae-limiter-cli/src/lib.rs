@@ -14,6 +14,7 @@ mod printer;
 mod reference;
 mod status;
 mod stored;
+mod suggestion;
 mod vars;
 mod world;
 

@@ -10,6 +10,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::suggestion::Place;
 use crate::world::Terminal;
 
 /// In which form data is printed.
@@ -86,6 +87,8 @@ pub(crate) struct Printer {
     pub verbosity: Verbosity,
     /// Whose width and height the output should fit.
     pub terminal: Terminal,
+    /// Where suggested commands have to work.
+    pub place: Place,
     /// A line of progress stands on the terminal and must be wiped before anything else is said.
     progress_shown: bool,
 }
@@ -149,6 +152,7 @@ impl Printer {
             output: Output::default(),
             verbosity: Verbosity::Normal,
             terminal,
+            place: Place::default(),
             progress_shown: false,
         }
     }
@@ -216,7 +220,7 @@ impl Printer {
 
     fn tell(&mut self, look: Look, text: &str) {
         self.wipe_progress();
-        let text = self.err.paint(look, text);
+        let text = self.err.paint(look, &self.place.put_into(text));
         self.err.write(&format!("{text}\n"));
     }
 
@@ -246,8 +250,9 @@ impl Printer {
     /// What went wrong.
     pub(crate) fn failure(&mut self, failure: &Failure) {
         self.wipe_progress();
+        let hint = failure.hint.as_deref().map(|hint| self.place.put_into(hint));
         if self.is_json() {
-            let document = to_json(&failure.to_json());
+            let document = to_json(&failure.to_json(hint.as_deref()));
             self.err.write(&format!("{document}\n"));
             return;
         }
@@ -255,7 +260,7 @@ impl Printer {
         for cause in &failure.causes {
             text.push_str(&format!("  {} {cause}\n", self.err.paint(Look::Dim, "cause:")));
         }
-        if let Some(hint) = &failure.hint {
+        if let Some(hint) = hint {
             text.push_str(&format!("  {} {hint}\n", self.err.paint(Look::Good, "hint:")));
         }
         self.err.write(&text);

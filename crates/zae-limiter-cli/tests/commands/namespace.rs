@@ -136,6 +136,8 @@ fn namespaces_see_nothing_of_each_other() {
         "entity get-limits key-1 -r gpt-4",
         "entity show key-1 -N team-z",
         "usage summary -e key-1 -N team-z -o json",
+        "entity create project-1 -N team-a --store memory:",
+        "entity show key-1 -N default --store memory:",
     ] {
         session.run(line);
     }
