@@ -40,7 +40,9 @@ struct CompletionsJson {
 pub(crate) fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut crate::command(), "zae-limiter", &mut script);
-    let script = String::from_utf8_lossy(&script).into_owned();
+    // In bash, clap_complete writes the dash of the program's name in two ways, and nothing would
+    // be completed after the first word (clap-rs/clap#6421).
+    let script = String::from_utf8_lossy(&script).replace("zae__subcmd__limiter", "zae__limiter");
     if context.printer.is_json() {
         let shell = args.shell.to_possible_value().map(|value| value.get_name().to_owned());
         context.printer.json(&CompletionsJson { shell: shell.unwrap_or_default(), script });
