@@ -128,6 +128,11 @@ pub(crate) enum Command {
     Audit(commands::audit::Args),
     /// Print a script that completes commands and options in a shell
     Completions(commands::completions::Args),
+    /// Put load on a store: acquires per second, latencies, and the check that the limits held
+    Bench(commands::bench::Args),
+    /// Half a minute in the life of a gateway: live figures, a chart, and the check that the limits
+    /// held
+    Demo(commands::demo::Args),
     /// Print the version
     Version(commands::version::Args),
 }

@@ -3,7 +3,9 @@
 pub(crate) mod acquire;
 pub(crate) mod audit;
 pub(crate) mod available;
+pub(crate) mod bench;
 pub(crate) mod completions;
+pub(crate) mod demo;
 pub(crate) mod entity;
 pub(crate) mod namespace;
 pub(crate) mod resource;

@@ -1,14 +1,19 @@
 //! The command line of zae-limiter, as a library: the program is [`main`] on the real
 //! [`World`], a test runs the same on a world of its own.
 
+mod books;
+mod chart;
 mod cli;
 mod columns;
 mod commands;
 mod context;
 mod exit;
 mod failure;
+mod figures;
+mod fresh;
 pub mod grammar;
 mod interrupts;
+mod line;
 mod listing;
 mod printer;
 mod reference;
@@ -84,8 +89,10 @@ pub async fn run(mut world: World) -> ExitStatus {
 
 async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus, Failure> {
     match command {
-        // It ends what it has begun when it is interrupted.
+        // These end what they have begun when they are interrupted.
         Command::Acquire(args) => commands::acquire::run(args, context).await,
+        Command::Bench(args) => commands::bench::run(args, context).await,
+        Command::Demo(args) => commands::demo::run(args, context).await,
         other => {
             let mut interrupts = context.interrupts.clone();
             tokio::select! {
@@ -100,7 +107,9 @@ async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus,
 /// command can be repeated and does the rest.
 async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitStatus, Failure> {
     match command {
-        Command::Acquire(_) => unreachable!("handled before"),
+        Command::Acquire(_) | Command::Bench(_) | Command::Demo(_) => {
+            unreachable!("handled before")
+        }
         Command::Available(args) => commands::available::run(args, context).await,
         Command::Entity(args) => commands::entity::run(args, context).await,
         Command::Resource(args) => commands::resource::run(args, context).await,

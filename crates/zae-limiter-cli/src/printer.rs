@@ -10,6 +10,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::line::Line;
 use crate::suggestion::Place;
 use crate::world::Terminal;
 
@@ -91,6 +92,8 @@ pub(crate) struct Printer {
     pub place: Place,
     /// A line of progress stands on the terminal and must be wiped before anything else is said.
     progress_shown: bool,
+    /// So many lines of a view stand on the terminal, above the cursor.
+    view_lines: usize,
 }
 
 impl std::fmt::Debug for Printer {
@@ -154,6 +157,7 @@ impl Printer {
             terminal,
             place: Place::default(),
             progress_shown: false,
+            view_lines: 0,
         }
     }
 
@@ -232,7 +236,7 @@ impl Printer {
 
     /// A line of progress on a terminal, in the place of the one before; nothing elsewhere.
     pub(crate) fn progress(&mut self, text: impl AsRef<str>) {
-        if !self.terminal.stderr || self.verbosity < Verbosity::Normal {
+        if !self.shows_progress() {
             return;
         }
         let text = self.err.paint(Look::Dim, text.as_ref());
@@ -240,10 +244,48 @@ impl Printer {
         self.progress_shown = true;
     }
 
+    /// Whether anybody sees progress.
+    pub(crate) fn shows_progress(&self) -> bool {
+        self.terminal.stderr && self.verbosity >= Verbosity::Normal
+    }
+
     /// Takes the line of progress away.
     pub(crate) fn wipe_progress(&mut self) {
         if std::mem::take(&mut self.progress_shown) {
             self.err.write("\r\x1b[K");
+        }
+    }
+
+    /// Lines of data on a terminal, in the place of those of the last call. They are cut to fit:
+    /// a line that wraps, or one that has left the screen, could not be written over.
+    pub(crate) fn redraw(&mut self, lines: &[Line]) {
+        self.wipe_progress();
+        let (columns, rows) = self.terminal.size.unwrap_or((80, 24));
+        let (columns, rows) = (usize::from(columns), usize::from(rows));
+        let mut text = self.back_to_view_start();
+        let shown = &lines[..lines.len().min(rows.saturating_sub(1))];
+        for line in shown {
+            let line = line.clone().cut(columns.saturating_sub(1)).paint(self);
+            text.push_str(&format!("{line}\x1b[K\n"));
+        }
+        self.view_lines = shown.len();
+        // One write, so that nobody sees it half done.
+        self.out.write(&format!("{text}\x1b[J"));
+    }
+
+    /// Takes the view away.
+    pub(crate) fn wipe_view(&mut self) {
+        if self.view_lines > 0 {
+            let text = self.back_to_view_start();
+            self.out.write(&format!("{text}\x1b[J"));
+            self.view_lines = 0;
+        }
+    }
+
+    fn back_to_view_start(&self) -> String {
+        match self.view_lines {
+            0 => String::new(),
+            lines => format!("\x1b[{lines}A\r"),
         }
     }
 

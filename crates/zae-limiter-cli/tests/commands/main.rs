@@ -9,7 +9,9 @@
 mod acquire;
 mod audit;
 mod available;
+mod bench;
 mod completions;
+mod demo;
 mod entity;
 mod long_lists;
 mod namespace;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use zae_limiter::{Clock, Entropy, ManualClock, RateLimiter, Timestamp, Waiting};
-use zae_limiter_cli::{Interrupts, Terminal, World};
+use zae_limiter_cli::{Interrupt, Interrupter, Interrupts, Terminal, World};
 
 /// 2026-11-15T14:25:36Z
 const START_MS: i64 = 1_794_752_736_000;
@@ -27,6 +27,8 @@ pub struct Session {
     pub stdin: &'static str,
     pub terminal: Terminal,
     pub transcript: String,
+    /// Ctrl-C comes when a command has waited for so long.
+    pub interrupt_after: Option<Duration>,
     runs: u64,
 }
 
@@ -39,6 +41,7 @@ impl Session {
             stdin: "",
             terminal: Terminal::default(),
             transcript: String::new(),
+            interrupt_after: None,
             runs: 0,
         }
     }
@@ -76,18 +79,21 @@ impl Session {
         let (stdout, stderr) = (Buffer::up_to(read_max), Buffer::up_to(usize::MAX));
         self.runs += 1;
         SEED.set(self.runs);
+        let (interrupter, interrupts) = Interrupts::by_hand();
+        let interrupt_at = self.interrupt_after.map(|wait| self.clock.now().saturating_add(wait));
+        let clock = Arc::clone(&self.clock);
         let world = World {
             args: words(line).into_iter().map(Into::into).collect(),
             env: self.env.clone(),
             data_dir: Some(self.folder.path().join("data")),
             clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
-            pace: Arc::new(Jumping(Arc::clone(&self.clock))),
+            pace: Arc::new(Jumping { clock, interrupt_at, interrupter }),
             entropy: || Entropy::seeded(SEED.get()),
             stdin: Box::new(self.stdin.as_bytes()),
             stdout: Box::new(stdout.clone()),
             stderr: Box::new(stderr.clone()),
             terminal: self.terminal,
-            interrupts: Interrupts::none(),
+            interrupts,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let status = runtime.block_on(zae_limiter_cli::run(world)).code();
@@ -158,15 +164,22 @@ impl Write for Buffer {
 
 /// Time passes as soon as somebody waits for it.
 #[derive(Debug)]
-struct Jumping(Arc<ManualClock>);
+struct Jumping {
+    clock: Arc<ManualClock>,
+    interrupt_at: Option<Timestamp>,
+    interrupter: Interrupter,
+}
 
 impl Clock for Jumping {
     fn now(&self) -> Timestamp {
-        self.0.now()
+        self.clock.now()
     }
 
     fn sleep(&self, wait: Duration) -> Waiting<'_> {
-        self.0.advance(wait);
+        self.clock.advance(wait);
+        if self.interrupt_at.is_some_and(|moment| moment <= self.clock.now()) {
+            self.interrupter.send(Interrupt::Interrupt);
+        }
         Box::pin(std::future::ready(()))
     }
 }
