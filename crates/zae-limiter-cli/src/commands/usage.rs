@@ -18,6 +18,8 @@ use crate::grammar::{self, Moment};
 use crate::listing::{Item, print_pages};
 use crate::printer::count;
 
+mod plot;
+
 const AFTER_HELP: &str = "\
 Examples:
   zae-limiter usage list -e key-1                        hour by hour, the last day
@@ -28,6 +30,7 @@ const LIST_AFTER_HELP: &str = "\
 Examples:
   zae-limiter usage list -e key-1                        hour by hour, the last day
   zae-limiter usage list -e key-1 -r gpt-4 -w daily      day by day, the last 30 days
+  zae-limiter usage list -e key-1 --plot                 a chart of it
   zae-limiter usage list -r gpt-4 --start 2026-11-01 --end 2026-11-15T12:00 -o json
 
 Windows are hours, days and months of UTC. Without --start: the last 24 hours, 30 days or 12
@@ -54,10 +57,21 @@ pub(crate) struct Args {
 enum Command {
     /// List what was used, window by window
     #[command(after_help = LIST_AFTER_HELP)]
-    List(Which),
+    List(ListArgs),
     /// Add up what was used
     #[command(after_help = SUMMARY_AFTER_HELP)]
     Summary(Which),
+}
+
+/// Arguments of `usage list`.
+#[derive(clap::Args, Debug)]
+struct ListArgs {
+    #[command(flatten)]
+    which: Which,
+
+    /// Draw a chart for each limit, as wide as the terminal
+    #[arg(long)]
+    plot: bool,
 }
 
 /// Which usage records.
@@ -229,16 +243,26 @@ struct SummaryJson<'a> {
 
 pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     match args.command {
-        Command::List(which) => list(which, context).await,
+        Command::List(args) => list(args, context).await,
         Command::Summary(which) => summary(which, context).await,
     }
 }
 
-async fn list(which: Which, context: &mut Context) -> Result<ExitStatus, Failure> {
+async fn list(args: ListArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
+    let ListArgs { which, plot } = args;
+    if plot && context.printer.is_json() {
+        let failure = Failure::usage("--plot draws a chart, which is no JSON document");
+        return Err(failure.hint("leave out --plot, or -o json"));
+    }
     let range = which.range(context.clock.now())?;
     let limiter = context.limiter().await?;
     let pages = which.query(&limiter, &range).pages()?;
-    if print_pages(&mut context.printer, pages, UsageJson::from).await? == 0 {
+    let printer = &mut context.printer;
+    let records = match plot {
+        true => plot::draw(printer, which.window, pages).await?,
+        false => print_pages(printer, pages, UsageJson::from).await?,
+    };
+    if records == 0 {
         context.printer.say_unless_json(which.nothing(&range));
     }
     Ok(ExitStatus::Done)

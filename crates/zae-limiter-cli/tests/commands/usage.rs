@@ -40,6 +40,20 @@ fn window_by_window() {
 }
 
 #[test]
+fn drawn() {
+    let mut session = used();
+    for line in [
+        "usage list -r gpt-4 --start 7d --plot",
+        "usage list -e key-1 -w daily --plot",
+        "usage list -e key-3 --plot",
+        "usage list -e key-1 --plot -o json",
+    ] {
+        session.run(line);
+    }
+    insta::assert_snapshot!(session.transcript);
+}
+
+#[test]
 fn added_up() {
     let mut session = used();
     for line in [
