@@ -14,6 +14,7 @@ use crate::failure::Failure;
 use crate::grammar;
 use crate::interrupts::Interrupts;
 use crate::printer::{Printer, Verbosity};
+use crate::suggestion::Place;
 use crate::vars;
 use crate::world::World;
 
@@ -44,6 +45,7 @@ impl std::fmt::Debug for Context {
 impl Context {
     pub(crate) fn new(globals: Globals, world: World, mut printer: Printer) -> Self {
         printer.output = globals.output;
+        printer.place = Place::of(&globals);
         printer.verbosity = match (globals.quiet, globals.verbose) {
             (true, _) => Verbosity::Quiet,
             (false, true) => Verbosity::Verbose,
@@ -203,13 +205,17 @@ impl Context {
             return Ok(());
         }
         if !self.printer.terminal.stdin {
-            let failure = Failure::usage(format!("{what}: nobody is there to confirm it"));
+            let failure = Failure::usage(format!("nobody is there to confirm that {what}"));
             return Err(failure.hint("say --yes to go ahead"));
         }
         self.printer.write_err(&format!("{what}. Go ahead? [y/N] "));
         let mut answer = String::new();
         // A stream that cannot be read gives no answer, and no answer is a no.
         let _ = self.stdin.read_line(&mut answer);
+        if !answer.ends_with('\n') {
+            // Nobody has ended the line of the question.
+            self.printer.write_err("\n");
+        }
         if matches!(answer.trim(), "y" | "Y" | "yes" | "Yes") {
             return Ok(());
         }

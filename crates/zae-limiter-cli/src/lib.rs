@@ -14,9 +14,12 @@ mod fresh;
 pub mod grammar;
 mod interrupts;
 mod line;
+mod listing;
 mod printer;
 mod reference;
 mod status;
+mod stored;
+mod suggestion;
 mod vars;
 mod world;
 
@@ -100,13 +103,21 @@ async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus,
     }
 }
 
-/// Commands that can be dropped at any moment: what they change is changed in one step.
+/// Commands that can be dropped at any moment: what they change is changed in one step, or the
+/// command can be repeated and does the rest.
 async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitStatus, Failure> {
     match command {
         Command::Acquire(_) | Command::Bench(_) | Command::Demo(_) => {
             unreachable!("handled before")
         }
         Command::Available(args) => commands::available::run(args, context).await,
+        Command::Entity(args) => commands::entity::run(args, context).await,
+        Command::Resource(args) => commands::resource::run(args, context).await,
+        Command::System(args) => commands::system::run(args, context).await,
+        Command::Namespace(args) => commands::namespace::run(args, context).await,
+        Command::Usage(args) => commands::usage::run(args, context).await,
+        Command::Audit(args) => commands::audit::run(args, context).await,
+        Command::Completions(args) => commands::completions::run(args, context),
         Command::Version(args) => commands::version::run(args, context),
     }
 }

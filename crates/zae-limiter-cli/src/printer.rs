@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::line::{Line, cut};
+use crate::suggestion::Place;
 use crate::world::Terminal;
 
 /// In which form data is printed.
@@ -87,6 +88,8 @@ pub(crate) struct Printer {
     pub verbosity: Verbosity,
     /// Whose width and height the output should fit.
     pub terminal: Terminal,
+    /// Where suggested commands have to work.
+    pub place: Place,
     /// A line of progress stands on the terminal and must be wiped before anything else is said.
     progress_shown: bool,
     /// So many lines of a view stand on the terminal, above the cursor.
@@ -152,6 +155,7 @@ impl Printer {
             output: Output::default(),
             verbosity: Verbosity::Normal,
             terminal,
+            place: Place::default(),
             progress_shown: false,
             view_lines: 0,
         }
@@ -183,10 +187,25 @@ impl Printer {
         self.line(to_json(document));
     }
 
+    /// What was done: as a JSON document where one is asked for, else in words.
+    pub(crate) fn done(&mut self, document: &impl Serialize, words: impl AsRef<str>) {
+        if self.is_json() {
+            self.json(document);
+        }
+        self.say_unless_json(words);
+    }
+
     /// What was done, on stderr; silent under `-q`.
     pub(crate) fn say(&mut self, text: impl AsRef<str>) {
         if self.verbosity >= Verbosity::Normal {
             self.tell(Look::Plain, text.as_ref());
+        }
+    }
+
+    /// As [`say`](Self::say), where the data itself does not say it already.
+    pub(crate) fn say_unless_json(&mut self, text: impl AsRef<str>) {
+        if !self.is_json() {
+            self.say(text);
         }
     }
 
@@ -205,7 +224,7 @@ impl Printer {
 
     fn tell(&mut self, look: Look, text: &str) {
         self.wipe_progress();
-        let text = self.err.paint(look, text);
+        let text = self.err.paint(look, &self.place.put_into(text));
         self.err.write(&format!("{text}\n"));
     }
 
@@ -274,8 +293,9 @@ impl Printer {
     /// What went wrong.
     pub(crate) fn failure(&mut self, failure: &Failure) {
         self.wipe_progress();
+        let hint = failure.hint.as_deref().map(|hint| self.place.put_into(hint));
         if self.is_json() {
-            let document = to_json(&failure.to_json());
+            let document = to_json(&failure.to_json(hint.as_deref()));
             self.err.write(&format!("{document}\n"));
             return;
         }
@@ -283,7 +303,7 @@ impl Printer {
         for cause in &failure.causes {
             text.push_str(&format!("  {} {cause}\n", self.err.paint(Look::Dim, "cause:")));
         }
-        if let Some(hint) = &failure.hint {
+        if let Some(hint) = hint {
             text.push_str(&format!("  {} {hint}\n", self.err.paint(Look::Good, "hint:")));
         }
         self.err.write(&text);
@@ -308,6 +328,11 @@ impl Printer {
     pub(crate) fn take_error(&mut self) -> Option<io::Error> {
         self.out.failed.take()
     }
+}
+
+/// `1 item`, `2 items`.
+pub(crate) fn count(number: u64, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
 /// JSON as people can read it, too.

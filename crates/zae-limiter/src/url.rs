@@ -57,10 +57,10 @@ impl FromStr for StoreUrl {
             #[cfg(not(feature = "sqlite"))]
             Some(("sqlite", _)) => {
                 Err(wrong("sqlite", "this program was built without the sqlite feature"))
-            },
+            }
             Some(("dynamodb", _)) => {
                 Err(wrong("dynamodb", "this release has no DynamoDB store yet"))
-            },
+            }
             Some((scheme, _)) => Err(wrong(scheme, RULE)),
             None => Err(wrong(url, RULE)),
         }

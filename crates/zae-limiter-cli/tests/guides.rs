@@ -1,0 +1,197 @@
+//! Every shell block of the guides is run, and does what the guide says.
+//!
+//! A block is marked `console`. Lines that start with `$ ` are commands (`> ` goes on with one), the
+//! lines below are what they print. `…` stands for whatever differs from run to run: a part of a
+//! line, or, alone on a line, any number of lines. A command that fails is followed by
+//! `$ echo $?`. Each guide has a home directory of its own.
+//! `ZAEL_UPDATE_GUIDES=1 cargo test -p zae-limiter-cli --test guides` writes down what is printed now.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// A command of a guide, and what the guide says it prints.
+#[derive(Debug, Default)]
+struct Step {
+    line: usize,
+    command: String,
+    printed: Vec<String>,
+}
+
+/// A guide, in pieces that put together are the guide.
+enum Piece {
+    Text(String),
+    Step(Step),
+}
+
+fn pieces(guide: &str) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    let mut in_console = false;
+    for (at, line) in guide.lines().enumerate() {
+        if line.starts_with("```") {
+            in_console = line == "```console";
+            let shell = ["```sh", "```bash", "```shell", "```zsh"].contains(&line);
+            assert!(!shell, "line {}: mark shell blocks `console`, so that they are run", at + 1);
+            pieces.push(Piece::Text(line.to_owned()));
+        } else if !in_console {
+            pieces.push(Piece::Text(line.to_owned()));
+        } else if let Some(command) = line.strip_prefix("$ ") {
+            let command = command.to_owned();
+            pieces.push(Piece::Step(Step { line: at + 1, command, printed: Vec::new() }));
+        } else if let Some(Piece::Step(step)) = pieces.last_mut() {
+            match line.strip_prefix("> ") {
+                Some(more) if step.printed.is_empty() => {
+                    step.command = format!("{}\n{more}", step.command);
+                }
+                _ => step.printed.push(line.to_owned()),
+            }
+        } else {
+            panic!("line {}: a console block starts with a command", at + 1);
+        }
+    }
+    pieces
+}
+
+/// The machine of somebody who reads a guide.
+struct Reader {
+    home: TempDir,
+    last_status: i32,
+}
+
+impl Reader {
+    fn new() -> Self {
+        Self { home: tempfile::tempdir().unwrap(), last_status: 0 }
+    }
+
+    /// Runs a command and gives what it prints, on both streams.
+    fn run(&mut self, command: &str) -> Vec<String> {
+        let binary = Path::new(env!("CARGO_BIN_EXE_zae-limiter"));
+        let path = std::env::var("PATH").unwrap_or_default();
+        let output = Command::new("bash")
+            .arg("-c")
+            .arg(format!("exec 2>&1\n(exit {})\n{command}", self.last_status))
+            .current_dir(self.home.path())
+            .env_clear()
+            .env("HOME", self.home.path())
+            .env("PATH", format!("{}:{path}", binary.parent().unwrap().display()))
+            .env("USER", "ada")
+            .output()
+            .unwrap();
+        self.last_status = output.status.code().unwrap_or(-1);
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let printed = printed.replace(&*self.home.path().to_string_lossy(), "/home/ada");
+        printed.lines().map(|line| line.trim_end().to_owned()).collect()
+    }
+}
+
+/// Whether a line is what the guide says, `…` standing for anything.
+fn line_matches(said: &str, line: &str) -> bool {
+    let mut parts = said.split('…');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = line.strip_prefix(first) else { return false };
+    let mut parts: Vec<&str> = parts.collect();
+    let Some(last) = parts.pop() else { return rest.is_empty() };
+    for part in parts {
+        let Some(found) = rest.find(part) else { return false };
+        rest = &rest[found + part.len()..];
+    }
+    rest.ends_with(last)
+}
+
+fn matches(said: &[String], printed: &[String]) -> bool {
+    match said.split_first() {
+        None => printed.is_empty(),
+        Some((first, said)) if first == "…" => {
+            (0..=printed.len()).any(|skipped| matches(said, &printed[skipped..]))
+        }
+        Some((first, said)) => match printed.split_first() {
+            Some((line, printed)) => line_matches(first, line) && matches(said, printed),
+            None => false,
+        },
+    }
+}
+
+/// Follows a guide, and gives it back with what is printed now.
+fn follow(path: &Path) -> (String, Vec<String>) {
+    let guide = std::fs::read_to_string(path).unwrap();
+    let mut reader = Reader::new();
+    let (mut written, mut wrong) = (String::new(), Vec::new());
+    let pieces = pieces(&guide);
+    for (at, piece) in pieces.iter().enumerate() {
+        let step = match piece {
+            Piece::Text(line) => {
+                writeln!(written, "{line}").unwrap();
+                continue;
+            }
+            Piece::Step(step) => step,
+        };
+        let place = format!("{}:{}: $ {}", path.display(), step.line, step.command);
+        let printed = reader.run(&step.command);
+        let as_said = matches(&step.printed, &printed);
+        if !as_said {
+            wrong.push(format!(
+                "{place}\nshould print:\n{:#?}\nprints:\n{printed:#?}",
+                step.printed
+            ));
+        }
+        let next = pieces.get(at + 1);
+        let told = matches!(next, Some(Piece::Step(next)) if next.command.contains("$?"));
+        if reader.last_status != 0 && !told {
+            wrong.push(format!("{place}\nfails with {} and does not say so", reader.last_status));
+        }
+        writeln!(written, "$ {}", step.command.replace('\n', "\n> ")).unwrap();
+        for line in if as_said { &step.printed } else { &printed } {
+            writeln!(written, "{line}").unwrap();
+        }
+    }
+    (written, wrong)
+}
+
+fn guides() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut guides: Vec<PathBuf> =
+        entries.filter(|path| path.extension().is_some_and(|ext| ext == "md")).collect();
+    guides.sort();
+    guides
+}
+
+#[test]
+fn the_guides_do_what_they_say() {
+    let update = std::env::var_os("ZAEL_UPDATE_GUIDES").is_some();
+    let guides = guides();
+    assert!(!guides.is_empty());
+    let mut wrong = Vec::new();
+    for guide in guides {
+        let (written, mut found) = follow(&guide);
+        if update {
+            std::fs::write(&guide, written).unwrap();
+        }
+        wrong.append(&mut found);
+    }
+    assert!(update || wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[test]
+fn what_a_guide_says_is_compared_line_by_line() {
+    for (said, line, same) in [
+        ("abc", "abc", true),
+        ("abc", "abcd", false),
+        ("a…c", "abbbc", true),
+        ("a…c", "abbb", false),
+        ("…", "", true),
+        ("a … b … c", "a 1 b 2 c", true),
+        ("a … b … c", "a 1 c", false),
+    ] {
+        assert_eq!(line_matches(said, line), same, "{said:?} and {line:?}");
+    }
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+    assert!(matches(&lines("a\n…\nz"), &lines("a\nb\nc\nz")));
+    assert!(!matches(&lines("a\n…\nz"), &lines("a\nb\nc")));
+    assert!(!matches(&lines("a"), &lines("a\nb")));
+    assert!(!matches(&lines("a\nb"), &lines("a")));
+}

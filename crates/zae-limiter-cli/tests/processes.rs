@@ -1,0 +1,259 @@
+//! The program as a process among others: many at once, interrupted, killed, with nobody reading.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// A limit that gives nothing back while a test runs.
+const LIMIT: &str = "runs:10/day";
+
+fn zael(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_zae-limiter"));
+    command
+        .args(["--store", &format!("sqlite:{}", folder.join("limits.db").display())])
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn acquire(folder: &Path, rest: &[&str]) -> Command {
+    zael(folder, &[&["acquire", "job", "machine", "-c", "runs:1", "-l", LIMIT], rest].concat())
+}
+
+/// A file with a bucket in it, of which one token is taken.
+fn folder_with_nine_left() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let first = acquire(folder.path(), &[]).output().unwrap();
+    assert!(first.status.success(), "{first:?}");
+    assert_eq!(left(folder.path()), 9);
+    folder
+}
+
+/// What is left in the bucket, read by a call that takes nothing.
+fn left(folder: &Path) -> i64 {
+    let args = ["acquire", "job", "machine", "-c", "runs:0", "-l", LIMIT, "-o", "json"];
+    let output = zael(folder, &args).output().unwrap();
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    document["limits"][0]["available"].as_i64().unwrap()
+}
+
+fn signal(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    // It may have ended by itself.
+    let _ = kill_process(pid, signal);
+}
+
+/// Starts a command that runs until its input ends, and comes back when it runs.
+fn start_and_see_it_run(folder: &Path, script: &str) -> (Child, ChildStdin) {
+    let mut child = acquire(folder, &["--", "sh", "-c", script]).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "running\n");
+    let stdin = child.stdin.take().unwrap();
+    (child, stdin)
+}
+
+#[test]
+fn forty_at_once_are_ten_admitted_and_thirty_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let children: Vec<Child> =
+        (0..40).map(|_| acquire(folder.path(), &[]).spawn().unwrap()).collect();
+    let outputs: Vec<Output> =
+        children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    let with = |code| outputs.iter().filter(|output| output.status.code() == Some(code)).count();
+    assert_eq!((with(0), with(5)), (10, 30), "{outputs:#?}");
+}
+
+#[test]
+fn the_commands_own_status_comes_through_and_failure_gives_back() {
+    let folder = folder_with_nine_left();
+    for (script, status, left_after) in [
+        ("exit 0", 0, 8),
+        ("exit 1", 1, 8),
+        ("exit 5", 5, 8),
+        ("exit 77", 77, 8),
+        ("kill -KILL $$", 137, 8),
+        ("echo out; echo err >&2", 0, 7),
+    ] {
+        let output = acquire(folder.path(), &["--", "sh", "-c", script]).output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{script}: {output:?}");
+        assert_eq!(left(folder.path()), left_after, "{script}");
+        if script.starts_with("echo") {
+            assert_eq!((&*output.stdout, &*output.stderr), (&b"out\n"[..], &b"err\n"[..]));
+        }
+    }
+}
+
+#[test]
+fn an_adjustment_is_written_when_the_command_has_succeeded_and_only_then() {
+    let folder = folder_with_nine_left();
+    let run = |script| {
+        acquire(folder.path(), &["--adjust", "runs:3", "--", "sh", "-c", script]).output().unwrap()
+    };
+    assert!(!run("exit 1").status.success());
+    assert_eq!(left(folder.path()), 9);
+    assert!(run("exit 0").status.success());
+    assert_eq!(left(folder.path()), 5);
+}
+
+#[test]
+fn a_command_that_cannot_be_started_takes_nothing() {
+    let folder = folder_with_nine_left();
+    for (program, status) in [("./no-such-program", 127), ("/", 126)] {
+        let output = acquire(folder.path(), &["--", program]).output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{output:?}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            stderr.contains("could not be started") && stderr.contains("given back"),
+            "{stderr}"
+        );
+        assert_eq!(left(folder.path()), 9);
+    }
+}
+
+#[test]
+fn nothing_runs_when_a_limit_refuses() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["acquire", "job", "machine", "-c", "runs:10", "-l", LIMIT];
+    assert!(zael(folder.path(), &args).output().unwrap().status.success());
+    let output = acquire(folder.path(), &["--", "echo", "running"]).output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(5), 0), "{output:?}");
+}
+
+#[test]
+fn an_interrupted_command_gives_back() {
+    let folder = folder_with_nine_left();
+    for (sent, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let (child, stdin) = start_and_see_it_run(folder.path(), "echo running; exec cat");
+        assert_eq!(left(folder.path()), 8, "taken while the command runs");
+        signal(&child, sent);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{output:?}");
+        assert_eq!(left(folder.path()), 9);
+        drop(stdin);
+    }
+}
+
+#[test]
+fn a_command_that_cleans_up_is_waited_for() {
+    let folder = folder_with_nine_left();
+    // The shell ends at the first signal, but only after its input has ended.
+    let script =
+        "trap 'cat; echo cleaned; exit 3' TERM; echo running; while :; do read -r line; done";
+    let (mut child, mut stdin) = start_and_see_it_run(folder.path(), script);
+    signal(&child, Signal::TERM);
+    std::io::Write::write_all(&mut stdin, b"x\n").unwrap();
+    drop(stdin);
+    let mut rest = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut rest).unwrap();
+    assert!(rest.ends_with("cleaned\n"), "{rest:?}");
+    assert_eq!(child.wait().unwrap().code(), Some(3));
+    assert_eq!(left(folder.path()), 9);
+}
+
+#[test]
+fn who_interrupts_twice_ends_a_command_that_does_not_listen() {
+    let folder = folder_with_nine_left();
+    let script = "trap '' TERM; echo running; while :; do read -r line || :; done";
+    let (mut child, _stdin) = start_and_see_it_run(folder.path(), script);
+    // Signals of one kind that come together are one; so until it has ended.
+    while child.try_wait().unwrap().is_none() {
+        signal(&child, Signal::TERM);
+        std::thread::yield_now();
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(137));
+    assert_eq!(left(folder.path()), 9);
+}
+
+#[test]
+fn a_wait_can_be_interrupted() {
+    let folder = tempfile::tempdir().unwrap();
+    let all = ["acquire", "job", "machine", "-c", "runs:10", "-l", LIMIT, "-q"];
+    assert!(zael(folder.path(), &all).output().unwrap().status.success());
+    let child = acquire(folder.path(), &["--wait", "1d", "-v"]).spawn().unwrap();
+    // Sent until it is heard: before the program listens, a signal ends it by itself.
+    let mut child = child;
+    while child.try_wait().unwrap().is_none() {
+        signal(&child, Signal::INT);
+        std::thread::yield_now();
+    }
+    let status = child.wait().unwrap();
+    let by_signal = std::os::unix::process::ExitStatusExt::signal(&status);
+    assert!(status.code() == Some(130) || by_signal == Some(2), "{status:?}");
+    assert_eq!(left(folder.path()), 0);
+}
+
+/// Interrupted or killed after so many looks at it, from before it has started to long after.
+fn interrupted_after(folder: &Path, looks: u32, sent: Signal) {
+    let mut child = acquire(folder, &["--", "cat"]).spawn().unwrap();
+    let stdin = child.stdin.take();
+    for _ in 0..looks {
+        if child.try_wait().unwrap().is_some() {
+            break;
+        }
+    }
+    signal(&child, sent);
+    // After a kill the command is an orphan, and ends with its input.
+    drop(stdin);
+    child.wait().unwrap();
+}
+
+#[test]
+fn interrupted_at_any_moment_everything_is_given_back() {
+    let folder = folder_with_nine_left();
+    for round in 0..40_u32 {
+        let sent = if round % 2 == 0 { Signal::INT } else { Signal::TERM };
+        let looks = 1_u32 << (round / 2 % 20);
+        let mut child = acquire(folder.path(), &["--", "cat"]).spawn().unwrap();
+        let stdin = child.stdin.take();
+        for _ in 0..looks {
+            assert!(child.try_wait().unwrap().is_none(), "it runs as long as its input is open");
+        }
+        signal(&child, sent);
+        let status = child.wait().unwrap();
+        assert!(!status.success());
+        drop(stdin);
+        assert_eq!(left(folder.path()), 9, "round {round}, after {looks} looks");
+    }
+}
+
+#[test]
+fn killed_at_any_moment_never_more_is_gone_than_was_taken() {
+    for round in 0..20_u32 {
+        let folder = folder_with_nine_left();
+        interrupted_after(folder.path(), 1 << round, Signal::KILL);
+        let left = left(folder.path());
+        assert!(left == 8 || left == 9, "round {round}: {left} left");
+    }
+}
+
+#[test]
+fn nobody_reads_the_output() {
+    let folder = folder_with_nine_left();
+    let mut child = acquire(folder.path(), &[]).spawn().unwrap();
+    drop(child.stdout.take());
+    drop(child.stderr.take());
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(0), "admitted is admitted");
+    assert_eq!(left(folder.path()), 8);
+    let mut child = zael(folder.path(), &["--help"]).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(0));
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let folder = folder_with_nine_left();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = zael(folder.path(), &["version"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.starts_with("error: the output could not be written"), "{stderr}");
+}
