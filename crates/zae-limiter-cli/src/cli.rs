@@ -70,17 +70,17 @@ pub(crate) struct Globals {
 
     /// Short for --store dynamodb:STACK
     #[arg(
-        short = 'n', long, global = true, value_name = "STACK",
+        id = "stack", short = 'n', long = "name", global = true, value_name = "STACK",
         value_parser = grammar::stack_name, conflicts_with = "store",
     )]
     pub name: Option<zae_limiter::StackName>,
 
     /// The AWS region of the stack
-    #[arg(long, global = true, value_name = "REGION", requires = "name")]
+    #[arg(long, global = true, value_name = "REGION", requires = "stack")]
     pub region: Option<String>,
 
     /// The address of another DynamoDB endpoint
-    #[arg(long, global = true, value_name = "URL", requires = "name")]
+    #[arg(long, global = true, value_name = "URL", requires = "stack")]
     pub endpoint_url: Option<String>,
 
     /// The namespace to work in [env: ZAEL_NAMESPACE] [default: default]
@@ -114,6 +114,25 @@ pub(crate) enum Command {
     Acquire(commands::acquire::Args),
     /// Show what is there now; takes nothing
     Available(commands::available::Args),
+    /// Entities: create, show, delete, and limits of their own
+    Entity(commands::entity::Args),
+    /// Resources: limits for everybody on one resource, and what is left of them
+    Resource(commands::resource::Args),
+    /// Limits for everybody on everything, and what happens while the store does not answer
+    System(commands::system::Args),
+    /// Namespaces: limiters that share a store and see nothing of each other
+    Namespace(commands::namespace::Args),
+    /// What was used, by hour, day or month
+    Usage(commands::usage::Args),
+    /// Who changed what, and when
+    Audit(commands::audit::Args),
+    /// Print a script that completes commands and options in a shell
+    Completions(commands::completions::Args),
+    /// Put load on a store: acquires per second, latencies, and the check that the limits held
+    Bench(commands::bench::Args),
+    /// Half a minute in the life of a gateway: live figures, a chart, and the check that the limits
+    /// held
+    Demo(commands::demo::Args),
     /// Print the version
     Version(commands::version::Args),
 }
@@ -148,4 +167,35 @@ pub(crate) fn peek_option(args: &[OsString], long: &str, short: Option<&str>) ->
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    /// clap would take one for the other, and find out only when the command is used.
+    fn check_ids(command: &clap::Command, globals: &[clap::Id]) {
+        for sub in command.get_subcommands() {
+            for arg in sub.get_arguments() {
+                let name = sub.get_name();
+                assert!(!globals.contains(arg.get_id()), "{name}: {} is global", arg.get_id());
+            }
+            check_ids(sub, globals);
+        }
+    }
+
+    #[test]
+    fn no_command_hides_a_global_option() {
+        let command = Cli::command();
+        let globals: Vec<clap::Id> = command
+            .get_arguments()
+            .filter(|arg| arg.is_global_set())
+            .map(|arg| arg.get_id().clone())
+            .collect();
+        assert!(globals.len() > 5);
+        check_ids(&command, &globals);
+        command.debug_assert();
+    }
 }

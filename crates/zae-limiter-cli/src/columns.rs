@@ -57,30 +57,47 @@ impl Columns {
                 *width = (*width).max(cell.text.width());
             }
         }
+        let mut text = String::new();
         if !std::mem::replace(&mut self.head_printed, true) {
             let heads: Vec<Cell> =
                 self.heads.iter().map(|(head, _)| Cell::new(Look::Head, head)).collect();
-            self.line(printer, &heads);
+            self.line(printer, &heads, &mut text);
         }
         for row in rows {
-            self.line(printer, row);
+            self.line(printer, row, &mut text);
         }
+        printer.write(&text);
     }
 
-    fn line(&self, printer: &mut Printer, row: &[Cell]) {
+    fn line(&self, printer: &Printer, row: &[Cell], text: &mut String) {
         let mut line = String::new();
         for (at, cell) in row.iter().enumerate() {
             let pad = " ".repeat(self.widths[at].saturating_sub(cell.text.width()));
-            let text = printer.paint(cell.look, &cell.text);
+            let painted = printer.paint(cell.look, &cell.text);
             if at > 0 {
                 line.push_str("  ");
             }
             match self.heads[at].1 {
-                Lean::Right => line.push_str(&format!("{pad}{text}")),
-                Lean::Left if at + 1 == row.len() => line.push_str(&text),
-                Lean::Left => line.push_str(&format!("{text}{pad}")),
+                Lean::Right => line.push_str(&format!("{pad}{painted}")),
+                Lean::Left if at + 1 == row.len() => line.push_str(&painted),
+                Lean::Left => line.push_str(&format!("{painted}{pad}")),
             }
         }
-        printer.line(line.trim_end());
+        text.push_str(line.trim_end());
+        text.push('\n');
     }
+}
+
+/// Prints what is known about one thing, a line for each field.
+pub(crate) fn print_fields(printer: &mut Printer, fields: Vec<(&'static str, Cell)>) {
+    let width = fields.iter().map(|(name, _)| name.width()).max().unwrap_or(0);
+    let mut text = String::new();
+    for (name, value) in fields {
+        let pad = " ".repeat(width - name.width());
+        let (name, value) =
+            (printer.paint(Look::Head, name), printer.paint(value.look, &value.text));
+        text.push_str(format!("{name}{pad}  {value}").trim_end());
+        text.push('\n');
+    }
+    printer.write(&text);
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zae_limiter::{Builder, Clock, Entropy, Error, NamespaceName, RateLimiter, StoreUrl};
+use zae_limiter::{Builder, Clock, Entropy, Error, NamespaceName, RateLimiter, Store, StoreUrl};
 
 use crate::cli::Globals;
 use crate::exit::ExitStatus;
@@ -14,6 +14,7 @@ use crate::failure::Failure;
 use crate::grammar;
 use crate::interrupts::Interrupts;
 use crate::printer::{Printer, Verbosity};
+use crate::suggestion::Place;
 use crate::vars;
 use crate::world::World;
 
@@ -44,6 +45,7 @@ impl std::fmt::Debug for Context {
 impl Context {
     pub(crate) fn new(globals: Globals, world: World, mut printer: Printer) -> Self {
         printer.output = globals.output;
+        printer.place = Place::of(&globals);
         printer.verbosity = match (globals.quiet, globals.verbose) {
             (true, _) => Verbosity::Quiet,
             (false, true) => Verbosity::Verbose,
@@ -75,20 +77,30 @@ impl Context {
         self.env.get(var.name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// The address of the store: the option's, else the variable's, else the file in the data
-    /// directory.
+    /// The address of the store that somebody has chosen: the option's, else the variable's.
+    ///
+    /// # Errors
+    ///
+    /// When it is not an address.
+    pub(crate) fn chosen_store_url(&self) -> Result<Option<String>, Failure> {
+        if let Some(url) = &self.store {
+            return Ok(Some(url.clone()));
+        }
+        let Some(url) = self.var(vars::STORE) else { return Ok(None) };
+        let read = grammar::store_url(url).map_err(|misread| {
+            Failure::usage(format!("invalid value {url:?} for {}: {misread}", vars::STORE.name))
+        });
+        read.map(Some)
+    }
+
+    /// The address of the store: the chosen one, else the file in the data directory.
     ///
     /// # Errors
     ///
     /// When it is not an address, or there is no data directory.
     pub(crate) fn store_url(&self) -> Result<String, Failure> {
-        if let Some(url) = &self.store {
-            return Ok(url.clone());
-        }
-        if let Some(url) = self.var(vars::STORE) {
-            return grammar::store_url(url).map_err(|misread| {
-                Failure::usage(format!("invalid value {url:?} for {}: {misread}", vars::STORE.name))
-            });
+        if let Some(url) = self.chosen_store_url()? {
+            return Ok(url);
         }
         let Some(folder) = &self.data_dir else {
             let failure = Failure::usage("there is no home directory to keep limits in");
@@ -154,14 +166,18 @@ impl Context {
     /// When the store cannot be opened.
     pub(crate) fn builder_on(&self, url: &str) -> Result<Builder, Failure> {
         let url: StoreUrl = url.parse().map_err(Error::Invalid)?;
+        Ok(self.builder_over(url.open()?))
+    }
+
+    /// A builder over a store that is open.
+    pub(crate) fn builder_over(&self, store: Arc<dyn Store>) -> Builder {
         let principal = self.var(vars::PRINCIPAL).or_else(|| self.var(vars::USER));
-        let mut builder = RateLimiter::builder(url.open()?)
-            .clock(Arc::clone(&self.clock))
-            .entropy((self.entropy)());
-        if let Some(principal) = principal {
-            builder = builder.principal(principal);
+        let builder =
+            RateLimiter::builder(store).clock(Arc::clone(&self.clock)).entropy((self.entropy)());
+        match principal {
+            Some(principal) => builder.principal(principal),
+            None => builder,
         }
-        Ok(builder)
     }
 
     /// Only the default file's folder is made: a folder that a person has named and that is not
@@ -189,13 +205,17 @@ impl Context {
             return Ok(());
         }
         if !self.printer.terminal.stdin {
-            let failure = Failure::usage(format!("{what}: nobody is there to confirm it"));
+            let failure = Failure::usage(format!("nobody is there to confirm that {what}"));
             return Err(failure.hint("say --yes to go ahead"));
         }
         self.printer.write_err(&format!("{what}. Go ahead? [y/N] "));
         let mut answer = String::new();
         // A stream that cannot be read gives no answer, and no answer is a no.
         let _ = self.stdin.read_line(&mut answer);
+        if !answer.ends_with('\n') {
+            // Nobody has ended the line of the question.
+            self.printer.write_err("\n");
+        }
         if matches!(answer.trim(), "y" | "Y" | "yes" | "Yes") {
             return Ok(());
         }

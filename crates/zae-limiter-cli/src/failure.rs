@@ -49,12 +49,12 @@ impl Failure {
         self
     }
 
-    /// The failure as the JSON object that `-o json` promises.
-    pub(crate) fn to_json(&self) -> FailureJson<'_> {
+    /// The failure as the JSON object that `-o json` promises, with the hint as it is shown.
+    pub(crate) fn to_json<'a>(&'a self, hint: Option<&'a str>) -> FailureJson<'a> {
         FailureJson {
             error: &self.message,
             cause: (!self.causes.is_empty()).then(|| self.causes.join(": ")),
-            hint: self.hint.as_deref(),
+            hint,
             exit_status: self.status.code(),
         }
     }
@@ -106,8 +106,20 @@ fn hint_for(error: &Error) -> Option<String> {
             ))
         }
         Error::MissingParent { parent } => Some(format!("zae-limiter entity create {parent}")),
-        Error::UnknownNamespace { name } => {
-            Some(format!("zae-limiter namespace register {name}   (or: namespace orphans)"))
+        Error::UnknownNamespace { name } => Some(format!(
+            "zae-limiter namespace register {name}   (was it deleted? zae-limiter namespace orphans)"
+        )),
+        Error::NotFound { what: "namespace", .. } => Some(
+            "zae-limiter namespace list   (deleted ones: zae-limiter namespace orphans)".to_owned(),
+        ),
+        Error::NotFound { what: "entity", .. } => {
+            Some("check the id, and the namespace: -N NAME".to_owned())
+        }
+        Error::AlreadyExists { what: "entity", name } => {
+            Some(format!("zae-limiter entity show {name}"))
+        }
+        Error::AlreadyExists { what: "namespace", name } => {
+            Some(format!("zae-limiter namespace delete {name}   (frees the name; its items stay)"))
         }
         Error::NamespaceInUse { name } => Some(format!("zae-limiter namespace delete {name}")),
         _ => None,

@@ -1,17 +1,25 @@
 //! The command line of zae-limiter, as a library: the program is [`main`] on the real
 //! [`World`], a test runs the same on a world of its own.
 
+mod books;
+mod chart;
 mod cli;
 mod columns;
 mod commands;
 mod context;
 mod exit;
 mod failure;
+mod figures;
+mod fresh;
 pub mod grammar;
 mod interrupts;
+mod line;
+mod listing;
 mod printer;
 mod reference;
 mod status;
+mod stored;
+mod suggestion;
 mod vars;
 mod world;
 
@@ -81,8 +89,10 @@ pub async fn run(mut world: World) -> ExitStatus {
 
 async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus, Failure> {
     match command {
-        // It ends what it has begun when it is interrupted.
+        // These end what they have begun when they are interrupted.
         Command::Acquire(args) => commands::acquire::run(args, context).await,
+        Command::Bench(args) => commands::bench::run(args, context).await,
+        Command::Demo(args) => commands::demo::run(args, context).await,
         other => {
             let mut interrupts = context.interrupts.clone();
             tokio::select! {
@@ -93,11 +103,21 @@ async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus,
     }
 }
 
-/// Commands that can be dropped at any moment: what they change is changed in one step.
+/// Commands that can be dropped at any moment: what they change is changed in one step, or the
+/// command can be repeated and does the rest.
 async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitStatus, Failure> {
     match command {
-        Command::Acquire(_) => unreachable!("handled before"),
+        Command::Acquire(_) | Command::Bench(_) | Command::Demo(_) => {
+            unreachable!("handled before")
+        }
         Command::Available(args) => commands::available::run(args, context).await,
+        Command::Entity(args) => commands::entity::run(args, context).await,
+        Command::Resource(args) => commands::resource::run(args, context).await,
+        Command::System(args) => commands::system::run(args, context).await,
+        Command::Namespace(args) => commands::namespace::run(args, context).await,
+        Command::Usage(args) => commands::usage::run(args, context).await,
+        Command::Audit(args) => commands::audit::run(args, context).await,
+        Command::Completions(args) => commands::completions::run(args, context),
         Command::Version(args) => commands::version::run(args, context),
     }
 }

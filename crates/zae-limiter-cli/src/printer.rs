@@ -10,6 +10,8 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::line::{Line, cut};
+use crate::suggestion::Place;
 use crate::world::Terminal;
 
 /// In which form data is printed.
@@ -86,8 +88,12 @@ pub(crate) struct Printer {
     pub verbosity: Verbosity,
     /// Whose width and height the output should fit.
     pub terminal: Terminal,
+    /// Where suggested commands have to work.
+    pub place: Place,
     /// A line of progress stands on the terminal and must be wiped before anything else is said.
     progress_shown: bool,
+    /// So many lines of a view stand on the terminal, above the cursor.
+    view_lines: usize,
 }
 
 impl std::fmt::Debug for Printer {
@@ -149,7 +155,9 @@ impl Printer {
             output: Output::default(),
             verbosity: Verbosity::Normal,
             terminal,
+            place: Place::default(),
             progress_shown: false,
+            view_lines: 0,
         }
     }
 
@@ -179,10 +187,25 @@ impl Printer {
         self.line(to_json(document));
     }
 
+    /// What was done: as a JSON document where one is asked for, else in words.
+    pub(crate) fn done(&mut self, document: &impl Serialize, words: impl AsRef<str>) {
+        if self.is_json() {
+            self.json(document);
+        }
+        self.say_unless_json(words);
+    }
+
     /// What was done, on stderr; silent under `-q`.
     pub(crate) fn say(&mut self, text: impl AsRef<str>) {
         if self.verbosity >= Verbosity::Normal {
             self.tell(Look::Plain, text.as_ref());
+        }
+    }
+
+    /// As [`say`](Self::say), where the data itself does not say it already.
+    pub(crate) fn say_unless_json(&mut self, text: impl AsRef<str>) {
+        if !self.is_json() {
+            self.say(text);
         }
     }
 
@@ -201,7 +224,7 @@ impl Printer {
 
     fn tell(&mut self, look: Look, text: &str) {
         self.wipe_progress();
-        let text = self.err.paint(look, text);
+        let text = self.err.paint(look, &self.place.put_into(text));
         self.err.write(&format!("{text}\n"));
     }
 
@@ -213,12 +236,19 @@ impl Printer {
 
     /// A line of progress on a terminal, in the place of the one before; nothing elsewhere.
     pub(crate) fn progress(&mut self, text: impl AsRef<str>) {
-        if !self.terminal.stderr || self.verbosity < Verbosity::Normal {
+        if !self.shows_progress() {
             return;
         }
-        let text = self.err.paint(Look::Dim, text.as_ref());
+        // A line that wraps could not be wiped.
+        let text = cut(text.as_ref(), self.terminal.columns().saturating_sub(1));
+        let text = self.err.paint(Look::Dim, text);
         self.err.write(&format!("\r\x1b[K{text}"));
         self.progress_shown = true;
+    }
+
+    /// Whether anybody sees progress.
+    pub(crate) fn shows_progress(&self) -> bool {
+        self.terminal.stderr && self.verbosity >= Verbosity::Normal
     }
 
     /// Takes the line of progress away.
@@ -228,11 +258,44 @@ impl Printer {
         }
     }
 
+    /// Lines of data on a terminal, in the place of those of the last call. They are cut to fit:
+    /// a line that wraps, or one that has left the screen, could not be written over.
+    pub(crate) fn redraw(&mut self, lines: &[Line]) {
+        self.wipe_progress();
+        let (columns, rows) = (self.terminal.columns(), self.terminal.rows());
+        let mut text = self.back_to_view_start();
+        let shown = &lines[..lines.len().min(rows.saturating_sub(1))];
+        for line in shown {
+            let line = line.clone().cut(columns.saturating_sub(1)).paint(self);
+            text.push_str(&format!("{line}\x1b[K\n"));
+        }
+        self.view_lines = shown.len();
+        // One write, so that nobody sees it half done.
+        self.out.write(&format!("{text}\x1b[J"));
+    }
+
+    /// Takes the view away.
+    pub(crate) fn wipe_view(&mut self) {
+        if self.view_lines > 0 {
+            let text = self.back_to_view_start();
+            self.out.write(&format!("{text}\x1b[J"));
+            self.view_lines = 0;
+        }
+    }
+
+    fn back_to_view_start(&self) -> String {
+        match self.view_lines {
+            0 => String::new(),
+            lines => format!("\x1b[{lines}A\r"),
+        }
+    }
+
     /// What went wrong.
     pub(crate) fn failure(&mut self, failure: &Failure) {
         self.wipe_progress();
+        let hint = failure.hint.as_deref().map(|hint| self.place.put_into(hint));
         if self.is_json() {
-            let document = to_json(&failure.to_json());
+            let document = to_json(&failure.to_json(hint.as_deref()));
             self.err.write(&format!("{document}\n"));
             return;
         }
@@ -240,7 +303,7 @@ impl Printer {
         for cause in &failure.causes {
             text.push_str(&format!("  {} {cause}\n", self.err.paint(Look::Dim, "cause:")));
         }
-        if let Some(hint) = &failure.hint {
+        if let Some(hint) = hint {
             text.push_str(&format!("  {} {hint}\n", self.err.paint(Look::Good, "hint:")));
         }
         self.err.write(&text);
@@ -265,6 +328,11 @@ impl Printer {
     pub(crate) fn take_error(&mut self) -> Option<io::Error> {
         self.out.failed.take()
     }
+}
+
+/// `1 item`, `2 items`.
+pub(crate) fn count(number: u64, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
 /// JSON as people can read it, too.

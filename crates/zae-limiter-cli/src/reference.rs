@@ -37,7 +37,9 @@ pub fn reference() -> String {
     for var in vars::ALL {
         let _ = writeln!(page, "| `{}` | {} |", var.name, var.meaning);
     }
-    page.push_str("\n## Commands\n");
+    page.push_str(
+        "\n## Commands\n\nThe options that the first help lists belong to all commands.\n",
+    );
     let mut root = command().term_width(100);
     root.build();
     describe(&mut root, "", &mut page);
@@ -49,7 +51,13 @@ fn describe(command: &mut clap::Command, parents: &str, page: &mut String) {
     let help = command.render_long_help().to_string();
     let lines: Vec<&str> = help.lines().map(str::trim_end).collect();
     let _ = write!(page, "\n### {name}\n\n```text\n{}\n```\n", lines.join("\n").trim());
-    for sub in command.get_subcommands_mut() {
-        describe(sub, &format!("{name} "), page);
+    for sub in command.get_subcommands() {
+        // What every command has stands in the first help only.
+        let mut own = sub.clone().mut_args(|arg| {
+            let is_everywhere =
+                arg.is_global_set() || matches!(arg.get_id().as_str(), "help" | "version");
+            arg.hide(is_everywhere)
+        });
+        describe(&mut own, &format!("{name} "), page);
     }
 }

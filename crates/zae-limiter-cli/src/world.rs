@@ -25,9 +25,14 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Columns to fill: the terminal's, or 80.
+    /// Columns to fill: the terminal's, or 80. Some terminals say that they have none.
     pub fn columns(&self) -> usize {
-        self.size.map_or(80, |(columns, _)| usize::from(columns))
+        self.size.map_or(80, |(columns, _)| if columns == 0 { 80 } else { usize::from(columns) })
+    }
+
+    /// Lines to fill: the terminal's, or 24.
+    pub fn rows(&self) -> usize {
+        self.size.map_or(24, |(_, rows)| if rows == 0 { 24 } else { usize::from(rows) })
     }
 }
 

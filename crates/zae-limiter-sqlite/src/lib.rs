@@ -19,6 +19,7 @@ mod accounts;
 mod codec;
 mod cursor;
 mod error;
+mod floor;
 mod job;
 mod keys;
 mod ledger;

@@ -66,6 +66,21 @@ pub fn limit(input: &str) -> Result<Limit, Misread> {
     }
 }
 
+/// Writes a limit as [`limit`] reads it: `rpm:100/min`, `tpm:10000/min:15000`, `uploads:3/5min`.
+pub fn limit_text(limit: &Limit) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "day"), (3_600, "hour"), (60, "min"), (1, "sec")];
+    let seconds = limit.refill_period.as_secs();
+    let largest =
+        UNITS.into_iter().find(|(unit, _)| seconds >= *unit && seconds.is_multiple_of(*unit));
+    let (unit, unit_name) = largest.unwrap_or((1, "sec"));
+    let period = match seconds / unit {
+        1 => unit_name.to_owned(),
+        count => format!("{count}{unit_name}"),
+    };
+    let rate = format!("{}:{}/{period}", limit.name, limit.refill_amount);
+    if limit.capacity == limit.refill_amount { rate } else { format!("{rate}:{}", limit.capacity) }
+}
+
 /// Reads an amount.
 ///
 /// # Errors
@@ -134,6 +149,31 @@ fn period(input: &str, part: &str) -> Result<Duration, Misread> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let seconds = [1, 59, 60, 61, 90, 300, 3_600, 5_400, 7_200, 86_400, 90_000, 604_800];
+        for seconds in seconds.into_iter().chain([zae_limiter::PERIOD_SECONDS_MAX]) {
+            for amount in [1, 10_000, zae_limiter::CAPACITY_MAX] {
+                for capacity in [1, 15_000, zae_limiter::CAPACITY_MAX] {
+                    let period = Duration::from_secs(seconds);
+                    let wanted = Limit::per("x.y-z_1", amount, period).burst(capacity);
+                    let text = limit_text(&wanted);
+                    assert_eq!(limit(&text), Ok(wanted), "{text}");
+                }
+            }
+        }
+        for (limit, text) in [
+            (Limit::per_minute("rpm", 100), "rpm:100/min"),
+            (Limit::per_minute("tpm", 10_000).burst(15_000), "tpm:10000/min:15000"),
+            (Limit::per("u", 3, Duration::from_secs(300)), "u:3/5min"),
+            (Limit::per("u", 3, Duration::from_secs(90)), "u:3/90sec"),
+            (Limit::per_hour("u", 3), "u:3/hour"),
+            (Limit::per_day("u", 3), "u:3/day"),
+        ] {
+            assert_eq!(limit_text(&limit), text);
+        }
+    }
 
     #[test]
     fn limits_are_read() {

@@ -9,10 +9,10 @@ mod names;
 mod number;
 
 pub use duration::duration;
-pub use limit::{Adjustment, Amount, adjustment, amount, limit};
+pub use limit::{Adjustment, Amount, adjustment, amount, limit, limit_text};
 pub use misread::Misread;
 pub use moment::{Moment, moment};
 pub use names::{
-    entity_id, key_value, limit_name, namespace_id, namespace_name, resource, resource_or_default,
-    stack_name, store_url,
+    Resources, entity_id, key_value, limit_name, namespace_id, namespace_name, resource,
+    resource_or_default, stack_name, store_url,
 };

@@ -75,13 +75,33 @@ pub fn namespace_id(input: &str) -> Result<NamespaceId, Misread> {
     })
 }
 
-/// Reads a resource, or `_default_`, which gives `None`.
+/// What limits of an entity are for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Resources {
+    /// All resources that the entity has no limits of their own for: `_default_`.
+    #[default]
+    All,
+    /// One resource.
+    One(ResourceName),
+}
+
+impl Resources {
+    /// The one resource, if it is one.
+    pub fn one(&self) -> Option<&str> {
+        match self {
+            Self::All => None,
+            Self::One(resource) => Some(resource.as_str()),
+        }
+    }
+}
+
+/// Reads a resource, or `_default_` for all of them.
 ///
 /// # Errors
 ///
 /// [`Misread`], pointing at the part that is wrong.
-pub fn resource_or_default(input: &str) -> Result<Option<ResourceName>, Misread> {
-    if input == DEFAULT_RESOURCE { Ok(None) } else { resource(input).map(Some) }
+pub fn resource_or_default(input: &str) -> Result<Resources, Misread> {
+    if input == DEFAULT_RESOURCE { Ok(Resources::All) } else { resource(input).map(Resources::One) }
 }
 
 /// Checks the name of a limit that is a part of `input`.
@@ -141,7 +161,7 @@ mod tests {
         assert!(entity_id("key-1:a@b.c").is_ok());
         assert_eq!(&"a/b"[namespace_name("a/b").expect_err("a/b").at()], "/");
         assert_eq!(&"1a"[resource("1a").expect_err("1a").at()], "1");
-        assert_eq!(resource_or_default("_default_"), Ok(None));
+        assert_eq!(resource_or_default("_default_"), Ok(Resources::All));
         assert!(namespace_id("short").is_err());
     }
 

@@ -7,6 +7,16 @@
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "a test")]
 
 mod acquire;
+mod audit;
 mod available;
+mod bench;
+mod completions;
+mod demo;
+mod entity;
+mod long_lists;
+mod namespace;
+mod resource;
 mod session;
+mod system;
+mod usage;
 mod usage_errors;

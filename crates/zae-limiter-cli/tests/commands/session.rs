@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -6,11 +7,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use zae_limiter::{Clock, Entropy, ManualClock, Timestamp, Waiting};
-use zae_limiter_cli::{Interrupts, Terminal, World};
+use zae_limiter::{Clock, Entropy, ManualClock, RateLimiter, Timestamp, Waiting};
+use zae_limiter_cli::{Interrupt, Interrupter, Interrupts, Terminal, World};
 
 /// 2026-11-15T14:25:36Z
 const START_MS: i64 = 1_794_752_736_000;
+
+thread_local! {
+    /// The seed of the run that goes on in this thread: the same in every test run, and another
+    /// one for each command line, as with real randomness.
+    static SEED: Cell<u64> = const { Cell::new(0) };
+}
 
 /// One after the other, command lines on one store, written down as they would look.
 pub struct Session {
@@ -20,6 +27,8 @@ pub struct Session {
     pub stdin: &'static str,
     pub terminal: Terminal,
     pub transcript: String,
+    /// Ctrl-C comes when a command has waited for so long.
+    pub interrupt_after: Option<Duration>,
     runs: u64,
 }
 
@@ -32,6 +41,7 @@ impl Session {
             stdin: "",
             terminal: Terminal::default(),
             transcript: String::new(),
+            interrupt_after: None,
             runs: 0,
         }
     }
@@ -56,32 +66,51 @@ impl Session {
     /// them together.
     pub fn run(&mut self, line: &str) -> u8 {
         writeln!(self.transcript, "$ zae-limiter {line}").unwrap();
-        let (stdout, stderr) = (Buffer::default(), Buffer::default());
-        self.runs += 1;
-        let world = World {
-            args: words(line).into_iter().map(Into::into).collect(),
-            env: self.env.clone(),
-            data_dir: Some(self.folder.path().join("data")),
-            clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
-            pace: Arc::new(Jumping(Arc::clone(&self.clock))),
-            entropy: || Entropy::seeded(1),
-            stdin: Box::new(self.stdin.as_bytes()),
-            stdout: Box::new(stdout.clone()),
-            stderr: Box::new(stderr.clone()),
-            terminal: self.terminal,
-            interrupts: Interrupts::none(),
-        };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let status = runtime.block_on(zae_limiter_cli::run(world)).code();
+        let (status, stdout, stderr) = self.run_unseen(line, usize::MAX);
         self.note("", &stdout);
         self.note("! ", &stderr);
         writeln!(self.transcript, "exit {status}\n").unwrap();
         status
     }
 
+    /// As [`run`](Self::run), without writing it down: gives the exit status, stdout and stderr.
+    /// Whoever reads stdout goes away after so many bytes.
+    pub fn run_unseen(&mut self, line: &str, read_max: usize) -> (u8, String, String) {
+        let (stdout, stderr) = (Buffer::up_to(read_max), Buffer::up_to(usize::MAX));
+        self.runs += 1;
+        SEED.set(self.runs);
+        let (interrupter, interrupts) = Interrupts::by_hand();
+        let interrupt_at = self.interrupt_after.map(|wait| self.clock.now().saturating_add(wait));
+        let clock = Arc::clone(&self.clock);
+        let world = World {
+            args: words(line).into_iter().map(Into::into).collect(),
+            env: self.env.clone(),
+            data_dir: Some(self.folder.path().join("data")),
+            clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
+            pace: Arc::new(Jumping { clock, interrupt_at, interrupter }),
+            entropy: || Entropy::seeded(SEED.get()),
+            stdin: Box::new(self.stdin.as_bytes()),
+            stdout: Box::new(stdout.clone()),
+            stderr: Box::new(stderr.clone()),
+            terminal: self.terminal,
+            interrupts,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let status = runtime.block_on(zae_limiter_cli::run(world)).code();
+        (status, stdout.text(), stderr.text())
+    }
+
+    /// A limiter on the session's store, to put much into it.
+    pub async fn limiter(&self) -> RateLimiter {
+        std::fs::create_dir_all(self.folder().join("data")).unwrap();
+        let url = format!("sqlite:{}", self.folder().join("data/limits.db").display());
+        let clock = Arc::clone(&self.clock) as Arc<dyn Clock>;
+        let entropy = Entropy::seeded(u64::MAX);
+        zae_limiter::builder(&url).unwrap().clock(clock).entropy(entropy).open().await.unwrap()
+    }
+
     /// What a stream got, with a mark before each line.
-    fn note(&mut self, mark: &str, stream: &Buffer) {
-        let text = String::from_utf8(stream.0.lock().unwrap().clone()).unwrap();
+    fn note(&mut self, mark: &str, text: &str) {
         // The folder has another name in every run.
         let text = text.replace(&*self.folder.path().to_string_lossy(), "FOLDER");
         let text = text.replace('\x1b', "␛").replace('\r', "␍");
@@ -103,12 +132,29 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-#[derive(Clone, Default)]
-struct Buffer(Arc<Mutex<Vec<u8>>>);
+#[derive(Clone)]
+struct Buffer {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    length_max: usize,
+}
+
+impl Buffer {
+    fn up_to(length_max: usize) -> Self {
+        Self { bytes: Arc::default(), length_max }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.bytes.lock().unwrap().clone()).unwrap()
+    }
+}
 
 impl Write for Buffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
+        let mut written = self.bytes.lock().unwrap();
+        match bytes.len().min(self.length_max - written.len()) {
+            0 if !bytes.is_empty() => Err(io::ErrorKind::BrokenPipe.into()),
+            length => written.write(&bytes[..length]),
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -118,15 +164,22 @@ impl Write for Buffer {
 
 /// Time passes as soon as somebody waits for it.
 #[derive(Debug)]
-struct Jumping(Arc<ManualClock>);
+struct Jumping {
+    clock: Arc<ManualClock>,
+    interrupt_at: Option<Timestamp>,
+    interrupter: Interrupter,
+}
 
 impl Clock for Jumping {
     fn now(&self) -> Timestamp {
-        self.0.now()
+        self.clock.now()
     }
 
     fn sleep(&self, wait: Duration) -> Waiting<'_> {
-        self.0.advance(wait);
+        self.clock.advance(wait);
+        if self.interrupt_at.is_some_and(|moment| moment <= self.clock.now()) {
+            self.interrupter.send(Interrupt::Interrupt);
+        }
         Box::pin(std::future::ready(()))
     }
 }

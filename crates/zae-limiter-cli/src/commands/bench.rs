@@ -1,0 +1,285 @@
+//! `bench`
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zae_limiter::{
+    CAPACITY_MAX, Clock, EntityId, Limit, LimitSet, RateLimiter, ResourceName, SqliteStore,
+    StoreUrl,
+};
+
+use crate::context::Context;
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+use crate::fresh::Fresh;
+use crate::grammar::{self, Amount};
+
+mod check;
+mod histogram;
+mod load;
+mod report;
+
+use check::Watched;
+use load::{Length, Load};
+use report::{BenchJson, Setting};
+
+const AFTER_HELP: &str = "\
+The entities are made up, live in a namespace of their own, and are purged at the end. Without -c
+and -l their limits are so high that everything is admitted. With --entity the load is on an entity
+in the namespace that was chosen, with its stored limits or those of -l, and it stays.
+
+Examples:
+  zae-limiter bench                                       10 s, 64 callers, 1,000 entities
+  zae-limiter bench --store memory: --entities 100000
+  zae-limiter bench --store 'sqlite:/var/tmp/b.db?durability=full' -o json > earlier.json
+  zae-limiter bench --compare earlier.json                how much faster or slower than that
+  zae-limiter bench -l rpm:600 -c rpm:1 --each 1000       refusals, too; 1,000 calls by each caller
+  zae-limiter bench --entity key-1 --resource gpt-4       on the limits of key-1
+
+Exit status: 0 the limits held, 1 they did not, 3 some calls failed because the store did not
+answer, 130 ended by Ctrl-C (with what was measured so far).";
+
+/// What made-up entities are asked for when nothing is said.
+const AMOUNTS: [(&str, u64); 2] = [("rpm", 1), ("tpm", 100)];
+
+/// Arguments of `bench`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct Args {
+    /// How many made-up entities are called for
+    #[arg(
+        long, value_name = "N", default_value_t = 1_000,
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000),
+    )]
+    entities: u32,
+
+    /// How many callers there are at once
+    #[arg(
+        long, value_name = "N", default_value_t = 64,
+        value_parser = clap::value_parser!(u16).range(1..=4_096),
+    )]
+    concurrency: u16,
+
+    /// How long it is measured [default: 10s]
+    #[arg(long, value_parser = grammar::duration, conflicts_with = "each")]
+    duration: Option<Duration>,
+
+    /// How long the load is on before that, uncounted [default: 1s; with --each 0s]
+    #[arg(long, value_name = "DURATION", value_parser = grammar::duration)]
+    warm_up: Option<Duration>,
+
+    /// Stop after so many calls of each caller, instead of a time
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    each: Option<u64>,
+
+    /// One entity instead of made-up ones
+    #[arg(long, value_name = "ID", value_parser = grammar::entity_id, conflicts_with = "entities")]
+    entity: Option<EntityId>,
+
+    /// What each call takes of a limit, as in tpm:500 [default: 1 of every limit]
+    #[arg(short, long, value_name = "LIMIT:TOKENS", value_parser = grammar::amount)]
+    consume: Vec<Amount>,
+
+    /// A limit of the entities, as in rpm:100 or tpm:10000/min:15000
+    #[arg(short, long = "limit", value_name = "LIMIT", value_parser = grammar::limit)]
+    limits: Vec<Limit>,
+
+    /// What is called
+    #[arg(long, value_name = "NAME", default_value = "bench", value_parser = grammar::resource)]
+    resource: ResourceName,
+
+    /// An earlier result of bench -o json to set this one beside
+    #[arg(long, value_name = "FILE")]
+    compare: Option<PathBuf>,
+}
+
+pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
+    // Before the load: nobody should wait for a minute to learn of a wrong name.
+    let earlier = args.compare.as_deref().map(BenchJson::read).transpose()?;
+    let limits = LimitSet::new(args.limits.iter().cloned()).map_err(zae_limiter::Error::Invalid)?;
+    if let Some(entity) = &args.entity {
+        let limiter = context.limiter().await?;
+        let (amounts, watched) = ask_about(entity, &args, &limits, &limiter).await?;
+        return measure(&args, amounts, &watched, limiter, earlier.as_ref(), context).await;
+    }
+    let (amounts, limits) = made_up(&args, limits)?;
+    let entities = usize::try_from(args.entities).expect("a million at most");
+    let cache = |builder: zae_limiter::Builder| builder.cache_capacity(entities.max(100_000) * 2);
+    let fresh = Fresh::open(context, "bench", cache).await?;
+    let measured = on_made_up(&args, amounts, &limits, &fresh, earlier.as_ref(), context).await;
+    // Whatever became of it, nothing is left behind.
+    let tidied = fresh.remove(&mut context.printer).await;
+    let status = measured?;
+    tidied.map(|()| status)
+}
+
+/// Amounts and limits of made-up entities: what is not said follows from what is.
+fn made_up(args: &Args, limits: LimitSet) -> Result<(Vec<(String, u64)>, LimitSet), Failure> {
+    let mut amounts = sums(&args.consume);
+    if amounts.is_empty() {
+        amounts = match limits.is_empty() {
+            true => AMOUNTS.map(|(name, tokens)| (name.to_owned(), tokens)).to_vec(),
+            false => limits.names().iter().map(|name| (name.to_string(), 1)).collect(),
+        };
+    }
+    if limits.is_empty() {
+        // So high that everything is admitted.
+        let high = amounts.iter().map(|(name, _)| Limit::per_second(name, CAPACITY_MAX));
+        let limits = LimitSet::new(high).map_err(zae_limiter::Error::Invalid)?;
+        return Ok((amounts, limits));
+    }
+    if let Some((name, _)) = amounts.iter().find(|(name, _)| limits.position(name).is_none()) {
+        let failure = Failure::usage(format!("-c names {name}, which is not a limit"));
+        return Err(failure.hint(format!("add -l {name}:100")));
+    }
+    Ok((amounts, limits))
+}
+
+/// A limit that is named twice counts with the sum, as in an acquire.
+fn sums(consume: &[Amount]) -> Vec<(String, u64)> {
+    let mut sums: Vec<(String, u64)> = Vec::new();
+    for amount in consume {
+        match sums.iter_mut().find(|(name, _)| *name == amount.limit) {
+            Some((_, sum)) => *sum = sum.saturating_add(amount.tokens),
+            None => sums.push((amount.limit.clone(), amount.tokens)),
+        }
+    }
+    sums
+}
+
+async fn on_made_up(
+    args: &Args,
+    amounts: Vec<(String, u64)>,
+    limits: &LimitSet,
+    fresh: &Fresh,
+    earlier: Option<&BenchJson>,
+    context: &mut Context,
+) -> Result<ExitStatus, Failure> {
+    let limiter = fresh.limiter.clone();
+    limiter.set_resource_defaults(args.resource.as_str(), limits.to_limits()).await?;
+    let watched = watch(None, limits, &amounts);
+    measure(args, amounts, &watched, limiter, earlier, context).await
+}
+
+fn watch(entity: Option<&str>, limits: &LimitSet, amounts: &[(String, u64)]) -> Vec<Watched> {
+    let named = limits.iter().filter_map(|(name, rate)| {
+        let (_, amount) = amounts.iter().find(|(amount, _)| amount == name.as_str())?;
+        Some(Watched {
+            entity: entity.map(str::to_owned),
+            limit: name.to_string(),
+            rate: *rate,
+            amount: *amount,
+        })
+    });
+    named.collect()
+}
+
+/// What a stored entity is asked for, and the limits of its own and of those above it.
+async fn ask_about(
+    entity: &EntityId,
+    args: &Args,
+    limits: &LimitSet,
+    limiter: &RateLimiter,
+) -> Result<(Vec<(String, u64)>, Vec<Watched>), Failure> {
+    let statuses = limiter.available(entity.as_str(), args.resource.as_str(), &[]).await?;
+    let own: Vec<String> = match limits.is_empty() {
+        true => statuses
+            .iter()
+            .filter(|status| status.level == 0)
+            .map(|s| s.limit_name.to_string())
+            .collect(),
+        false => limits.names().iter().map(ToString::to_string).collect(),
+    };
+    if own.is_empty() {
+        let failure = Failure::usage(format!("no limits hold for {entity} on {}", args.resource));
+        return Err(failure.hint("name its resource with --resource, or pass limits: -l rpm:100"));
+    }
+    let mut amounts = sums(&args.consume);
+    if amounts.is_empty() {
+        amounts = own.into_iter().map(|name| (name, 1)).collect();
+    }
+    let mut watched = watch(Some(entity.as_str()), limits, &amounts);
+    for status in statuses.iter().filter(|status| status.level > 0 || limits.is_empty()) {
+        let amount = amounts.iter().find(|(name, _)| name == status.limit_name.as_str());
+        if let Some((_, amount)) = amount {
+            watched.push(Watched {
+                entity: Some(status.entity_id.to_string()),
+                limit: status.limit_name.to_string(),
+                rate: status.rate,
+                amount: *amount,
+            });
+        }
+    }
+    Ok((amounts, watched))
+}
+
+async fn measure(
+    args: &Args,
+    amounts: Vec<(String, u64)>,
+    watched: &[Watched],
+    limiter: RateLimiter,
+    earlier: Option<&BenchJson>,
+    context: &mut Context,
+) -> Result<ExitStatus, Failure> {
+    let store = context.store_url()?;
+    let floor = floor(&store, context).await?;
+    let entities: Vec<String> = match &args.entity {
+        Some(entity) => vec![entity.to_string()],
+        None => (0..args.entities).map(|number| format!("key-{number}")).collect(),
+    };
+    let concurrency = usize::from(args.concurrency);
+    let setting = Setting {
+        store,
+        entities: entities.len(),
+        concurrency,
+        consume: amounts.iter().map(|(limit, tokens)| format!("{limit}:{tokens}")).collect(),
+        limits: watched.iter().map(Watched::to_text).collect(),
+        floor,
+    };
+    let default_warm_up = Duration::from_secs(u64::from(args.each.is_none()));
+    let load = Load {
+        limiter,
+        entities,
+        resource: args.resource.to_string(),
+        amounts,
+        limits: (args.entity.is_some() && !args.limits.is_empty()).then(|| args.limits.clone()),
+        concurrency,
+        warm_up: args.warm_up.unwrap_or(default_warm_up),
+        length: match args.each {
+            Some(calls) => Length::Calls(calls),
+            None => Length::Time(args.duration.unwrap_or(Duration::from_secs(10))),
+        },
+    };
+    let measured = load::run(load, context).await?;
+    let checked = check::check(watched, &measured);
+    let mut document = BenchJson::new(setting, &measured, &checked);
+    if let Some(failure) = &measured.first_failure {
+        let causes = failure.causes.iter().fold(String::new(), |all, cause| all + ": " + cause);
+        context.printer.warn(format!("calls failed: {}{causes}", failure.message));
+    }
+    if let Some(earlier) = earlier {
+        document.compare(earlier, &mut context.printer);
+    }
+    document.print(&checked, &mut context.printer);
+    Ok(match measured.interrupt {
+        _ if document.over_admitted > 0 => ExitStatus::Error,
+        Some(interrupt) => interrupt.status(),
+        None if measured.failed > 0 => ExitStatus::Unavailable,
+        None => ExitStatus::Done,
+    })
+}
+
+/// What the store's own ground gives: for a file, one hand-written statement per transaction.
+async fn floor(url: &str, context: &mut Context) -> Result<Option<f64>, Failure> {
+    let parsed: StoreUrl = url.parse().map_err(zae_limiter::Error::Invalid)?;
+    let StoreUrl::Sqlite { path, durability } = parsed else { return Ok(None) };
+    context.printer.progress("measuring one UPDATE per transaction");
+    let clock: Arc<dyn Clock> = Arc::clone(&context.clock);
+    let measured = tokio::task::spawn_blocking(move || {
+        SqliteStore::floor_per_second(&path, durability, &|| clock.stopwatch())
+    });
+    let floor = measured.await.expect("it does not panic");
+    context.printer.wipe_progress();
+    floor.map_err(|error| zae_limiter::Error::Store(error).into())
+}

@@ -1,0 +1,95 @@
+//! The check that no limit admitted more than it allows.
+
+use serde::Serialize;
+use zae_limiter::Rate;
+
+use crate::books;
+
+use super::load::Measured;
+
+/// A limit that the load takes from.
+#[derive(Clone, Debug)]
+pub(super) struct Watched {
+    /// Whose; absent for all the made-up entities, each of which has one.
+    pub entity: Option<String>,
+    pub limit: String,
+    pub rate: Rate,
+    /// What each admitted call takes of it.
+    pub amount: u64,
+}
+
+impl Watched {
+    /// As `rpm:100/60s:150`, after whose it is.
+    pub(super) fn to_text(&self) -> String {
+        let entity = self.entity.as_ref().map_or(String::new(), |entity| format!("{entity} "));
+        let (rate, period) = (self.rate.refill_amount(), self.rate.period_ms() / 1_000);
+        format!("{entity}{}:{rate}/{period}s:{}", self.limit, self.rate.capacity())
+    }
+}
+
+/// How a limit stood up to the load.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Checked {
+    pub entity: Option<String>,
+    pub limit: String,
+    /// Tokens admitted, all entities together.
+    pub admitted: u128,
+    /// The most that could have been, all entities together.
+    pub allowed: i128,
+    /// Tokens beyond, each entity by itself.
+    pub over_admitted: i128,
+}
+
+/// Holds what was admitted against the limits, entity by entity.
+pub(super) fn check(watched: &[Watched], measured: &Measured) -> Vec<Checked> {
+    let (first, last) = measured.span;
+    let elapsed = last.millis_since(first);
+    let check = |watched: &Watched| {
+        let mut checked = Checked {
+            entity: watched.entity.clone(),
+            limit: watched.limit.clone(),
+            admitted: 0,
+            allowed: 0,
+            over_admitted: 0,
+        };
+        for calls in &measured.admitted_by_entity {
+            let tokens = u128::from(*calls) * u128::from(watched.amount);
+            checked.admitted += tokens;
+            checked.allowed += books::allowed(&watched.rate, elapsed);
+            checked.over_admitted += books::over_admitted(&watched.rate, elapsed, tokens);
+        }
+        checked
+    };
+    watched.iter().map(check).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use zae_limiter::{Limit, LimitSet, Timestamp};
+
+    use super::*;
+    use crate::commands::bench::histogram::Histogram;
+
+    #[test]
+    fn each_entity_is_checked_by_itself() {
+        let limits = LimitSet::new([Limit::per_minute("rpm", 60).burst(10)]).unwrap();
+        let watched =
+            [Watched { entity: None, limit: "rpm".to_owned(), rate: limits.rates()[0], amount: 2 }];
+        let measured = |admitted_by_entity: Vec<u64>| Measured {
+            elapsed: std::time::Duration::ZERO,
+            admitted: admitted_by_entity.iter().sum(),
+            refused: 0,
+            failed: 0,
+            first_failure: None,
+            latency: Histogram::new(),
+            admitted_by_entity,
+            span: (Timestamp::from_millis(500), Timestamp::from_millis(2_500)),
+            interrupt: None,
+        };
+        // Twelve tokens each in two seconds, two for each call.
+        let sound = check(&watched, &measured(vec![6, 0, 6]));
+        assert_eq!((sound[0].admitted, sound[0].allowed, sound[0].over_admitted), (24, 36, 0));
+        let wrong = check(&watched, &measured(vec![7, 0, 0]));
+        assert_eq!((wrong[0].admitted, wrong[0].allowed, wrong[0].over_admitted), (14, 36, 2));
+    }
+}

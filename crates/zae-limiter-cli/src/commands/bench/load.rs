@@ -1,0 +1,310 @@
+//! The load: so many callers at once, each with one call after the other.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use fastrand::Rng;
+use tokio::task::JoinSet;
+use zae_limiter::{Error, Limit, RateLimiter, Timestamp};
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::figures::grouped;
+use crate::interrupts::Interrupt;
+
+use super::histogram::Histogram;
+
+/// How often the line of progress changes.
+const TICK: Duration = Duration::from_millis(200);
+
+/// A caller on a store that answers at once never waits; now and then it lets others go on.
+const YIELD_EVERY: u32 = 32;
+
+/// What is called, by how many, for how long.
+#[derive(Debug)]
+pub(super) struct Load {
+    pub limiter: RateLimiter,
+    pub entities: Vec<String>,
+    pub resource: String,
+    pub amounts: Vec<(String, u64)>,
+    /// Instead of those that are stored.
+    pub limits: Option<Vec<Limit>>,
+    pub concurrency: usize,
+    pub warm_up: Duration,
+    pub length: Length,
+}
+
+/// When it is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Length {
+    /// After so long.
+    Time(Duration),
+    /// After so many calls of each caller.
+    Calls(u64),
+}
+
+/// What was measured.
+#[derive(Debug)]
+pub(super) struct Measured {
+    pub elapsed: Duration,
+    pub admitted: u64,
+    pub refused: u64,
+    pub failed: u64,
+    /// What the first call that failed was told.
+    pub first_failure: Option<Failure>,
+    pub latency: Histogram,
+    /// Admitted calls of each entity, those of the warm-up included.
+    pub admitted_by_entity: Vec<u64>,
+    /// From the first call to the last, by the limiter's clock, the warm-up included.
+    pub span: (Timestamp, Timestamp),
+    pub interrupt: Option<Interrupt>,
+}
+
+const WARM_UP: u8 = 0;
+const MEASURE: u8 = 1;
+const STOP: u8 = 2;
+
+/// What all callers share.
+struct Shared {
+    load: Load,
+    phase: AtomicU8,
+    admitted_by_entity: Vec<AtomicU64>,
+    /// The first call that failed.
+    // A std mutex: it is never held across an await.
+    first_failure: Mutex<Option<Failure>>,
+    /// A call that cannot be carried out, whenever it is tried.
+    wrong_call: Mutex<Option<Failure>>,
+}
+
+/// What one caller has measured, read by others while it goes on.
+#[derive(Default)]
+struct Counts {
+    admitted: AtomicU64,
+    refused: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Counts {
+    /// Calls that were answered.
+    fn answered(&self) -> u64 {
+        let counts = [&self.admitted, &self.refused];
+        counts.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// Puts the load on the store.
+///
+/// # Errors
+///
+/// When the call itself is wrong: a limit that nobody has, more than one can ever hold.
+pub(super) async fn run(load: Load, context: &mut Context) -> Result<Measured, Failure> {
+    let (warm_up, length, concurrency) = (load.warm_up, load.length, load.concurrency);
+    let by_entity = load.entities.iter().map(|_| AtomicU64::new(0)).collect();
+    let shared = Arc::new(Shared {
+        load,
+        phase: AtomicU8::new(if warm_up.is_zero() { MEASURE } else { WARM_UP }),
+        admitted_by_entity: by_entity,
+        first_failure: Mutex::default(),
+        wrong_call: Mutex::default(),
+    });
+    let counts: Vec<Arc<Counts>> = (0..concurrency).map(|_| Arc::default()).collect();
+    let mut attendant =
+        Attendant { callers: JoinSet::new(), counts: &counts, latency: Histogram::new(), context };
+    let first = attendant.context.clock.now();
+    for (number, counts) in counts.iter().enumerate() {
+        attendant.callers.spawn(call(Arc::clone(&shared), Arc::clone(counts), number));
+    }
+    let mut ending = Ending::Time;
+    if !warm_up.is_zero() {
+        ending = attendant.attend("warming up", Some(warm_up)).await;
+        shared.phase.store(MEASURE, Ordering::Relaxed);
+    }
+    let started = attendant.context.clock.stopwatch();
+    if ending == Ending::Time {
+        let time = match length {
+            Length::Time(time) => Some(time),
+            Length::Calls(_) => None,
+        };
+        ending = attendant.attend("measuring", time).await;
+    }
+    shared.phase.store(STOP, Ordering::Relaxed);
+    attendant.join_all().await;
+    let elapsed = attendant.context.clock.stopwatch().saturating_sub(started);
+    let (latency, last) = (attendant.latency, attendant.context.clock.now());
+    context.printer.wipe_progress();
+    if let Some(failure) = take(&shared.wrong_call) {
+        return Err(failure);
+    }
+    let sum = |of: fn(&Counts) -> &AtomicU64| {
+        counts.iter().map(|counts| of(counts).load(Ordering::Relaxed)).sum()
+    };
+    let by_entity = shared.admitted_by_entity.iter();
+    Ok(Measured {
+        elapsed,
+        admitted: sum(|counts| &counts.admitted),
+        refused: sum(|counts| &counts.refused),
+        failed: sum(|counts| &counts.failed),
+        first_failure: take(&shared.first_failure),
+        latency,
+        admitted_by_entity: by_entity.map(|count| count.load(Ordering::Relaxed)).collect(),
+        span: (first, last),
+        interrupt: match ending {
+            Ending::Interrupt(interrupt) => Some(interrupt),
+            Ending::Time | Ending::AllDone => None,
+        },
+    })
+}
+
+fn take(failure: &Mutex<Option<Failure>>) -> Option<Failure> {
+    failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// Why the callers are no longer attended to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Time,
+    AllDone,
+    Interrupt(Interrupt),
+}
+
+/// Watches the callers.
+struct Attendant<'a> {
+    callers: JoinSet<Histogram>,
+    counts: &'a [Arc<Counts>],
+    latency: Histogram,
+    context: &'a mut Context,
+}
+
+impl Attendant<'_> {
+    /// Until the time is up, all callers are done, or somebody has had enough.
+    async fn attend(&mut self, what: &str, time: Option<Duration>) -> Ending {
+        let mut interrupts = self.context.interrupts.clone();
+        let shows_progress = self.context.printer.shows_progress();
+        let pace = Arc::clone(&self.context.pace);
+        let began = pace.stopwatch();
+        loop {
+            let elapsed = pace.stopwatch().saturating_sub(began);
+            let left = time.map(|time| time.saturating_sub(elapsed));
+            if left == Some(Duration::ZERO) {
+                return Ending::Time;
+            }
+            let wait = match left {
+                Some(left) if shows_progress => Some(left.min(TICK)),
+                None if shows_progress => Some(TICK),
+                left => left,
+            };
+            tokio::select! {
+                biased;
+                interrupt = interrupts.next() => return Ending::Interrupt(interrupt),
+                joined = self.callers.join_next() => match joined {
+                    Some(latency) => self.latency.add(&latency.expect("a caller does not panic")),
+                    None => return Ending::AllDone,
+                },
+                () = async {
+                    match wait {
+                        Some(wait) => pace.sleep(wait).await,
+                        None => std::future::pending().await,
+                    }
+                } => self.show_progress(what, pace.stopwatch().saturating_sub(began), time),
+            }
+        }
+    }
+
+    async fn join_all(&mut self) {
+        while let Some(latency) = self.callers.join_next().await {
+            self.latency.add(&latency.expect("a caller does not panic"));
+        }
+    }
+
+    fn show_progress(&mut self, what: &str, elapsed: Duration, time: Option<Duration>) {
+        let calls: u64 = self.counts.iter().map(|counts| counts.answered()).sum();
+        let refused: u64 =
+            self.counts.iter().map(|counts| counts.refused.load(Ordering::Relaxed)).sum();
+        let of = time.map_or(String::new(), |time| format!(" of {} s", time.as_secs_f64()));
+        let millis = elapsed.as_millis().max(1);
+        let mut text = format!("{what}: {:.1} s{of}", elapsed.as_secs_f64());
+        if calls > 0 {
+            let rate = u128::from(calls) * 1_000 / millis;
+            let rate = grouped(i128::try_from(rate).unwrap_or(i128::MAX));
+            text.push_str(&format!(", {rate} acquires/s, {} refused", grouped(refused)));
+        }
+        self.context.printer.progress(text);
+    }
+}
+
+/// One caller.
+async fn call(shared: Arc<Shared>, counts: Arc<Counts>, number: usize) -> Histogram {
+    let mut latency = Histogram::new();
+    let mut rng = Rng::with_seed(number as u64);
+    let clock = Arc::clone(shared.load.limiter.clock());
+    let mut left = match shared.load.length {
+        Length::Calls(calls) => calls,
+        Length::Time(_) => u64::MAX,
+    };
+    for turn in 0_u32.. {
+        let phase = shared.phase.load(Ordering::Relaxed);
+        if phase == STOP || left == 0 {
+            break;
+        }
+        let entity = rng.usize(..shared.load.entities.len());
+        let started = clock.stopwatch();
+        let outcome = one_call(&shared, entity).await;
+        let took = clock.stopwatch().saturating_sub(started);
+        if phase == MEASURE {
+            left -= 1;
+            let count = match outcome {
+                Outcome::Admitted => &counts.admitted,
+                Outcome::Refused => &counts.refused,
+                Outcome::Failed => &counts.failed,
+            };
+            count.fetch_add(1, Ordering::Relaxed);
+            // No answer is not a fast answer.
+            if !matches!(outcome, Outcome::Failed) {
+                latency.record(took);
+            }
+        }
+        if turn % YIELD_EVERY == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    latency
+}
+
+enum Outcome {
+    Admitted,
+    Refused,
+    Failed,
+}
+
+async fn one_call(shared: &Shared, entity: usize) -> Outcome {
+    let load = &shared.load;
+    let mut acquire = load.limiter.acquire(&load.entities[entity], &load.resource);
+    for (limit, tokens) in &load.amounts {
+        acquire = acquire.take(limit, *tokens);
+    }
+    if let Some(limits) = &load.limits {
+        acquire = acquire.limits(limits.iter().cloned());
+    }
+    let result = match acquire.await {
+        // Nothing was taken: the store was away.
+        Ok(lease) if lease.is_degraded() => return Outcome::Failed,
+        Ok(mut lease) => {
+            shared.admitted_by_entity[entity].fetch_add(1, Ordering::Relaxed);
+            lease.commit().await
+        }
+        Err(error) => Err(error),
+    };
+    let error = match result {
+        Ok(()) => return Outcome::Admitted,
+        Err(Error::Exceeded(_)) => return Outcome::Refused,
+        Err(error) => error,
+    };
+    let is_of_the_store = matches!(error, Error::Unavailable { .. } | Error::Store(_));
+    let place = if is_of_the_store { &shared.first_failure } else { &shared.wrong_call };
+    place.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| error.into());
+    if !is_of_the_store {
+        shared.phase.store(STOP, Ordering::Relaxed);
+    }
+    Outcome::Failed
+}

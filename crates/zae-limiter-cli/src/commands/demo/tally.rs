@@ -1,0 +1,133 @@
+//! What has happened so far.
+
+use crate::books::{Account, Span};
+
+use super::cast::{CAST, LIMITS, chain};
+
+/// Columns of the little picture of recent traffic, each half a second.
+pub(super) const RECENT: usize = 12;
+const RECENT_MS: u64 = 500;
+
+/// What happened to one member, calls of those below included.
+#[derive(Debug, Default)]
+pub(super) struct Member {
+    pub admitted: u64,
+    pub refused: u64,
+    /// Its limits, in the order of [`LIMITS`], where it has them.
+    pub accounts: [Option<Account>; LIMITS.len()],
+    /// In how many refusals each stood in the way.
+    pub in_the_way: [u64; LIMITS.len()],
+    /// Admitted calls by half seconds.
+    recent: Vec<u64>,
+}
+
+/// What has happened so far.
+#[derive(Debug)]
+pub(super) struct Tally {
+    pub members: Vec<Member>,
+    /// Admitted and refused calls by seconds.
+    pub seconds: Vec<(u64, u64)>,
+    pub admitted: u64,
+    pub refused: u64,
+    /// Calls that failed and gave everything back.
+    pub failed: u64,
+    /// Calls that used more than they had estimated.
+    pub underestimated: u64,
+    /// How long it went on.
+    pub elapsed_ms: u64,
+}
+
+impl Tally {
+    pub(super) fn new() -> Self {
+        let members = CAST.iter().map(|member| Member {
+            accounts: LIMITS.map(|limit| member.rate(limit).map(Account::new)),
+            ..Member::default()
+        });
+        Self {
+            members: members.collect(),
+            seconds: Vec::new(),
+            admitted: 0,
+            refused: 0,
+            failed: 0,
+            underestimated: 0,
+            elapsed_ms: 0,
+        }
+    }
+
+    /// A call of a key was admitted with these amounts, in the order of [`LIMITS`].
+    pub(super) fn admit(&mut self, key: usize, amounts: [u64; LIMITS.len()], span: Span) {
+        self.admitted += 1;
+        self.this_second().0 += 1;
+        let half_second = place(self.elapsed_ms, RECENT_MS);
+        for member in chain(key) {
+            let member = &mut self.members[member];
+            member.admitted += 1;
+            if member.recent.len() <= half_second {
+                member.recent.resize(half_second + 1, 0);
+            }
+            member.recent[half_second] += 1;
+            for (account, amount) in member.accounts.iter_mut().zip(amounts) {
+                if let Some(account) = account {
+                    account.admit(amount, span);
+                }
+            }
+        }
+    }
+
+    /// A call of a key was refused.
+    pub(super) fn refuse(&mut self, key: usize) {
+        self.refused += 1;
+        self.this_second().1 += 1;
+        for member in chain(key) {
+            self.members[member].refused += 1;
+        }
+    }
+
+    /// This limit stood in the way of a call.
+    pub(super) fn stood_in_the_way(&mut self, entity: &str, limit: &str) {
+        let member = CAST.iter().position(|member| member.id == entity);
+        let limit = LIMITS.iter().position(|name| *name == limit);
+        if let (Some(member), Some(limit)) = (member, limit) {
+            self.members[member].in_the_way[limit] += 1;
+        }
+    }
+
+    /// A lease of a key was settled with these differences.
+    pub(super) fn settle(&mut self, key: usize, differences: [i64; LIMITS.len()], span: Span) {
+        for member in chain(key) {
+            for (account, difference) in self.members[member].accounts.iter_mut().zip(differences) {
+                if let (Some(account), true) = (account, difference != 0) {
+                    account.settle(difference, span);
+                }
+            }
+        }
+    }
+
+    fn this_second(&mut self) -> &mut (u64, u64) {
+        let second = place(self.elapsed_ms, 1_000);
+        if self.seconds.len() <= second {
+            self.seconds.resize(second + 1, (0, 0));
+        }
+        &mut self.seconds[second]
+    }
+
+    /// Every limit there is: whose, which, and what was asked of it.
+    pub(super) fn accounts(&self) -> impl Iterator<Item = (usize, usize, &Account)> {
+        self.members.iter().enumerate().flat_map(|(member, tally)| {
+            let accounts = tally.accounts.iter().enumerate();
+            accounts.filter_map(move |(limit, account)| Some((member, limit, account.as_ref()?)))
+        })
+    }
+
+    /// A member's admitted calls in the last few whole half seconds.
+    pub(super) fn recent(&self, member: usize) -> Vec<u64> {
+        let now = place(self.elapsed_ms, RECENT_MS);
+        let recent = &self.members[member].recent;
+        let all = now.saturating_sub(RECENT)..now;
+        all.map(|half_second| recent.get(half_second).copied().unwrap_or(0)).collect()
+    }
+}
+
+fn place(elapsed_ms: u64, unit_ms: u64) -> usize {
+    usize::try_from(elapsed_ms / unit_ms).expect("the run is an hour at most")
+}

@@ -1,0 +1,177 @@
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use zae_limiter::{
+    Admission, Answer, Bucket, BucketKey, BucketQuery, Clock, Entropy, Key, ManualClock,
+    MemoryStore, Millitokens, NamespaceId, Page, PageRequest, Plan, Query, Record, ResourceList,
+    ResourceName, Scope, Settlement, Store, StoredBucket, Take, Target, Timestamp, Waiting, Write,
+    Written,
+};
+
+use super::*;
+use crate::cli::Cli;
+use crate::interrupts::Interrupts;
+use crate::printer::{Color, Printer};
+use crate::world::{Terminal, World};
+
+/// A store that gives every bucket a present before it decides: so many millitokens of its last
+/// limit.
+#[derive(Debug)]
+struct Generous {
+    store: MemoryStore,
+    present: i64,
+}
+
+impl Generous {
+    async fn give(&self, plan: &Plan) {
+        let settlements: Vec<Settlement> = plan
+            .legs
+            .iter()
+            .map(|leg| {
+                let amount = Millitokens::new(-self.present);
+                let take = Take { cell: leg.target.limits().len() - 1, amount };
+                let differences = std::iter::once(take).collect();
+                Settlement { target: Arc::clone(&leg.target), shard: 0, differences }
+            })
+            .collect();
+        self.store.settle(&settlements, plan.now).await.unwrap();
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl Store for Generous {
+    fn acquire_now(&self, _: &Plan) -> Option<Result<Admission, zae_limiter::StoreError>> {
+        None
+    }
+
+    fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission> {
+        Box::pin(async move {
+            if self.present > 0 {
+                self.give(plan).await;
+            }
+            self.store.acquire(plan).await
+        })
+    }
+
+    fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()> {
+        self.store.settle(settlements, now)
+    }
+
+    fn peek<'a>(
+        &'a self,
+        keys: &'a [BucketKey],
+        now: Timestamp,
+    ) -> Answer<'a, Vec<Option<Bucket>>> {
+        self.store.peek(keys, now)
+    }
+
+    fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()> {
+        self.store.reconfigure(target, now)
+    }
+
+    fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>> {
+        self.store.get(keys)
+    }
+
+    fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written> {
+        self.store.write(batch)
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()> {
+        self.store.delete(keys)
+    }
+
+    fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>> {
+        self.store.list(query, page)
+    }
+
+    fn list_buckets<'a>(
+        &'a self,
+        query: &'a BucketQuery,
+        page: &'a PageRequest,
+    ) -> Answer<'a, Page<StoredBucket>> {
+        self.store.list_buckets(query, page)
+    }
+
+    fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>> {
+        self.store.list_keys(scope, page)
+    }
+
+    fn list_resources<'a>(
+        &'a self,
+        namespace: &'a NamespaceId,
+        which: ResourceList,
+        page: &'a PageRequest,
+    ) -> Answer<'a, Page<ResourceName>> {
+        self.store.list_resources(namespace, which, page)
+    }
+}
+
+/// Waits pass at once.
+#[derive(Debug)]
+struct Jumping(Arc<ManualClock>);
+
+impl Clock for Jumping {
+    fn now(&self) -> Timestamp {
+        self.0.now()
+    }
+
+    fn sleep(&self, wait: Duration) -> Waiting<'_> {
+        self.0.advance(wait);
+        Box::pin(std::future::ready(()))
+    }
+}
+
+fn context(clock: &Arc<ManualClock>) -> Context {
+    let world = World {
+        args: Vec::new(),
+        env: BTreeMap::new(),
+        data_dir: None,
+        clock: Arc::clone(clock) as Arc<dyn Clock>,
+        pace: Arc::new(Jumping(Arc::clone(clock))),
+        entropy: || Entropy::seeded(1),
+        stdin: Box::new(io::empty()),
+        stdout: Box::new(io::sink()),
+        stderr: Box::new(io::sink()),
+        terminal: Terminal::default(),
+        interrupts: Interrupts::none(),
+    };
+    let sink = || Box::new(io::sink());
+    let printer = Printer::new(sink(), sink(), Terminal::default(), Color::Never);
+    let cli = Cli::read(&["demo".into()]).unwrap();
+    Context::new(cli.globals, world, printer)
+}
+
+/// Plays on a store that gives presents: how it ends, and what was over-admitted.
+fn outcome(present: i64) -> (ExitStatus, i128) {
+    let clock = Arc::new(ManualClock::new(Timestamp::from_millis(1_794_752_736_000)));
+    let mut context = context(&clock);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let store: Arc<dyn Store> = Arc::new(Generous { store: MemoryStore::new(), present });
+        let limiter = context.builder_over(store).open().await.unwrap();
+        let args = Args { seconds: 30, seed: 1 };
+        let status = play(&args, &limiter, "a store", &mut context).await.unwrap();
+
+        let registry = limiter.namespaces();
+        registry.register("again").await.unwrap();
+        let store = Arc::clone(limiter.store());
+        let limiter = context.builder_over(store).namespace("again").open().await.unwrap();
+        cast::set_up(&limiter).await.unwrap();
+        let length = Duration::from_secs(30);
+        let played = play::run(&limiter, &mut context, Show::Nothing, length, 1).await;
+        let (tally, _) = played.unwrap();
+        (status, tally.accounts().map(|(_, _, account)| account.over_admitted()).sum())
+    })
+}
+
+#[test]
+fn a_store_that_gives_presents_is_found_out() {
+    assert_eq!(outcome(0), (ExitStatus::Done, 0));
+    for present in [1_000, 50_000] {
+        let (status, over_admitted) = outcome(present);
+        assert_eq!(status, ExitStatus::Error, "{present} millitokens");
+        assert!(over_admitted > 0, "{present} millitokens");
+    }
+}

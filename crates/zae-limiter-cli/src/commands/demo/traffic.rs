@@ -1,0 +1,60 @@
+//! Who calls when, with what, and what becomes of it. The same seed gives the same traffic.
+
+use fastrand::Rng;
+
+use super::cast::CAST;
+
+/// A part of the run, with more or less traffic.
+#[derive(Debug)]
+pub(super) struct Phase {
+    /// Where it ends, in thousandths of the run.
+    until_permille: u64,
+    /// Traffic, in percent of an ordinary day.
+    percent: u64,
+    /// What it is called.
+    pub name: &'static str,
+}
+
+const PHASES: [Phase; 5] = [
+    Phase { until_permille: 130, percent: 35, name: "a quiet start" },
+    Phase { until_permille: 400, percent: 100, name: "a busy day" },
+    Phase { until_permille: 620, percent: 230, name: "a rush" },
+    Phase { until_permille: 830, percent: 100, name: "a busy day" },
+    Phase { until_permille: 1_000, percent: 25, name: "an evening" },
+];
+
+/// The part of the run at a moment.
+pub(super) fn phase(elapsed_ms: u64, total_ms: u64) -> &'static Phase {
+    let permille = elapsed_ms * 1_000 / total_ms.max(1);
+    PHASES.iter().find(|phase| permille < phase.until_permille).unwrap_or(&PHASES[4])
+}
+
+/// How long until a key calls again.
+pub(super) fn gap_ms(rng: &mut Rng, key: usize, phase: &Phase) -> u64 {
+    let mean = 60_000 * 100 / (CAST[key].calls_per_minute * phase.percent);
+    // Anything up to twice the mean: bursts and pauses.
+    rng.u64(1..=mean * 2)
+}
+
+/// What a call takes, and what comes of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    /// Tokens, before anybody knows.
+    pub estimate: u64,
+    /// Tokens in the end, or nothing when it fails.
+    pub actual: Option<u64>,
+    /// How long it takes.
+    pub work_ms: u64,
+}
+
+/// The next call.
+pub(super) fn request(rng: &mut Rng) -> Request {
+    let estimate = rng.u64(4..=40) * 25;
+    let work_ms = rng.u64(150..=1_400);
+    let percent = match rng.u64(..100) {
+        0..6 => None,
+        6..20 => Some(rng.u64(120..=300)),
+        _ => Some(rng.u64(45..=100)),
+    };
+    Request { estimate, actual: percent.map(|percent| estimate * percent / 100), work_ms }
+}

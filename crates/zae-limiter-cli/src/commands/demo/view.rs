@@ -1,0 +1,272 @@
+//! The figures while it runs: on a terminal a picture that is drawn over, elsewhere a line a second.
+
+use std::collections::BTreeMap;
+
+use zae_limiter::{LimitStatus, RateLimiter};
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::figures::{compact, grouped};
+use crate::line::Line;
+use crate::printer::{Look, Printer, Verbosity};
+
+use super::cast::{CAST, LIMITS, RESOURCE, keys};
+use super::tally::{RECENT, Tally};
+
+/// Where the figures go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Show {
+    /// A picture on a terminal.
+    Picture,
+    /// A line a second.
+    Lines,
+    /// A line of progress, where stdout is for a document.
+    Progress,
+    /// Nowhere.
+    Nothing,
+}
+
+/// How every limit stands, by whose and which it is.
+type Standing = BTreeMap<(String, String), LimitStatus>;
+
+/// The longest name with its branch.
+const NAME_COLUMNS: usize = 15;
+/// Of a limit: the space before it, the space and the number behind its bar.
+const NUMBER_COLUMNS: usize = 8;
+const COUNT_COLUMNS: usize = 9;
+
+impl Show {
+    pub(super) fn on(printer: &Printer) -> Self {
+        if printer.verbosity == Verbosity::Quiet {
+            Self::Nothing
+        } else if printer.is_json() {
+            if printer.terminal.stderr { Self::Progress } else { Self::Nothing }
+        } else if printer.terminal.stdout {
+            Self::Picture
+        } else {
+            Self::Lines
+        }
+    }
+
+    /// How often.
+    pub(super) fn every_ms(self) -> Option<u64> {
+        match self {
+            Self::Picture | Self::Progress => Some(200),
+            Self::Lines => Some(1_000),
+            Self::Nothing => None,
+        }
+    }
+
+    /// Shows the figures of the moment.
+    pub(super) async fn frame(
+        self,
+        tally: &Tally,
+        working: usize,
+        phase: &str,
+        total_ms: u64,
+        limiter: &RateLimiter,
+        context: &mut Context,
+    ) -> Result<(), Failure> {
+        let seconds = tally.elapsed_ms / 1_000;
+        match self {
+            Self::Picture => {
+                let standing = standing(limiter).await?;
+                let now = Now { tally, working, phase, total_ms, standing };
+                let columns = context.printer.terminal.columns().saturating_sub(1);
+                context.printer.redraw(&now.picture(columns));
+            }
+            Self::Lines => {
+                let standing = standing(limiter).await?;
+                let now = Now { tally, working, phase, total_ms, standing };
+                context.printer.line(now.line(seconds));
+            }
+            Self::Progress => {
+                let total = total_ms / 1_000;
+                context.printer.progress(format!("{seconds} of {total} s: {phase}"));
+            }
+            Self::Nothing => {}
+        }
+        Ok(())
+    }
+}
+
+/// Asks the store how everybody stands. A key's answer has those above it, too.
+async fn standing(limiter: &RateLimiter) -> Result<Standing, Failure> {
+    let mut standing = Standing::new();
+    for key in keys() {
+        for status in limiter.available(CAST[key].id, RESOURCE, &[]).await? {
+            let place = (status.entity_id.to_string(), status.limit_name.to_string());
+            standing.insert(place, status);
+        }
+    }
+    Ok(standing)
+}
+
+/// A moment of the run.
+struct Now<'a> {
+    tally: &'a Tally,
+    working: usize,
+    phase: &'a str,
+    total_ms: u64,
+    standing: Standing,
+}
+
+impl Now<'_> {
+    fn status(&self, member: usize, limit: &str) -> Option<&LimitStatus> {
+        self.standing.get(&(CAST[member].id.to_owned(), limit.to_owned()))
+    }
+
+    /// One line for those who read it from a file.
+    fn line(&self, seconds: u64) -> String {
+        let last = usize::try_from(seconds).ok().and_then(|now| now.checked_sub(1));
+        let last = last.and_then(|second| self.tally.seconds.get(second));
+        let (admitted, refused) = last.copied().unwrap_or_default();
+        let left = self.status(0, LIMITS[1]).map_or(0, |status| status.available.whole_tokens());
+        format!(
+            "{seconds:>3} s  {admitted:>3} admitted  {refused:>3} refused  {:>2} in flight  \
+             acme tpm {:>7}  {}",
+            self.working,
+            grouped(left),
+            self.phase,
+        )
+        .trim_end()
+        .to_owned()
+    }
+
+    fn picture(&self, columns: usize) -> Vec<Line> {
+        let layout = Layout::in_columns(columns);
+        let mut lines = vec![self.clock(columns), Line::default(), layout.head()];
+        lines.extend((0..CAST.len()).map(|member| self.member(member, &layout)));
+        lines.push(Line::default());
+        let mut counts = Line::default();
+        for (look, count, what) in [
+            (Look::Good, self.tally.admitted, "admitted"),
+            (Look::Bad, self.tally.refused, "refused"),
+            (Look::Plain, self.working as u64, "in flight"),
+            (Look::Plain, self.tally.failed, "failed"),
+            (Look::Plain, self.tally.underestimated, "underestimated"),
+        ] {
+            let space = if counts.width() == 0 { "" } else { "   " };
+            counts.push(Look::Plain, space);
+            counts.push(if count > 0 { look } else { Look::Dim }, grouped(count));
+            counts.push(Look::Dim, format!(" {what}"));
+        }
+        lines.push(counts);
+        lines
+    }
+
+    /// How far the run is.
+    fn clock(&self, columns: usize) -> Line {
+        let elapsed = self.tally.elapsed_ms.min(self.total_ms);
+        let text = format!(
+            " {:>4}.{} of {} s  ",
+            elapsed / 1_000,
+            elapsed / 100 % 10,
+            self.total_ms / 1_000
+        );
+        let room = columns.saturating_sub(text.len() + 14).clamp(4, 44);
+        let mut line = Line::of(Look::Plain, text.trim_start());
+        line.pad_to(16);
+        let full = share(elapsed, self.total_ms, room);
+        line.push(Look::Good, "━".repeat(full));
+        line.push(Look::Dim, "─".repeat(room - full));
+        line.push(Look::Head, format!("  {}", self.phase));
+        line
+    }
+
+    fn member(&self, place: usize, layout: &Layout) -> Line {
+        let mut line = Line::of(Look::Dim, CAST[place].branch);
+        let look = if CAST[place].calls_per_minute > 0 { Look::Plain } else { Look::Head };
+        line.push(look, CAST[place].id);
+        for (at, limit) in LIMITS.iter().enumerate() {
+            line.pad_to(NAME_COLUMNS + at * (layout.bar + NUMBER_COLUMNS));
+            if let Some(status) = self.status(place, limit) {
+                draw_limit(&mut line, status, layout.bar);
+            }
+        }
+        line.pad_to(layout.counts);
+        let tally = &self.tally.members[place];
+        line.push(Look::Good, format!("{:>COUNT_COLUMNS$}", grouped(tally.admitted)));
+        let look = if tally.refused > 0 { Look::Bad } else { Look::Dim };
+        line.push(look, format!("{:>COUNT_COLUMNS$}", grouped(tally.refused)));
+        if layout.has_recent {
+            line.push(Look::Plain, "  ");
+            line.push(Look::Good, sparkline(&self.tally.recent(place)));
+        }
+        line
+    }
+}
+
+/// What has room.
+struct Layout {
+    /// Columns of a bar.
+    bar: usize,
+    /// Where the counts begin.
+    counts: usize,
+    has_recent: bool,
+}
+
+impl Layout {
+    fn in_columns(columns: usize) -> Self {
+        let fixed = NAME_COLUMNS + LIMITS.len() * NUMBER_COLUMNS + 2 * COUNT_COLUMNS;
+        let recent = RECENT + 2;
+        let bar_with = |others: usize| columns.saturating_sub(others) / LIMITS.len();
+        let has_recent = bar_with(fixed + recent) >= 5;
+        let bar = bar_with(if has_recent { fixed + recent } else { fixed }).clamp(3, 20);
+        let counts = NAME_COLUMNS + LIMITS.len() * (bar + NUMBER_COLUMNS);
+        Self { bar, counts, has_recent }
+    }
+
+    fn head(&self) -> Line {
+        let mut line = Line::default();
+        for (at, limit) in LIMITS.iter().enumerate() {
+            line.pad_to(NAME_COLUMNS + at * (self.bar + NUMBER_COLUMNS));
+            line.push(Look::Dim, format!("{limit} left"));
+        }
+        line.pad_to(self.counts);
+        line.push(
+            Look::Dim,
+            format!("{:>COUNT_COLUMNS$}{:>COUNT_COLUMNS$}", "admitted", "refused"),
+        );
+        if self.has_recent {
+            line.push(Look::Dim, "  last 6 s");
+        }
+        line
+    }
+}
+
+/// The bar of what is left, and how much it is.
+fn draw_limit(line: &mut Line, status: &LimitStatus, columns: usize) {
+    let (left, capacity) = (status.available.get(), status.rate.capacity().get());
+    let positive = u64::try_from(left).unwrap_or(0);
+    let capacity = capacity.unsigned_abs();
+    let eighths = share(positive, capacity, columns * 8);
+    let look = match positive {
+        _ if left < 0 => Look::Bad,
+        left if left * 10 < capacity => Look::Bad,
+        left if left * 10 < capacity * 4 => Look::Warn,
+        _ => Look::Good,
+    };
+    let mut bar = "█".repeat(eighths / 8);
+    if !eighths.is_multiple_of(8) {
+        bar.push(['▏', '▎', '▍', '▌', '▋', '▊', '▉'][eighths % 8 - 1]);
+    }
+    let empty = columns - eighths.div_ceil(8);
+    line.push(look, bar);
+    line.push(Look::Dim, "░".repeat(empty));
+    let look = if left < 0 { Look::Bad } else { Look::Plain };
+    line.push(look, format!(" {:>5}", compact(status.available.whole_tokens())));
+}
+
+/// `part / all` of `columns`, rounded down.
+fn share(part: u64, all: u64, columns: usize) -> usize {
+    let share = u128::from(part) * columns as u128 / u128::from(all.max(1));
+    usize::try_from(share).map_or(columns, |share| share.min(columns))
+}
+
+fn sparkline(values: &[u64]) -> String {
+    const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let most = values.iter().copied().max().unwrap_or(0).max(1);
+    let level = |value: u64| usize::try_from(value * 7 / most).unwrap_or(7);
+    values.iter().map(|value| LEVELS[level(*value)]).collect()
+}

@@ -1,0 +1,59 @@
+//! `entity delete`
+
+use serde::Serialize;
+use zae_limiter::EntityId;
+
+use crate::context::{Context, Yes};
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+use crate::grammar;
+use crate::printer::count;
+use crate::stored::DeletedJson;
+
+const AFTER_HELP: &str = "\
+Examples:
+  zae-limiter entity delete key-1
+  zae-limiter entity delete key-1 --yes    without asking
+
+Its children stay, below a parent that has nothing of its own any more, and so does the list of
+changes (audit list -e key-1). A deletion that was cut short can be repeated.";
+
+/// Arguments of `entity delete`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct Args {
+    /// The entity
+    #[arg(value_name = "ID", value_parser = grammar::entity_id)]
+    id: EntityId,
+
+    #[command(flatten)]
+    yes: Yes,
+}
+
+#[derive(Serialize)]
+struct EntityDeleted {
+    entity_id: String,
+    items: u64,
+}
+
+pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
+    let limiter = context.limiter().await?;
+    let id = args.id.as_str();
+    let has_children = limiter.children(id)?.page_size(1).next().await?.is_some();
+    let children = if has_children { "; its children stay" } else { "" };
+    let namespace = limiter.namespace();
+    context.confirm(
+        args.yes,
+        &format!(
+            "{id} in namespace {namespace} will be deleted with its limits, balances and usage \
+             records{children}"
+        ),
+    )?;
+    context.printer.progress(format!("deleting {id}"));
+    let items = limiter.delete_entity(id).await?;
+    let deleted = EntityDeleted { entity_id: id.to_owned(), items };
+    context
+        .printer
+        .done(&DeletedJson { deleted }, format!("deleted {id}: {}", count(items, "item")));
+    Ok(ExitStatus::Done)
+}

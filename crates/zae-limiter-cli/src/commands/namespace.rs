@@ -1,0 +1,89 @@
+//! `namespace`: limiters that share a store and see nothing of each other.
+
+use clap::Subcommand;
+use serde::Serialize;
+use zae_limiter::{Namespace, format_time};
+
+use crate::columns::{Cell, Lean};
+use crate::context::Context;
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+use crate::listing::Item;
+
+mod delete;
+mod list;
+mod purge;
+mod register;
+
+const AFTER_HELP: &str = "\
+Examples:
+  zae-limiter namespace register team-a team-b
+  zae-limiter -N team-a resource set-defaults gpt-4 -l rpm:100
+  zae-limiter namespace delete team-a    softly: nothing is lost before it is purged";
+
+/// Arguments of `namespace`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER_HELP, arg_required_else_help = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Register namespaces
+    Register(register::Args),
+    /// List the namespaces that are registered
+    List(list::Args),
+    /// Show a namespace
+    Show(list::ShowArgs),
+    /// Delete a namespace softly: its items stay until they are purged
+    Delete(delete::Args),
+    /// Give a deleted namespace its name back
+    Recover(delete::RecoverArgs),
+    /// List the deleted namespaces whose items are still there
+    Orphans(list::OrphansArgs),
+    /// Remove a deleted namespace and all its items for good
+    Purge(purge::Args),
+}
+
+pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
+    match args.command {
+        Command::Register(args) => register::run(args, context).await,
+        Command::List(args) => list::run(args, context).await,
+        Command::Show(args) => list::show(args, context).await,
+        Command::Delete(args) => delete::run(args, context).await,
+        Command::Recover(args) => delete::recover(args, context).await,
+        Command::Orphans(args) => list::orphans(args, context).await,
+        Command::Purge(args) => purge::run(args, context).await,
+    }
+}
+
+/// A namespace in a JSON document, or in a list.
+#[derive(Debug, Serialize)]
+struct NamespaceJson {
+    name: String,
+    namespace_id: String,
+    created_at: String,
+    deleted_at: Option<String>,
+}
+
+impl From<Namespace> for NamespaceJson {
+    fn from(namespace: Namespace) -> Self {
+        Self {
+            name: namespace.name.to_string(),
+            namespace_id: namespace.id.to_string(),
+            created_at: format_time(namespace.created_at),
+            deleted_at: namespace.deleted_at.map(format_time),
+        }
+    }
+}
+
+impl Item for NamespaceJson {
+    const HEADS: &'static [(&'static str, Lean)] =
+        &[("NAMESPACE", Lean::Left), ("ID", Lean::Left), ("CREATED", Lean::Left)];
+
+    fn row(&self) -> Vec<Cell> {
+        vec![Cell::from(&self.name), Cell::from(&self.namespace_id), Cell::from(&self.created_at)]
+    }
+}

@@ -1,0 +1,85 @@
+//! `namespace delete` and `recover`
+
+use zae_limiter::{NamespaceId, NamespaceName};
+
+use crate::context::{Context, Yes};
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+use crate::grammar;
+use crate::stored::DeletedJson;
+
+use super::NamespaceJson;
+
+const AFTER_HELP: &str = "\
+Examples:
+  zae-limiter namespace delete team-a
+  zae-limiter namespace orphans         shows its id from then on
+  zae-limiter namespace recover ID      takes the deletion back
+  zae-limiter namespace purge ID        makes it final
+
+The name is free at once. Programs that are already running in the namespace keep working in it.";
+
+const RECOVER_AFTER_HELP: &str = "\
+Examples:
+  zae-limiter namespace orphans         shows the ids
+  zae-limiter namespace recover ID";
+
+/// Arguments of `namespace delete`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct Args {
+    /// What it is called
+    #[arg(value_name = "NAME", value_parser = grammar::namespace_name)]
+    name: NamespaceName,
+
+    #[command(flatten)]
+    yes: Yes,
+}
+
+/// Arguments of `namespace recover`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = RECOVER_AFTER_HELP)]
+pub(crate) struct RecoverArgs {
+    /// Its id, as `namespace orphans` shows it
+    #[arg(value_name = "ID", value_parser = grammar::namespace_id)]
+    id: NamespaceId,
+}
+
+pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
+    // The next command would register it anew, and the old one could not get its name back.
+    if args.name.as_str() == "default" {
+        let failure = Failure::usage("the namespace default is always there and cannot be deleted");
+        return Err(
+            failure.hint("to begin anew, use another one: zae-limiter namespace register NAME")
+        );
+    }
+    let limiter = context.default_limiter().await?;
+    let namespaces = limiter.namespaces();
+    if namespaces.get(args.name.as_str()).await?.is_some() {
+        let question = format!(
+            "namespace {} will not be found by its name any more; its items stay until they are \
+             purged",
+            args.name
+        );
+        context.confirm(args.yes, &question)?;
+    }
+    let namespace = namespaces.delete(args.name.as_str()).await?;
+    let (name, id) = (&namespace.name, &namespace.id);
+    let words = format!(
+        "deleted {name}; recover it: zae-limiter namespace recover {id}\n\
+         or remove its items for good: zae-limiter namespace purge {id}"
+    );
+    context.printer.done(&DeletedJson { deleted: NamespaceJson::from(namespace) }, words);
+    Ok(ExitStatus::Done)
+}
+
+pub(super) async fn recover(
+    args: RecoverArgs,
+    context: &mut Context,
+) -> Result<ExitStatus, Failure> {
+    let namespaces = context.default_limiter().await?.namespaces();
+    let namespace = namespaces.recover(&args.id).await?;
+    let words = format!("recovered {}", namespace.name);
+    context.printer.done(&NamespaceJson::from(namespace), words);
+    Ok(ExitStatus::Done)
+}

@@ -1,0 +1,46 @@
+//! `namespace register`
+
+use zae_limiter::NamespaceName;
+
+use crate::context::Context;
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+use crate::grammar;
+
+use super::NamespaceJson;
+
+const AFTER_HELP: &str = "\
+Examples:
+  zae-limiter namespace register team-a
+  zae-limiter namespace register team-a team-b
+
+One that is registered already stays as it is. The namespace default is always there.";
+
+/// Arguments of `namespace register`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct Args {
+    /// What they are called
+    #[arg(required = true, value_name = "NAME", value_parser = grammar::namespace_name)]
+    names: Vec<NamespaceName>,
+}
+
+pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
+    let namespaces = context.default_limiter().await?.namespaces();
+    let mut registered = Vec::with_capacity(args.names.len());
+    for name in &args.names {
+        let known = namespaces.get(name.as_str()).await?;
+        let namespace = namespaces.register(name.as_str()).await?;
+        let id = &namespace.id;
+        let words = match known {
+            Some(_) => format!("{name} is registered already, with the id {id}"),
+            None => format!("registered {name}, with the id {id}"),
+        };
+        context.printer.say_unless_json(words);
+        registered.push(NamespaceJson::from(namespace));
+    }
+    if context.printer.is_json() {
+        context.printer.json(&registered);
+    }
+    Ok(ExitStatus::Done)
+}

@@ -1,0 +1,139 @@
+//! `resource capacity`
+
+use serde::Serialize;
+use zae_limiter::{EntityCapacity, LimitName, ResourceCapacity, ResourceName};
+
+use crate::columns::{Cell, Lean};
+use crate::context::Context;
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+use crate::grammar;
+use crate::listing::{Item, Listing};
+use crate::printer::Look;
+
+const AFTER_HELP: &str = "\
+Examples:
+  zae-limiter resource capacity gpt-4 tpm
+  zae-limiter resource capacity gpt-4 tpm -o json | jq .utilization
+
+Entities that have called count, the others have no balance yet.";
+
+/// Arguments of `resource capacity`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct Args {
+    /// The resource
+    #[arg(value_parser = grammar::resource)]
+    resource: ResourceName,
+
+    /// The limit, as in tpm
+    #[arg(value_parser = grammar::limit_name)]
+    limit: LimitName,
+}
+
+/// What the document says before the entities.
+#[derive(Serialize)]
+struct Before<'a> {
+    resource: &'a str,
+    limit_name: &'a str,
+}
+
+/// What the document says after them.
+#[derive(Serialize)]
+struct After {
+    total_capacity: i128,
+    total_available: i128,
+    utilization: f64,
+}
+
+#[derive(Serialize)]
+struct CapacityJson {
+    entity_id: String,
+    capacity: i64,
+    available: i64,
+}
+
+impl From<EntityCapacity> for CapacityJson {
+    fn from(entity: EntityCapacity) -> Self {
+        Self {
+            entity_id: entity.entity.to_string(),
+            capacity: entity.capacity.whole_tokens(),
+            available: entity.available.whole_tokens(),
+        }
+    }
+}
+
+impl Item for CapacityJson {
+    const HEADS: &'static [(&'static str, Lean)] = &[
+        ("ENTITY", Lean::Left),
+        ("AVAILABLE", Lean::Right),
+        ("CAPACITY", Lean::Right),
+        ("USED", Lean::Right),
+    ];
+
+    fn row(&self) -> Vec<Cell> {
+        let one = ResourceCapacity {
+            entities: 1,
+            capacity: self.capacity.into(),
+            available: self.available.into(),
+        };
+        let look = if self.available <= 0 { Look::Bad } else { Look::Plain };
+        vec![
+            Cell::from(&self.entity_id),
+            Cell::new(look, self.available),
+            Cell::from(self.capacity),
+            Cell::from(percent(one.utilization())),
+        ]
+    }
+}
+
+fn percent(ratio: f64) -> String {
+    format!("{:.1}%", ratio * 100.0)
+}
+
+fn total_row(total: &ResourceCapacity) -> Vec<Cell> {
+    vec![
+        Cell::new(Look::Head, "TOTAL"),
+        Cell::new(Look::Head, total.available),
+        Cell::new(Look::Head, total.capacity),
+        Cell::new(Look::Head, percent(total.utilization())),
+    ]
+}
+
+pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
+    let limiter = context.limiter().await?;
+    let (resource, limit) = (args.resource.as_str(), args.limit.as_str());
+    let printer = &mut context.printer;
+    let mut listing = Listing::inside(&Before { resource, limit_name: limit }, "entities");
+    let mut total = ResourceCapacity::default();
+    let mut pages = limiter.entity_capacities(resource, limit)?;
+    let mut next = pages.next().await?;
+    while let Some(entities) = next {
+        // Read ahead, so that the total stands in line with the last page.
+        next = pages.next().await?;
+        for entity in &entities {
+            total.entities += 1;
+            total.capacity += i128::from(entity.capacity.whole_tokens());
+            total.available += i128::from(entity.available.whole_tokens());
+        }
+        let items: Vec<CapacityJson> = entities.into_iter().map(CapacityJson::from).collect();
+        listing.print_with(printer, &items, next.is_none().then(|| total_row(&total)));
+        if !printer.has_reader() {
+            return Ok(ExitStatus::Done);
+        }
+    }
+    if total.entities == 0 {
+        printer.say_unless_json(format!(
+            "nobody has a balance of {limit} on {resource} yet: it begins with the first call"
+        ));
+    }
+    listing.end_with(
+        printer,
+        &After {
+            total_capacity: total.capacity,
+            total_available: total.available,
+            utilization: total.utilization(),
+        },
+    );
+    Ok(ExitStatus::Done)
+}

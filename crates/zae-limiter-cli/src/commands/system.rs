@@ -1,0 +1,151 @@
+//! `system`: limits for everybody on everything, and what happens while the store does not answer.
+
+use clap::Subcommand;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use zae_limiter::{Config, Limit, OnUnavailable};
+
+use crate::columns::{Cell, print_fields};
+use crate::context::{Context, Yes};
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+use crate::grammar;
+use crate::stored::{self, ConfigJson};
+
+const AFTER_HELP: &str = "\
+Examples:
+  zae-limiter system set-defaults -l rpm:60
+  zae-limiter system set-defaults --on-unavailable allow
+  zae-limiter system get-defaults";
+
+const SET_AFTER_HELP: &str = "\
+Examples:
+  zae-limiter system set-defaults -l rpm:60 -l tpm:5000
+  zae-limiter system set-defaults --on-unavailable allow    the limits stay as they are
+
+The limits hold, for each entity on each resource by itself, where nothing else is stored. They
+replace those that were stored here, all of them.";
+
+const GET_AFTER_HELP: &str = "\
+Examples:
+  zae-limiter system get-defaults
+  zae-limiter entity get-limits key-1 -r gpt-4 --effective   what holds for one entity";
+
+const DELETE_AFTER_HELP: &str = "\
+Examples:
+  zae-limiter system delete-defaults
+  zae-limiter system delete-defaults --yes    without asking
+
+Afterwards nothing is limited that has no limits of its own, and calls fail while the store does
+not answer.";
+
+/// Arguments of `system`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER_HELP, arg_required_else_help = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+#[expect(clippy::enum_variant_names, reason = "as they are typed")]
+enum Command {
+    /// Set the limits for everybody on everything
+    SetDefaults(SetArgs),
+    /// Show the limits for everybody on everything
+    GetDefaults(GetArgs),
+    /// Delete the limits for everybody on everything
+    DeleteDefaults(DeleteArgs),
+}
+
+/// Arguments of `system set-defaults`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = SET_AFTER_HELP)]
+#[group(required = true, multiple = true)]
+pub(crate) struct SetArgs {
+    /// A limit, as in rpm:100 or tpm:10000/min:15000; once for each
+    #[arg(short, long = "limit", value_name = "LIMIT", value_parser = grammar::limit)]
+    limits: Vec<Limit>,
+
+    /// What happens to calls while the store does not answer: they pass, or they fail
+    #[arg(long, value_name = "POLICY", value_parser = policies())]
+    on_unavailable: Option<OnUnavailable>,
+}
+
+fn policies() -> impl TypedValueParser<Value = OnUnavailable> {
+    let words = [OnUnavailable::Allow, OnUnavailable::Block].map(OnUnavailable::as_str);
+    PossibleValuesParser::new(words).try_map(|word| word.parse())
+}
+
+/// Arguments of `system get-defaults`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = GET_AFTER_HELP)]
+pub(crate) struct GetArgs {}
+
+/// Arguments of `system delete-defaults`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = DELETE_AFTER_HELP)]
+pub(crate) struct DeleteArgs {
+    #[command(flatten)]
+    yes: Yes,
+}
+
+pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
+    match args.command {
+        Command::SetDefaults(args) => set(args, context).await,
+        Command::GetDefaults(args) => get(args, context).await,
+        Command::DeleteDefaults(args) => delete(args, context).await,
+    }
+}
+
+fn nothing() -> Failure {
+    Failure::new(ExitStatus::NotFound, "nothing is stored for the system")
+        .hint("zae-limiter system set-defaults -l rpm:100")
+}
+
+async fn set(args: SetArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
+    let limiter = context.limiter().await?;
+    let limits = if args.limits.is_empty() {
+        // Only the policy changes: the limits are set to what they are.
+        let stored = limiter.system_defaults().await?;
+        stored.map(|config| config.limits.to_limits()).unwrap_or_default()
+    } else {
+        args.limits
+    };
+    let config = limiter.set_system_defaults(limits, args.on_unavailable).await?;
+    let words = format!("{}; {}", stored::set_words(&config), policy_words(&config));
+    context.printer.done(&ConfigJson::from(&config), words);
+    Ok(ExitStatus::Done)
+}
+
+fn policy_words(config: &Config) -> &'static str {
+    match config.on_unavailable {
+        Some(OnUnavailable::Allow) => "calls pass while the store does not answer",
+        Some(OnUnavailable::Block) | None => "calls fail while the store does not answer",
+    }
+}
+
+async fn get(GetArgs {}: GetArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
+    let limiter = context.limiter().await?;
+    let config = limiter.system_defaults().await?.ok_or_else(nothing)?;
+    if context.printer.is_json() {
+        context.printer.json(&ConfigJson::from(&config));
+        return Ok(ExitStatus::Done);
+    }
+    let limits = stored::texts(&config.limits.to_limits());
+    let policy = config.on_unavailable.map_or("not set (block)", OnUnavailable::as_str);
+    let fields = vec![
+        ("LIMITS", Cell::from(if limits.is_empty() { "-" } else { &limits })),
+        ("ON UNAVAILABLE", Cell::from(policy)),
+    ];
+    print_fields(&mut context.printer, fields);
+    Ok(ExitStatus::Done)
+}
+
+async fn delete(args: DeleteArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
+    let limiter = context.limiter().await?;
+    let config = limiter.system_defaults().await?.ok_or_else(nothing)?;
+    context.confirm(args.yes, &stored::deletion(&config))?;
+    limiter.delete_system_defaults().await?;
+    stored::print_deleted(&mut context.printer, &config);
+    Ok(ExitStatus::Done)
+}

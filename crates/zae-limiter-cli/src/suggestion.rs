@@ -1,0 +1,83 @@
+//! Commands that the program suggests. They are given the options that decide where it works: a
+//! command that is copied must not end up in another store or namespace.
+
+use crate::cli::Globals;
+
+/// The options that a suggested command needs to work in the same place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// `--store …`, or the stack's.
+    store: String,
+    /// `-N …`, which the namespace commands do not need.
+    namespace: String,
+}
+
+impl Place {
+    /// What was given as options; variables are still there when the next command is typed.
+    pub(crate) fn of(globals: &Globals) -> Self {
+        let option = |name: &str, value: Option<&str>| {
+            value.map(|value| format!(" {name} {}", quoted(value))).unwrap_or_default()
+        };
+        Self {
+            store: [
+                option("--store", globals.store.as_deref()),
+                option("-n", globals.name.as_ref().map(|name| name.as_str())),
+                option("--region", globals.region.as_deref()),
+                option("--endpoint-url", globals.endpoint_url.as_deref()),
+            ]
+            .concat(),
+            namespace: option("-N", globals.namespace.as_ref().map(|name| name.as_str())),
+        }
+    }
+
+    /// The text, with the options in every command that it suggests.
+    pub(crate) fn put_into(&self, text: &str) -> String {
+        let Self { store, namespace } = self;
+        let mut text = text.to_owned();
+        for command in ["acquire", "available", "entity", "resource", "system", "usage", "audit"] {
+            text = text.replace(
+                &format!("zae-limiter {command} "),
+                &format!("zae-limiter{store}{namespace} {command} "),
+            );
+        }
+        text.replace("zae-limiter namespace ", &format!("zae-limiter{store} namespace "))
+    }
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@,+".contains(c);
+    if word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_suggestion_stays_in_its_place() {
+        let place = Place {
+            store: format!(" --store {}", quoted("sqlite:a b.db?durability=full")),
+            namespace: " -N team-a".to_owned(),
+        };
+        for (text, wanted) in [
+            (
+                "zae-limiter entity create key-1",
+                "zae-limiter --store 'sqlite:a b.db?durability=full' -N team-a entity create key-1",
+            ),
+            (
+                "zae-limiter namespace orphans",
+                "zae-limiter --store 'sqlite:a b.db?durability=full' namespace orphans",
+            ),
+            ("created zae-limiter", "created zae-limiter"),
+        ] {
+            assert_eq!(place.put_into(text), wanted);
+            assert_eq!(Place::default().put_into(text), text);
+        }
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+    }
+}

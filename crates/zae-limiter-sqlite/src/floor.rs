@@ -1,0 +1,120 @@
+//! What the machine gives without a limiter: the measure for what the store adds to it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rusqlite::Connection;
+use zae_limiter_core::StoreError;
+
+use crate::error::Failure;
+use crate::{Durability, SqliteStore};
+
+/// The best of so many rounds counts, each of so many operations, or fewer when they are slow.
+const ROUNDS: usize = 3;
+const OPERATIONS_MAX: u32 = 10_000;
+const ROUND_MAX: Duration = Duration::from_millis(300);
+const LOOK_EVERY: u32 = 32;
+
+const UPDATE: &str =
+    "UPDATE bucket SET rpm = rpm - 1, tpm = tpm - 10 WHERE id = ?1 AND rpm >= 1 AND tpm >= 10";
+
+impl SqliteStore {
+    /// How many hand-written `UPDATE`s per second one connection carries out in a transaction each,
+    /// with everything prepared and nothing else to do, on a file of its own beside `path`, which is
+    /// removed afterwards. `None` when `stopwatch` stands still.
+    ///
+    /// # Errors
+    ///
+    /// When there is no room, or no permission, for another file in that folder.
+    #[doc(hidden)]
+    pub fn floor_per_second(
+        path: &Path,
+        durability: Durability,
+        stopwatch: &dyn Fn() -> Duration,
+    ) -> Result<Option<f64>, StoreError> {
+        let file = path.with_file_name(format!("zae-limiter-floor-{}.db", std::process::id()));
+        let scratch = Scratch(file);
+        measure(&scratch.0, durability, stopwatch)
+            .map_err(|failure| Arc::new(failure).told(&scratch.0))
+    }
+}
+
+/// A file that goes with all that SQLite puts beside it.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        for suffix in ["", "-wal", "-shm"] {
+            let mut file = self.0.clone().into_os_string();
+            file.push(suffix);
+            // Most of the time SQLite has removed two of the three.
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
+fn measure(
+    file: &Path,
+    durability: Durability,
+    stopwatch: &dyn Fn() -> Duration,
+) -> Result<Option<f64>, Failure> {
+    let connection = Connection::open(file)?;
+    let synchronous = match durability {
+        Durability::Normal => "NORMAL",
+        Durability::Full => "FULL",
+    };
+    connection.execute_batch(&format!(
+        "PRAGMA journal_mode = WAL; PRAGMA synchronous = {synchronous};
+         CREATE TABLE bucket (id TEXT PRIMARY KEY, rpm INTEGER, tpm INTEGER) WITHOUT ROWID;
+         INSERT INTO bucket VALUES ('key', 1000000000, 1000000000);"
+    ))?;
+    let mut statement = connection.prepare(UPDATE)?;
+    let mut best: Option<f64> = None;
+    for _ in 0..ROUNDS {
+        let started = stopwatch();
+        let mut operations = 0;
+        while operations < OPERATIONS_MAX {
+            statement.execute(["key"])?;
+            operations += 1;
+            if operations % LOOK_EVERY == 0 && stopwatch().saturating_sub(started) >= ROUND_MAX {
+                break;
+            }
+        }
+        let elapsed = stopwatch().saturating_sub(started).as_secs_f64();
+        if elapsed > 0.0 {
+            let rate = f64::from(operations) / elapsed;
+            best = Some(best.map_or(rate, |best| best.max(rate)));
+        }
+    }
+    Ok(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_left_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("limits.db");
+        // A second passes with every look: a round is over at the first.
+        let looks = std::cell::Cell::new(0);
+        let stopwatch = || Duration::from_secs(looks.replace(looks.get() + 1));
+        for durability in [Durability::Normal, Durability::Full] {
+            let rate = SqliteStore::floor_per_second(&path, durability, &stopwatch).unwrap();
+            assert!(rate.is_some_and(|rate| rate > 0.0));
+        }
+        let still = || Duration::ZERO;
+        let rate = SqliteStore::floor_per_second(&path, Durability::Normal, &still).unwrap();
+        assert_eq!(rate, None);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_an_error() {
+        let missing = Path::new("/nowhere/at/all/limits.db");
+        let still = || Duration::ZERO;
+        assert!(SqliteStore::floor_per_second(missing, Durability::Normal, &still).is_err());
+    }
+}
