@@ -126,6 +126,8 @@ pub(crate) enum Command {
     Usage(commands::usage::Args),
     /// Who changed what, and when
     Audit(commands::audit::Args),
+    /// A DynamoDB endpoint on this machine: no Docker, no Java, no account
+    Local(commands::local::Args),
     /// Print a script that completes commands and options in a shell
     Completions(commands::completions::Args),
     /// Put load on a store: acquires per second, latencies, and the check that the limits held

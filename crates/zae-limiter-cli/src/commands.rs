@@ -7,6 +7,7 @@ pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod entity;
+pub(crate) mod local;
 pub(crate) mod namespace;
 pub(crate) mod resource;
 pub(crate) mod system;

@@ -180,6 +180,27 @@ impl Context {
         }
     }
 
+    /// A file of ours in the data directory, which is made where it is missing.
+    ///
+    /// # Errors
+    ///
+    /// When there is no data directory, or it cannot be made.
+    pub(crate) fn data_file(&self, name: &str) -> Result<PathBuf, Failure> {
+        let Some(folder) = &self.data_dir else {
+            return Err(Failure::usage("there is no home directory to keep things in"));
+        };
+        std::fs::create_dir_all(folder).map_err(|error| {
+            let message = format!("{} cannot be made", folder.display());
+            Failure::new(ExitStatus::Error, message).caused_by(&error)
+        })?;
+        Ok(folder.join(name))
+    }
+
+    /// The folders in which programs are looked for.
+    pub(crate) fn search_path(&self) -> Vec<PathBuf> {
+        self.var(vars::PATH).map(|path| std::env::split_paths(path).collect()).unwrap_or_default()
+    }
+
     /// Only the default file's folder is made: a folder that a person has named and that is not
     /// there is more likely a slip.
     fn make_data_dir(&self, url: &str) -> Result<(), Failure> {

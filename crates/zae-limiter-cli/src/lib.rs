@@ -117,6 +117,7 @@ async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitS
         Command::Namespace(args) => commands::namespace::run(args, context).await,
         Command::Usage(args) => commands::usage::run(args, context).await,
         Command::Audit(args) => commands::audit::run(args, context).await,
+        Command::Local(args) => commands::local::run(args, context).await,
         Command::Completions(args) => commands::completions::run(args, context),
         Command::Version(args) => commands::version::run(args, context),
     }

@@ -30,5 +30,8 @@ pub(crate) const USER: Var =
 /// Anything in it switches colours off, as in other programs (no-color.org).
 pub(crate) const NO_COLOR: Var = Var { name: "NO_COLOR", meaning: "set to anything: no colours" };
 
+/// Where programs are looked for: that of `local`.
+pub(crate) const PATH: Var = Var { name: "PATH", meaning: "where `local` looks for its endpoint" };
+
 /// All of them, for the reference.
-pub(crate) const ALL: &[Var] = &[STORE, NAMESPACE, PRINCIPAL, USER, NO_COLOR];
+pub(crate) const ALL: &[Var] = &[STORE, NAMESPACE, PRINCIPAL, USER, NO_COLOR, PATH];

@@ -98,7 +98,10 @@ fn dynamodb(url: &str, rest: &str) -> Result<StoreUrl, Invalid> {
                 address.endpoint = Some(endpoint.to_owned());
             }
             _ => {
-                return Err(wrong(part, "use region=NAME or endpoint=http://HOST:PORT after the ?"));
+                return Err(wrong(
+                    part,
+                    "use region=NAME or endpoint=http://HOST:PORT after the ?",
+                ));
             }
         }
     }

@@ -33,6 +33,12 @@ pub struct DynamoAddress {
 }
 
 impl DynamoAddress {
+    fn is_on_this_machine(&self) -> bool {
+        let host = self.endpoint.as_deref().and_then(|url| url.split_once("://")).map(|all| all.1);
+        let local = ["127.0.0.1", "localhost", "[::1]"];
+        host.is_some_and(|host| local.iter().any(|name| host.starts_with(name)))
+    }
+
     /// A client for this address, with credentials from the environment, a profile, or the machine.
     pub async fn client(&self) -> Client {
         let http = Builder::new()
@@ -46,11 +52,25 @@ impl DynamoAddress {
         if let Some(region) = &self.region {
             loader = loader.region(Region::new(region.clone()));
         }
+        if self.is_on_this_machine() {
+            let named = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+            // An endpoint on this machine asks for no account, but the SDK for credentials.
+            if !named("AWS_ACCESS_KEY_ID") && !named("AWS_PROFILE") {
+                loader = loader.credentials_provider(local_credentials());
+            }
+            if self.region.is_none() && !named("AWS_REGION") && !named("AWS_DEFAULT_REGION") {
+                loader = loader.region(Region::new("us-east-1"));
+            }
+        }
         if let Some(endpoint) = &self.endpoint {
             loader = loader.endpoint_url(endpoint);
         }
         Client::new(&loader.load().await)
     }
+}
+
+fn local_credentials() -> aws_credential_types::Credentials {
+    aws_credential_types::Credentials::new("local", "local", None, None, "local")
 }
 
 /// A table that is connected, and looked at, when it is first used.

@@ -1,0 +1,124 @@
+//! The program behind `local`: where it is, how it starts and stops.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::Command;
+
+use crate::context::Context;
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+
+const NAME: &str = "zae-limiter-local";
+
+/// Where the engine's own source is, for whoever runs from a checkout.
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../local");
+
+/// Finds the program: beside ours, on the `PATH`, or in the checkout, where it is built first.
+pub(super) async fn program(context: &mut Context) -> Result<PathBuf, Failure> {
+    let ours = std::env::current_exe().ok();
+    let beside = ours.as_deref().and_then(Path::parent).map(|folder| folder.join(NAME));
+    let on_path = context.search_path().into_iter().map(|folder| folder.join(NAME));
+    if let Some(found) = beside.into_iter().chain(on_path).find(|file| file.is_file()) {
+        return Ok(found);
+    }
+    let manifest = Path::new(SOURCE).join("Cargo.toml");
+    let built = Path::new(SOURCE).join("target/release").join(NAME);
+    if !manifest.is_file() {
+        let failure = Failure::new(ExitStatus::NotFound, format!("{NAME} is not installed"));
+        return Err(failure.hint("put it beside zae-limiter, or on the PATH"));
+    }
+    // Cargo knows by itself whether there is anything to do.
+    if !built.is_file() {
+        context.printer.say("building the endpoint; this happens once and takes some minutes");
+    }
+    let status = Command::new("cargo")
+        .args(["build", "--release", "--quiet", "--manifest-path"])
+        .arg(&manifest)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .await;
+    match status {
+        Ok(status) if status.success() => Ok(built),
+        _ if built.is_file() => Ok(built),
+        _ => {
+            let failure = Failure::new(ExitStatus::Error, "the endpoint could not be built");
+            Err(failure.hint(format!("cargo build --release --manifest-path {SOURCE}/Cargo.toml")))
+        }
+    }
+}
+
+pub(super) struct Started {
+    pub(super) endpoint: String,
+    pub(super) pid: u32,
+}
+
+/// Starts the program, apart from this one, and waits until it says where it listens.
+pub(super) async fn start(
+    context: &Context,
+    program: &Path,
+    port: u16,
+    folder: Option<&Path>,
+) -> Result<Started, Failure> {
+    let failed = |error: &dyn std::error::Error| {
+        let message = format!("{} could not be started", program.display());
+        Failure::new(ExitStatus::Error, message).caused_by(error)
+    };
+    let log_file = context.data_file("local.log")?;
+    let log = std::fs::File::create(&log_file).map_err(|error| failed(&error))?;
+    let mut command = Command::new(program);
+    command
+        .args(["--port", &port.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::from(log));
+    if let Some(folder) = folder {
+        command.arg("--folder").arg(folder);
+    }
+    // A group of its own: Ctrl-C in the shell that started it is not meant for it.
+    #[cfg(unix)]
+    command.process_group(0);
+    let mut child = command.spawn().map_err(|error| failed(&error))?;
+    let mut endpoint = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        let read = BufReader::new(stdout).read_line(&mut endpoint).await;
+        read.map_err(|error| failed(&error))?;
+    }
+    match child.id() {
+        Some(pid) if endpoint.starts_with("http://") => {
+            Ok(Started { endpoint: endpoint.trim().to_owned(), pid })
+        }
+        _ => {
+            let said = std::fs::read_to_string(&log_file).unwrap_or_default();
+            let said = said.trim().trim_start_matches("error: ").to_owned();
+            let mut failure = Failure::new(ExitStatus::Error, "the endpoint did not start");
+            if !said.is_empty() {
+                failure.causes.push(said);
+            }
+            Err(failure.hint("another port may be free: leave out --port"))
+        }
+    }
+}
+
+/// Whether anybody listens there.
+pub(super) async fn answers(endpoint: &str) -> bool {
+    let address = endpoint.trim_start_matches("http://");
+    TcpStream::connect(address).await.is_ok()
+}
+
+#[cfg(unix)]
+pub(super) fn stop(pid: u32) {
+    use rustix::process::{Pid, Signal, kill_process};
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        // It may have ended by itself.
+        let _ = kill_process(pid, Signal::TERM);
+    }
+}
+
+#[cfg(not(unix))]
+pub(super) fn stop(pid: u32) {
+    let _ = std::process::Command::new("taskkill").args(["/PID", &pid.to_string()]).status();
+}
