@@ -310,7 +310,7 @@ fn prepare(batch: &[Write], seen: &HashMap<ItemKey, Option<Item>>) -> Prepared {
             Write::Delete(deleted, when) => delete(&mut prepared, at, deleted, *when, before),
             Write::Check(_, When::Always) => {}
             Write::Check(_, when) => {
-                prepared.push(at, Change::Check(key, conditions_of(&key_of(write), *when)))
+                prepared.push(at, Change::Check(key, conditions_of(&key_of(write), *when)));
             }
         }
     }

@@ -1,4 +1,5 @@
 //! The store fulfils the contract that all stores do.
+#![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 #[allow(dead_code, reason = "not every test looks into the table")]
 mod common;
