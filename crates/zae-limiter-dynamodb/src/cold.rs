@@ -1,12 +1,12 @@
-//! Everything but buckets: records, lists, deletion.
+//! The store's calls, and what they share.
 
 use zae_limiter_core::{
     Admission, Answer, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page, PageRequest,
     Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store, StoreError,
     StoredBucket, Target, Timestamp, Write, Written,
 };
+use zae_limiter_schema::BucketItemKey;
 use zae_limiter_schema::bucket::BucketItem;
-use zae_limiter_schema::{BucketItemKey, Consistency};
 
 use crate::error::Trouble;
 use crate::{DynamoStore, Shared};
@@ -17,14 +17,13 @@ impl Shared {
         &self,
         keys: &[BucketItemKey],
     ) -> Result<Vec<Option<BucketItem>>, StoreError> {
-        let item_keys: Vec<_> = keys.iter().map(BucketItemKey::item_key).collect();
-        let read = self.table.read(&item_keys, Consistency::Strong).await.map_err(Trouble::from)?;
-        self.meter.count(read.consumed);
-        let mut found: Vec<Option<BucketItem>> = vec![None; keys.len()];
-        for item in &read.items {
-            let pk = item.get("PK").and_then(|value| value.as_str()).unwrap_or_default();
-            let Some(at) = item_keys.iter().position(|key| key.pk == pk) else { continue };
-            found[at] = Some(BucketItem::decode(&keys[at], item).map_err(Trouble::from)?);
+        let items = self.read_items(keys.iter().map(BucketItemKey::item_key)).await?;
+        let mut found = Vec::with_capacity(keys.len());
+        for key in keys {
+            found.push(match items.get(&key.item_key()) {
+                Some(item) => Some(BucketItem::decode(key, item).map_err(Trouble::from)?),
+                None => None,
+            });
         }
         Ok(found)
     }
@@ -56,23 +55,19 @@ impl Store for DynamoStore {
     }
 
     fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>> {
-        let _ = keys;
-        todo!()
+        Box::pin(self.shared.get(keys))
     }
 
     fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written> {
-        let _ = batch;
-        todo!()
+        Box::pin(self.shared.write(batch))
     }
 
     fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()> {
-        let _ = keys;
-        todo!()
+        Box::pin(self.shared.delete(keys))
     }
 
     fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>> {
-        let _ = (query, page);
-        todo!()
+        Box::pin(self.shared.list(query, page))
     }
 
     fn list_buckets<'a>(
@@ -80,13 +75,11 @@ impl Store for DynamoStore {
         query: &'a BucketQuery,
         page: &'a PageRequest,
     ) -> Answer<'a, Page<StoredBucket>> {
-        let _ = (query, page);
-        todo!()
+        Box::pin(self.shared.list_buckets(query, page))
     }
 
     fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>> {
-        let _ = (scope, page);
-        todo!()
+        Box::pin(self.shared.list_keys(scope, page))
     }
 
     fn list_resources<'a>(
@@ -95,7 +88,6 @@ impl Store for DynamoStore {
         which: ResourceList,
         page: &'a PageRequest,
     ) -> Answer<'a, Page<ResourceName>> {
-        let _ = (namespace, which, page);
-        todo!()
+        Box::pin(self.shared.list_resources(namespace, which, page))
     }
 }

@@ -90,14 +90,26 @@ impl Lanes {
         Self { parts, part_max: remembered_max.div_ceil(PARTS).max(1) }
     }
 
-    /// The lane of a bucket.
-    pub(crate) fn get(&self, key: &BucketKey) -> Arc<Lane> {
+    fn part(&self, key: &BucketKey) -> MutexGuard<'_, Part> {
         use std::hash::BuildHasher;
         // Any hash will do that is the same for the same key within this process.
         static HASHING: std::sync::LazyLock<foldhash::fast::RandomState> =
             std::sync::LazyLock::new(Default::default);
         let part = usize::try_from(HASHING.hash_one(key) % PARTS as u64).unwrap_or(0);
-        let mut part = self.parts[part].lock().unwrap_or_else(PoisonError::into_inner);
+        self.parts[part].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets what is known of a bucket that was deleted.
+    pub(crate) fn forget(&self, key: &BucketKey) {
+        let lane = self.part(key).get(key).cloned();
+        if let Some(lane) = lane {
+            lane.lock().known = None;
+        }
+    }
+
+    /// The lane of a bucket.
+    pub(crate) fn get(&self, key: &BucketKey) -> Arc<Lane> {
+        let mut part = self.part(key);
         if let Some(lane) = part.get(key) {
             return Arc::clone(lane);
         }

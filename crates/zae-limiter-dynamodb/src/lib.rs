@@ -1,17 +1,22 @@
 //! The rate limiter's store for many machines: one DynamoDB table.
 //!
 //! `hot` takes and settles, through one lane for each bucket (`lane`); `round` decides what one
-//! write does, and is pure; `cold` reads and writes everything else. The table is whatever
-//! implements [`Table`].
+//! write does, and is pure. Everything else is `records`, `lists` and `deletion`. `cold` is the store
+//! made of them, and the table is whatever implements [`Table`], called through `calls`.
 
 #[cfg(feature = "aws")]
 pub mod aws;
+mod calls;
 mod cold;
+mod cursor;
+mod deletion;
 mod error;
 mod hot;
 mod lane;
+mod lists;
 mod meter;
 mod options;
+mod records;
 mod round;
 
 use std::fmt;

@@ -62,7 +62,7 @@ fn attribute(limit: &str, suffix: &str) -> String {
 }
 
 /// Seconds since the epoch, rounded up: nothing may expire before its time.
-fn ttl_of(moment: Timestamp) -> i64 {
+pub(crate) fn ttl_of(moment: Timestamp) -> i64 {
     moment.as_millis().div_euclid(1_000) + i64::from(moment.as_millis().rem_euclid(1_000) != 0)
 }
 

@@ -7,6 +7,7 @@
 pub mod bucket;
 mod expression;
 mod keys;
+pub mod records;
 mod table;
 mod value;
 

@@ -1,0 +1,377 @@
+//! Lists, a page at a time. A page goes on behind the key with which the last one ended, so that
+//! what is removed or added meanwhile moves nothing else.
+//!
+//! Indexes hold keys only, or may: what they find is read from the table and kept in their order.
+//! Of all separators, `#` sorts before everything a name is made of, so that the order of
+//! `{name}#{more}` is that of the names.
+
+use std::collections::BTreeMap;
+use std::ops::Range as Span;
+
+use zae_limiter_core::{
+    BucketKey, BucketQuery, Cell, Key, NamespaceId, PAGE_MAX, Page, PageRequest, Query, Record,
+    ResourceList, ResourceName, Scope, StoreError, StoredBucket, Timestamp, Window,
+};
+use zae_limiter_schema::bucket::BucketItem;
+use zae_limiter_schema::records::{self, registry};
+use zae_limiter_schema::{
+    BucketItemKey, Consistency, Index, Item, ItemKey, PAGE_ITEMS_MAX, ParsedKey,
+    Query as TableQuery, REGISTRY, Range, SHARD_ZERO, Step, children_partition,
+    entity_configs_partition, entity_partition, namespace_partition, parse_key, resource_partition,
+    system_partition,
+};
+
+use crate::Shared;
+use crate::calls::key_of;
+use crate::cursor;
+use crate::error::Trouble;
+use crate::records::record_key;
+
+/// The most pages of the table that are read for one page of ours. Where little of a partition
+/// belongs to the list, a page may come back shorter, and say that there is more.
+const TABLE_PAGES_MAX: usize = 16;
+
+fn size(page: &PageRequest) -> usize {
+    page.size.clamp(1, PAGE_MAX)
+}
+
+/// A walk through one partition.
+struct Walk {
+    /// How its cursors start.
+    list: &'static str,
+    index: Option<Index>,
+    partition: String,
+    range: Range,
+    step: Step,
+    /// Only some of the items belong to the list.
+    is_selective: bool,
+}
+
+impl Walk {
+    fn new(list: &'static str, index: Option<Index>, partition: String, range: Range) -> Self {
+        Self { list, index, partition, range, step: Step::Forward, is_selective: false }
+    }
+
+    fn selective(self) -> Self {
+        Self { is_selective: true, ..self }
+    }
+
+    /// Where a page starts, whose cursor is of this walk.
+    fn start(&self, page: &PageRequest) -> Result<Option<Item>, StoreError> {
+        match cursor::read(page, &[self.list])? {
+            None => Ok(None),
+            Some((_, texts)) => cursor::start(texts, self.index, &self.partition),
+        }
+    }
+}
+
+impl Shared {
+    /// Walks on from a place until so many items were accepted.
+    async fn walk<T>(
+        &self,
+        walk: &Walk,
+        after: Option<Item>,
+        size: usize,
+        mut accept: impl FnMut(&Item) -> Result<Option<T>, StoreError>,
+    ) -> Result<Page<T>, StoreError> {
+        let mut query = TableQuery {
+            index: walk.index,
+            partition: walk.partition.clone(),
+            range: walk.range.clone(),
+            step: walk.step,
+            limit: PAGE_ITEMS_MAX,
+            after,
+            consistency: Consistency::Strong,
+        };
+        let mut accepted = Vec::new();
+        for _ in 0..TABLE_PAGES_MAX {
+            query.limit = if walk.is_selective { PAGE_ITEMS_MAX } else { size - accepted.len() };
+            let answer = self.query(&query).await?;
+            let count = answer.items.len();
+            for (at, item) in answer.items.iter().enumerate() {
+                accepted.extend(accept(item)?);
+                let is_end = at + 1 == count && answer.next.is_none();
+                if accepted.len() == size && !is_end {
+                    let next = Some(cursor::behind(walk.list, walk.index, item));
+                    return Ok(Page { items: accepted, next });
+                }
+            }
+            match answer.next {
+                Some(after) => query.after = Some(after),
+                None => return Ok(Page { items: accepted, next: None }),
+            }
+        }
+        let next = query.after.map(|after| cursor::behind(walk.list, walk.index, &after));
+        Ok(Page { items: accepted, next })
+    }
+
+    /// Lists records.
+    pub(crate) async fn list(
+        &self,
+        query: &Query,
+        page: &PageRequest,
+    ) -> Result<Page<Record>, StoreError> {
+        let walk = walk_of(query);
+        let after = walk.start(page)?;
+        if matches!(query, Query::UsageOfEntity(.., span) | Query::UsageOfResource(.., span)
+            if span.start >= span.end)
+        {
+            return Ok(Page { items: Vec::new(), next: None });
+        }
+        let belongs = |item: &Item| {
+            let key = record_key(&key_of(item)?)?;
+            belongs_to(query, &key).then_some(key)
+        };
+        // The others hold keys only, or may.
+        if let None | Some(Index::Parent) = walk.index {
+            return self
+                .walk(&walk, after, size(page), |item| match belongs(item) {
+                    Some(key) => Ok(records::decode(&key, item).map_err(Trouble::from)?),
+                    None => Ok(None),
+                })
+                .await;
+        }
+        let found = self.walk(&walk, after, size(page), |item| Ok(belongs(item))).await?;
+        let items = self.get(&found.items).await?;
+        Ok(Page { items: items.into_iter().flatten().collect(), next: found.next })
+    }
+
+    /// Lists buckets, each once however many shards it has.
+    pub(crate) async fn list_buckets(
+        &self,
+        query: &BucketQuery,
+        page: &PageRequest,
+    ) -> Result<Page<StoredBucket>, StoreError> {
+        let (index, partition) = match query {
+            BucketQuery::OfEntity(ns, entity) => (Index::Entity, entity_partition(ns, entity)),
+            BucketQuery::OnResource(ns, resource) => {
+                (Index::Resource, resource_partition(ns, resource))
+            }
+        };
+        let range = Range::StartsWith("BUCKET#".to_owned());
+        let walk = Walk::new("buckets", Some(index), partition, range);
+        let after = walk.start(page)?;
+        // A bucket is where its first shard is.
+        let first = |item: &Item| match record_key(&key_of(item)?)? {
+            Key::Bucket(bucket) => Some(bucket),
+            _ => None,
+        };
+        let found = self.walk(&walk, after, size(page), |item| Ok(first(item))).await?;
+        Ok(Page { items: self.stored_buckets(found.items).await?, next: found.next })
+    }
+
+    async fn stored_buckets(
+        &self,
+        buckets: Vec<BucketKey>,
+    ) -> Result<Vec<StoredBucket>, StoreError> {
+        let shard = |bucket: &BucketKey, shard| BucketItemKey { bucket: bucket.clone(), shard };
+        let firsts: Vec<BucketItemKey> =
+            buckets.iter().map(|bucket| shard(bucket, SHARD_ZERO)).collect();
+        let firsts = self.read_buckets(&firsts).await?;
+        let mut further = Vec::new();
+        for (bucket, first) in buckets.iter().zip(&firsts) {
+            let count = first.as_ref().map_or(1, |first| first.shard_count);
+            further.extend((SHARD_ZERO + 1..count).map(|number| shard(bucket, number)));
+        }
+        let others = self.read_buckets(&further).await?;
+        let mut shards: BTreeMap<BucketKey, Vec<BucketItem>> = BTreeMap::new();
+        for (key, shard) in further.into_iter().zip(others) {
+            shards.entry(key.bucket).or_default().extend(shard);
+        }
+        let mut stored = Vec::new();
+        for (key, first) in buckets.into_iter().zip(firsts) {
+            // It has gone since the index named it.
+            let Some(mut first) = first else { continue };
+            let shards = shards.remove(&key).unwrap_or_default();
+            shards.iter().for_each(|shard| add_shard(&mut first, shard));
+            let expires_at = first.expires_at;
+            stored.push(StoredBucket { key, bucket: first.bucket, expires_at });
+        }
+        Ok(stored)
+    }
+
+    /// Lists the keys of all that belongs together.
+    pub(crate) async fn list_keys(
+        &self,
+        scope: &Scope,
+        page: &PageRequest,
+    ) -> Result<Page<Key>, StoreError> {
+        let walks = walks_of(scope);
+        let (mut at, mut after) = match cursor::read(page, &[walks[0].list, walks[1].list])? {
+            None => (0, None),
+            Some((at, texts)) => (at, cursor::start(texts, walks[at].index, &walks[at].partition)?),
+        };
+        let size = size(page);
+        let mut items = Vec::new();
+        loop {
+            let walk = &walks[at];
+            let mut last = after.as_ref().and_then(key_of).and_then(|key| bucket_of(&key));
+            let accept =
+                |item: &Item| Ok(key_of(item).and_then(|key| named(scope, walk, &key, &mut last)));
+            let found = self.walk(walk, after.take(), size - items.len(), accept).await?;
+            items.extend(found.items);
+            if found.next.is_some() {
+                return Ok(Page { items, next: found.next });
+            }
+            at += 1;
+            if at == walks.len() {
+                return Ok(Page { items, next: None });
+            }
+            if items.len() == size {
+                return Ok(Page { items, next: Some(cursor::write(walks[at].list, [])) });
+            }
+        }
+    }
+
+    /// Lists resources by name. A registry is one item, so a page is a part of it.
+    pub(crate) async fn list_resources(
+        &self,
+        ns: &NamespaceId,
+        which: ResourceList,
+        page: &PageRequest,
+    ) -> Result<Page<ResourceName>, StoreError> {
+        const LIST: &str = "resources";
+        let after = match cursor::read(page, &[LIST])? {
+            None => None,
+            Some((_, texts)) => Some(cursor::only(texts)?),
+        };
+        let key = match which {
+            ResourceList::WithDefaults => ItemKey::resources(ns),
+            ResourceList::WithEntityConfigs => ItemKey::entity_config_resources(ns),
+        };
+        let item = self.read_items([key.clone()]).await?.remove(&key).unwrap_or_default();
+        let names = match which {
+            ResourceList::WithDefaults => registry::resources(ns, &item).map_err(Trouble::from)?,
+            ResourceList::WithEntityConfigs => registry::resources_of_entities(&item),
+        };
+        let is_left =
+            |name: &ResourceName| after.as_deref().is_none_or(|last| name.as_str() > last);
+        let mut left = names.into_iter().filter(is_left).peekable();
+        let items: Vec<ResourceName> = left.by_ref().take(size(page)).collect();
+        let next = left.peek().and(items.last());
+        let next = next.map(|last| cursor::write(LIST, [last.as_str()]));
+        Ok(Page { items, next })
+    }
+}
+
+/// Where the records of a list stand.
+fn walk_of(query: &Query) -> Walk {
+    let starts = |text: &str| Range::StartsWith(text.to_owned());
+    match query {
+        Query::Children(ns, parent) => {
+            let partition = children_partition(ns, parent);
+            Walk::new("children", Some(Index::Parent), partition, Range::All)
+        }
+        Query::EntityConfigs(ns, resource) => {
+            let partition = entity_configs_partition(ns, resource.as_ref());
+            Walk::new("configs", Some(Index::Entity), partition, Range::All)
+        }
+        Query::Audit(ns, subject) => {
+            let partition = format!("{ns}/AUDIT#{subject}");
+            let walk = Walk::new("audit", None, partition, starts("#AUDIT#"));
+            Walk { step: Step::Backward, ..walk }
+        }
+        Query::UsageOfEntity(ns, entity, resource, window, span) => {
+            let range = match resource {
+                Some(resource) => {
+                    let [from, to] = labels(*window, span);
+                    let key = |label| format!("#USAGE#{resource}#{label}");
+                    Range::Between(key(from), key(to))
+                }
+                None => starts("#USAGE#"),
+            };
+            Walk::new("usage", None, entity_partition(ns, entity), range).selective()
+        }
+        Query::UsageOfResource(ns, resource, window, span) => {
+            let [from, to] = labels(*window, span);
+            // `$` is what follows `#`, and so all entities of the last window.
+            let range = Range::Between(format!("USAGE#{from}#"), format!("USAGE#{to}$"));
+            let partition = resource_partition(ns, resource);
+            Walk::new("usage-of", Some(Index::Resource), partition, range).selective()
+        }
+        Query::Namespaces => {
+            Walk::new("namespaces", None, system_partition(REGISTRY), starts("#NSID#"))
+        }
+    }
+}
+
+/// The first and the last window that may start within a span. Labels sort as time does.
+fn labels(window: Window, span: &Span<Timestamp>) -> [String; 2] {
+    [span.start, span.end].map(|moment| window.label(window.start(moment)))
+}
+
+/// Whether a record that stands where a list is belongs to it. Windows of all kinds stand together.
+fn belongs_to(query: &Query, key: &Key) -> bool {
+    match (query, key) {
+        (
+            Query::UsageOfEntity(.., window, span) | Query::UsageOfResource(.., window, span),
+            Key::Usage(usage),
+        ) => usage.window == *window && span.contains(&usage.start),
+        (Query::Children(..), Key::Entity(..))
+        | (Query::EntityConfigs(..), Key::Config(..))
+        | (Query::Audit(..), Key::Audit(..))
+        | (Query::Namespaces, Key::Namespace(_)) => true,
+        _ => false,
+    }
+}
+
+/// Where all that belongs together stands.
+fn walks_of(scope: &Scope) -> [Walk; 2] {
+    match scope {
+        Scope::Entity(ns, id) => {
+            let partition = entity_partition(ns, id);
+            let buckets = Range::StartsWith("BUCKET#".to_owned());
+            [
+                Walk::new("of-entity", None, partition.clone(), Range::All),
+                Walk::new("buckets-of-entity", Some(Index::Entity), partition, buckets),
+            ]
+        }
+        Scope::Namespace(ns) => {
+            let index = Some(Index::Namespace);
+            [
+                Walk::new("of-namespace", index, namespace_partition(ns), Range::All),
+                // Not all that stands here is in the index.
+                Walk::new("of-system", None, system_partition(ns.as_str()), Range::All),
+            ]
+        }
+    }
+}
+
+fn bucket_of(key: &ItemKey) -> Option<BucketKey> {
+    match parse_key(key)? {
+        ParsedKey::Record(Key::Bucket(bucket)) => Some(bucket),
+        ParsedKey::Shard(shard) => Some(shard.bucket),
+        _ => None,
+    }
+}
+
+/// The key to delete by what stands under an item's key, unless it was named before. The shards of
+/// a bucket stand together, and go together. What is no record goes with the namespace's own.
+fn named(scope: &Scope, walk: &Walk, key: &ItemKey, last: &mut Option<BucketKey>) -> Option<Key> {
+    if let Some(bucket) = bucket_of(key) {
+        let is_new = last.as_ref() != Some(&bucket);
+        *last = Some(bucket.clone());
+        return is_new.then_some(Key::Bucket(bucket));
+    }
+    if let Scope::Namespace(ns) = scope
+        && walk.index.is_some()
+        && key.pk == system_partition(ns.as_str())
+    {
+        return None;
+    }
+    record_key(key)
+}
+
+/// Adds what another shard holds: limits once, balances together.
+fn add_shard(first: &mut BucketItem, shard: &BucketItem) {
+    let limits = first.bucket.limits();
+    let cells = limits.iter().zip(first.bucket.cells()).map(|((name, rate), cell)| {
+        let Some((other, _)) = shard.bucket.cell(name.as_str()) else { return *cell };
+        let tokens = cell.tokens.saturating_add(other.tokens).min(rate.capacity());
+        let consumed = cell.consumed.saturating_add(other.consumed);
+        Cell { tokens, consumed, remainder: 0, ..*cell }
+    });
+    let refilled_at = first.bucket.refilled_at().max(shard.bucket.refilled_at());
+    let cells: Vec<Cell> = cells.collect();
+    first.bucket = zae_limiter_core::Bucket::from_parts(limits.clone(), cells, refilled_at);
+}

@@ -1,0 +1,396 @@
+//! Reading and writing records. Batches are transactions, in which the registries keep in step with
+//! the limits they name.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use zae_limiter_core::{
+    ConfigLevel, Key, NamespaceId, Record, StoreError, StoreErrorKind, Timestamp, When, Write,
+    Written,
+};
+use zae_limiter_schema::records::registry::{self, ResourceChanges};
+use zae_limiter_schema::records::{self, Before, CONFIG_VERSION};
+use zae_limiter_schema::{
+    Change, Condition, Item, ItemKey, ParsedKey, Transacted, Update, Updated, Value, parse_key,
+};
+
+use crate::Shared;
+use crate::deletion::further_shards;
+use crate::error::Trouble;
+
+/// How often a batch is tried because others changed what it was computed from.
+const ATTEMPTS_MAX: u32 = 16;
+
+impl Shared {
+    /// Reads records, in the order of the keys.
+    pub(crate) async fn get(&self, keys: &[Key]) -> Result<Vec<Option<Record>>, StoreError> {
+        let is_record = |key: &&Key| !matches!(key, Key::Bucket(_));
+        let items = self.read_items(keys.iter().filter(is_record).map(ItemKey::of)).await?;
+        let mut found = Vec::with_capacity(keys.len());
+        for key in keys {
+            found.push(match items.get(&ItemKey::of(key)) {
+                Some(item) => records::decode(key, item).map_err(Trouble::from)?,
+                None => None,
+            });
+        }
+        Ok(found)
+    }
+
+    /// Makes all changes of a batch, or none.
+    pub(crate) async fn write(&self, batch: &[Write]) -> Result<Written, StoreError> {
+        check_keys(batch)?;
+        for _ in 0..ATTEMPTS_MAX {
+            let seen = self.look_before(batch).await?;
+            if let Some(at) = conflict_seen(batch, &seen) {
+                return Ok(Written::Conflict(at));
+            }
+            let prepared = prepare(batch, &seen);
+            match self.send(&prepared.changes).await? {
+                None => {
+                    self.after(batch, &prepared).await;
+                    return Ok(Written::Done);
+                }
+                Some(failed) => {
+                    if let Some(at) = prepared.conflict(batch, &failed) {
+                        return Ok(Written::Conflict(at));
+                    }
+                }
+            }
+        }
+        let message =
+            format!("others changed the records {ATTEMPTS_MAX} times in a row; try again");
+        Err(StoreError::new(StoreErrorKind::Unavailable, message))
+    }
+
+    /// Reads the items on which it depends how the batch is written.
+    async fn look_before(
+        &self,
+        batch: &[Write],
+    ) -> Result<HashMap<ItemKey, Option<Item>>, StoreError> {
+        let mut keys: Vec<ItemKey> = batch
+            .iter()
+            .filter(|write| is_looked_at(write))
+            .map(|w| ItemKey::of(&key_of(w)))
+            .collect();
+        for (ns, changes) in resource_changes(batch) {
+            if changes.depends_on_before() {
+                keys.push(ItemKey::resources(&ns));
+            }
+        }
+        let mut found = self.read_items(keys.iter().cloned()).await?;
+        Ok(keys.into_iter().map(|key| (key.clone(), found.remove(&key))).collect())
+    }
+
+    /// Makes the changes. `None` when they are made; else, for each, whether its conditions failed,
+    /// and then the item as it is.
+    async fn send(
+        &self,
+        changes: &[Change],
+    ) -> Result<Option<Vec<Option<Option<Item>>>>, StoreError> {
+        match changes {
+            [] => Ok(None),
+            // Half the price of a transaction.
+            [Change::Update(update)] => Ok(match self.update(update).await? {
+                Updated::Done(..) => None,
+                Updated::Unmet(item, _) => Some(vec![Some(item)]),
+            }),
+            [Change::Delete(key, conditions)] if conditions.is_empty() => {
+                self.remove(std::slice::from_ref(key)).await?;
+                Ok(None)
+            }
+            changes => Ok(match self.transact(changes).await? {
+                Transacted::Done(_) => None,
+                Transacted::Unmet(failed, _) => Some(failed),
+            }),
+        }
+    }
+
+    /// What follows from a batch that was made.
+    async fn after(&self, batch: &[Write], prepared: &Prepared) {
+        for write in batch {
+            if let Write::Delete(Key::Bucket(key), _) = write {
+                self.lanes.forget(key);
+            }
+        }
+        self.forget_counters(&prepared.counts).await;
+    }
+
+    /// Drops counters that have come down to nothing. They say nothing as they are, so it does no
+    /// harm if that fails.
+    pub(crate) async fn forget_counters(&self, counts: &Counts) {
+        for (ns, counts) in counts {
+            for (counter, _) in counts.iter().filter(|(_, by)| **by < 0) {
+                if let Err(trouble) = self.update(&registry::forget_counter(ns, counter)).await {
+                    let error = trouble.told();
+                    tracing::debug!(%error, "a counter of nothing stays");
+                }
+            }
+        }
+    }
+}
+
+/// By how much the counts of entities with limits of their own change.
+pub(crate) type Counts = BTreeMap<NamespaceId, BTreeMap<String, i64>>;
+
+pub(crate) fn count(counts: &mut Counts, ns: &NamespaceId, counter: String, by: i64) {
+    *counts.entry(ns.clone()).or_default().entry(counter).or_default() += by;
+}
+
+/// The updates of counters.
+pub(crate) fn count_changes(counts: &Counts) -> impl Iterator<Item = Change> {
+    counts
+        .iter()
+        .filter_map(|(ns, counts)| registry::count_entities(ns, counts))
+        .map(Change::Update)
+}
+
+fn key_of(write: &Write) -> Key {
+    match write {
+        Write::Put(record, _) => record.key(),
+        Write::Delete(key, _) | Write::Check(key, _) => key.clone(),
+    }
+}
+
+fn when_of(write: &Write) -> When {
+    match write {
+        Write::Put(_, when) | Write::Delete(_, when) | Write::Check(_, when) => *when,
+    }
+}
+
+/// A transaction names each item once.
+fn check_keys(batch: &[Write]) -> Result<(), StoreError> {
+    let mut keys = BTreeSet::new();
+    if batch.iter().all(|write| keys.insert(ItemKey::of(&key_of(write)))) {
+        return Ok(());
+    }
+    let message = "the batch names a record twice; make it two batches";
+    Err(StoreError::new(StoreErrorKind::Rejected, message))
+}
+
+/// The first write whose condition does not hold, if what was read tells: it must be the first, and
+/// of the conditions before it some may not have been looked at.
+fn conflict_seen(batch: &[Write], seen: &HashMap<ItemKey, Option<Item>>) -> Option<usize> {
+    for (at, write) in batch.iter().enumerate() {
+        match seen.get(&ItemKey::of(&key_of(write))) {
+            Some(item) if !holds(write, item.as_ref()) => return Some(at),
+            None if when_of(write) != When::Always => return None,
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Whether a write's condition, and what else must be true for it to be made, holds for an item.
+fn holds(write: &Write, item: Option<&Item>) -> bool {
+    let is_met = match when_of(write) {
+        When::Always => true,
+        When::Absent => item.is_none(),
+        When::Present => item.is_some(),
+        When::Version(wanted) => {
+            let wanted = i64::try_from(wanted).ok();
+            is_config(&key_of(write))
+                && wanted.is_some()
+                && item.is_some_and(|item| version_of(item) == wanted)
+        }
+    };
+    is_met && !(revives(write) && item.is_some_and(|item| !is_not_purging(item)))
+}
+
+/// Only stored limits have a version.
+fn is_config(key: &Key) -> bool {
+    matches!(key, Key::Config(..))
+}
+
+fn version_of(item: &Item) -> Option<i64> {
+    item.get(CONFIG_VERSION).map_or(Some(0), Value::as_i64)
+}
+
+fn is_not_purging(item: &Item) -> bool {
+    item.get("status").is_none_or(|status| status.as_str() != Some("purging"))
+}
+
+/// Whether the write makes a namespace usable that may have been deleted.
+fn revives(write: &Write) -> bool {
+    let Write::Put(Record::Namespace(namespace), When::Present) = write else { return false };
+    namespace.deleted_at.is_none()
+}
+
+fn conditions_of(key: &Key, when: When) -> Vec<Condition> {
+    let pk = || "PK".to_owned();
+    let version = || CONFIG_VERSION.to_owned();
+    match when {
+        When::Always => Vec::new(),
+        When::Absent => vec![Condition::Absent(pk())],
+        When::Present => vec![Condition::Exists(pk())],
+        // Never.
+        When::Version(_) if !is_config(key) => {
+            vec![Condition::Exists(pk()), Condition::Absent(pk())]
+        }
+        When::Version(0) => {
+            let zero = Condition::Equal(version(), Value::number(0));
+            let none = Condition::Absent(version());
+            vec![Condition::Exists(pk()), Condition::Any(vec![none, zero])]
+        }
+        When::Version(wanted) => {
+            let wanted = i64::try_from(wanted).unwrap_or(i64::MAX);
+            vec![Condition::Equal(version(), Value::number(wanted))]
+        }
+    }
+}
+
+/// Whether the item must be known before the write can be put together.
+fn is_looked_at(write: &Write) -> bool {
+    match write {
+        // What must not be there is known.
+        Write::Put(record, when) => records::depends_on_before(record) && *when != When::Absent,
+        // Whether it is there decides whether a counter goes down.
+        Write::Delete(Key::Config(_, level), When::Always) => registry::counter(level).is_some(),
+        Write::Delete(Key::Bucket(_), _) => true,
+        Write::Delete(..) | Write::Check(..) => false,
+    }
+}
+
+/// What becomes of the resources that have limits for everybody.
+fn resource_changes(batch: &[Write]) -> BTreeMap<NamespaceId, ResourceChanges> {
+    let mut all: BTreeMap<NamespaceId, ResourceChanges> = BTreeMap::new();
+    for write in batch {
+        let Key::Config(ns, ConfigLevel::Resource(resource)) = key_of(write) else { continue };
+        let resource = resource.to_string();
+        match write {
+            Write::Put(..) => drop(all.entry(ns).or_default().added.insert(resource)),
+            Write::Delete(_, when) if *when != When::Absent => {
+                all.entry(ns).or_default().removed.insert(resource);
+            }
+            Write::Delete(..) | Write::Check(..) => {}
+        }
+    }
+    all
+}
+
+/// A batch as changes of the table.
+#[derive(Default)]
+struct Prepared {
+    changes: Vec<Change>,
+    /// For each change, the write it comes from; none for the registries.
+    origins: Vec<Option<usize>>,
+    counts: Counts,
+}
+
+impl Prepared {
+    fn push(&mut self, at: usize, change: Change) {
+        self.changes.push(change);
+        self.origins.push(Some(at));
+    }
+
+    /// The first write whose own condition did not hold. Where there is none, something else has
+    /// changed, and the batch has to be put together again.
+    fn conflict(&self, batch: &[Write], failed: &[Option<Option<Item>>]) -> Option<usize> {
+        let mut conflicts: Vec<usize> = Vec::new();
+        for (origin, failed) in self.origins.iter().zip(failed) {
+            if let (Some(at), Some(item)) = (origin, failed)
+                && !holds(&batch[*at], item.as_ref())
+            {
+                conflicts.push(*at);
+            }
+        }
+        conflicts.into_iter().min()
+    }
+}
+
+fn prepare(batch: &[Write], seen: &HashMap<ItemKey, Option<Item>>) -> Prepared {
+    let mut prepared = Prepared::default();
+    for (at, write) in batch.iter().enumerate() {
+        let key = ItemKey::of(&key_of(write));
+        let before = match (seen.get(&key), when_of(write)) {
+            (Some(Some(item)), _) => Before::Item(item),
+            (Some(None), _) | (None, When::Absent) => Before::Absent,
+            (None, _) => Before::Unknown,
+        };
+        match write {
+            Write::Put(record, _) => put(&mut prepared, batch, at, record, before),
+            Write::Delete(deleted, when) => delete(&mut prepared, at, deleted, *when, before),
+            Write::Check(_, When::Always) => {}
+            Write::Check(_, when) => {
+                prepared.push(at, Change::Check(key, conditions_of(&key_of(write), *when)));
+            }
+        }
+    }
+    let mut registries: Vec<Change> = Vec::new();
+    for (ns, changes) in resource_changes(batch) {
+        let before = seen.get(&ItemKey::resources(&ns)).and_then(Option::as_ref);
+        registries.extend(changes.update(&ns, before).map(Change::Update));
+    }
+    registries.extend(count_changes(&prepared.counts));
+    prepared.origins.resize(prepared.changes.len() + registries.len(), None);
+    prepared.changes.extend(registries);
+    prepared
+}
+
+fn put(prepared: &mut Prepared, batch: &[Write], at: usize, record: &Record, before: Before<'_>) {
+    let key = record.key();
+    let mut conditions = conditions_of(&key, when_of(&batch[at]));
+    let encoded = records::encode(record, before);
+    for pin in encoded.pins {
+        if !conditions.contains(&pin) {
+            conditions.push(pin);
+        }
+    }
+    let actions = match record {
+        Record::NamespaceName(name, id) => records::encode_name(name, id, created_at(batch, id)),
+        _ => encoded.actions,
+    };
+    if revives(&batch[at]) {
+        conditions.push(records::not_purging());
+    }
+    if let (Key::Config(ns, level), Before::Absent) = (&key, before)
+        && let Some(counter) = registry::counter(level)
+    {
+        count(&mut prepared.counts, ns, counter, 1);
+    }
+    let update = Update { key: ItemKey::of(&key), actions, conditions };
+    prepared.push(at, Change::Update(update));
+}
+
+/// When the namespace was registered to which the same batch gives a name.
+fn created_at(batch: &[Write], id: &NamespaceId) -> Option<Timestamp> {
+    batch.iter().find_map(|write| match write {
+        Write::Put(Record::Namespace(namespace), _) if namespace.id == *id => {
+            Some(namespace.created_at)
+        }
+        _ => None,
+    })
+}
+
+fn delete(prepared: &mut Prepared, at: usize, key: &Key, when: When, before: Before<'_>) {
+    let item_key = ItemKey::of(key);
+    let mut conditions = conditions_of(key, when);
+    if when == When::Absent {
+        return prepared.push(at, Change::Check(item_key, conditions));
+    }
+    if let Key::Config(ns, level) = key
+        && let Some(counter) = registry::counter(level)
+    {
+        if matches!(before, Before::Absent) {
+            let absent = conditions_of(key, When::Absent);
+            return prepared.push(at, Change::Check(item_key, absent));
+        }
+        // It is counted down only if there is one.
+        if when == When::Always {
+            conditions = conditions_of(key, When::Present);
+        }
+        count(&mut prepared.counts, ns, counter, -1);
+    }
+    if let (Key::Bucket(bucket), Before::Item(item)) = (key, before) {
+        for shard in further_shards(bucket, item) {
+            prepared.push(at, Change::Delete(shard, Vec::new()));
+        }
+    }
+    prepared.push(at, Change::Delete(item_key, conditions));
+}
+
+/// The record an item holds, if it is one, with its key.
+pub(crate) fn record_key(key: &ItemKey) -> Option<Key> {
+    match parse_key(key)? {
+        ParsedKey::Record(key) => Some(key),
+        _ => None,
+    }
+}
