@@ -39,14 +39,16 @@ const READER_CACHE_KIB: i32 = 8 << 10;
 
 const STATEMENTS_MAX: usize = 128;
 
-/// Tables are clustered by their keys. Only columns that never change are indexed, so that the
-/// frequent change of a bucket touches one page.
+/// Tables are clustered by their keys, except that of the buckets: a writer that remembers a
+/// bucket's number finds its row in a shallow tree of numbers, with no text to compare. Only columns
+/// that never change are indexed, so that the frequent change of a bucket touches one page.
 const TABLES: &str = "
 CREATE TABLE bucket (
+    number INTEGER PRIMARY KEY,
     ns TEXT NOT NULL, entity TEXT NOT NULL, resource TEXT NOT NULL,
     expires_at INTEGER, state BLOB NOT NULL,
-    PRIMARY KEY (ns, entity, resource)
-) WITHOUT ROWID, STRICT;
+    UNIQUE (ns, entity, resource)
+) STRICT;
 CREATE INDEX bucket_by_resource ON bucket (ns, resource, entity);
 
 CREATE TABLE entity (
@@ -92,7 +94,7 @@ CREATE TABLE namespace_name (
 
 /// Touches every table and column, so that a file that lacks one is found out when it is opened.
 const TABLES_CHECK: &[&str] = &[
-    "SELECT ns, entity, resource, expires_at, state FROM bucket LIMIT 0",
+    "SELECT number, ns, entity, resource, expires_at, state FROM bucket LIMIT 0",
     "SELECT ns, id, name, parent, cascade, metadata, created_at FROM entity LIMIT 0",
     "SELECT ns, level, resource, entity, version, on_unavailable, limits FROM config LIMIT 0",
     "SELECT ns, subject, id, at, action, principal, resource, details, expires_at FROM audit \
