@@ -192,6 +192,11 @@ fn look_at(path: &Path) -> Result<(), Failure> {
     if path.parent().is_some_and(|folder| !folder.is_dir()) {
         return denied("is in a folder that does not exist; create it first");
     }
+    // To open a pipe would be to wait for whoever writes into it, and SQLite would put its own files
+    // beside a device.
+    if path.metadata().is_ok_and(|found| !found.is_file()) {
+        return denied("is not a regular file; name another one");
+    }
     let mut file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -228,8 +233,13 @@ enum Found {
 fn glance(conn: &Connection) -> Result<Found, Failure> {
     conn.execute_batch("BEGIN")?;
     let found = recognise(conn);
-    conn.execute_batch("ROLLBACK")?;
-    found
+    // SQLite may have ended the transaction with the error, and that is the one that counts.
+    if !conn.is_autocommit() {
+        let ended = conn.execute_batch("ROLLBACK");
+        found.and_then(|found| Ok(ended.map(|()| found)?))
+    } else {
+        found
+    }
 }
 
 /// Within a transaction: all three as of one moment.
