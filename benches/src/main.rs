@@ -25,6 +25,9 @@ fn main() {
     if let Some("profile") = parts.first().map(String::as_str) {
         let peer = parts.get(1).map_or("zae-limiter", String::as_str);
         let keys = parts.get(2).and_then(|keys| keys.parse().ok()).unwrap_or(1);
+        if peer == "sqlite" {
+            return scale::profile(keys);
+        }
         return memory::profile(peer, keys);
     }
     let known = ["memory", "sqlite", "scale"];

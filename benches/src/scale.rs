@@ -50,6 +50,12 @@ fn memory(keys: &[String]) -> (f64, usize) {
     (nanos, bytes)
 }
 
+/// Nothing but the SQLite store under many callers, to be looked at with `perf`.
+pub fn profile(entities: usize) {
+    let (alone, together, file) = sqlite(entities);
+    println!("{alone:.1} µs alone, {together:.1} µs together, {file} bytes per entity");
+}
+
 /// The store alone, without the limiter's cache of limits: microseconds for an acquire of one caller
 /// and of many at once, and bytes on disk.
 fn sqlite(entities: usize) -> (f64, f64, u64) {

@@ -155,6 +155,9 @@ impl Context {
     pub(crate) fn builder(&mut self) -> Result<Builder, Failure> {
         let url = self.store_url()?;
         self.printer.detail(format!("store: {url}"));
+        if url == "memory:" && self.printer.terminal.stderr {
+            self.printer.warn("memory: is gone when this command ends; name a file to keep things");
+        }
         self.make_data_dir(&url)?;
         self.builder_on(&url)
     }

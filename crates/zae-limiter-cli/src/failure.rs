@@ -102,7 +102,7 @@ fn hint_for(error: &Error) -> Option<String> {
             let first = names.split(", ").next().unwrap_or("rpm");
             Some(format!(
                 "zae-limiter resource set-defaults {resource} -l {first}:100   \
-                 (or pass -l {first}:100 with this call)"
+                 (an acquire can also bring its own: -l {first}:100)"
             ))
         }
         Error::MissingParent { parent } => Some(format!("zae-limiter entity create {parent}")),

@@ -176,6 +176,43 @@ fn the_guides_do_what_they_say() {
     assert!(update || wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 
+/// Where the links of a page lead, those that stay in the repository, without the part behind `#`.
+fn links(page: &str) -> Vec<&str> {
+    let mut in_block = false;
+    let text = page.lines().filter(|line| {
+        let is_fence = line.starts_with("```");
+        in_block ^= is_fence;
+        !is_fence && !in_block
+    });
+    let starts = text.flat_map(|line| line.split("](").skip(1));
+    let targets = starts.filter_map(|rest| rest.split([')', '#']).next());
+    targets.filter(|target| !target.is_empty() && !target.contains("://")).collect()
+}
+
+#[test]
+fn links_between_pages_lead_somewhere() {
+    for guide in guides() {
+        let page = std::fs::read_to_string(&guide).unwrap();
+        for link in links(&page) {
+            let target = guide.parent().unwrap().join(link);
+            assert!(target.is_file(), "{}: there is no {link}", guide.display());
+        }
+    }
+    let page = "[a](b.md) [c](d.md#e), [f](#g)\n```text\n[h](i.md)\n```\n[j](https://k) [l](../m)";
+    assert_eq!(links(page), ["b.md", "d.md", "../m"]);
+}
+
+#[test]
+fn the_index_names_every_guide() {
+    let guides = guides();
+    let index = guides.iter().find(|path| path.ends_with("README.md")).unwrap();
+    let page = std::fs::read_to_string(index).unwrap();
+    for guide in guides.iter().filter(|path| *path != index) {
+        let name = guide.file_name().unwrap().to_str().unwrap();
+        assert!(links(&page).contains(&name), "{} does not name {name}", index.display());
+    }
+}
+
 #[test]
 fn what_a_guide_says_is_compared_line_by_line() {
     for (said, line, same) in [

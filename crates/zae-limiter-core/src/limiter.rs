@@ -451,9 +451,9 @@ impl Inner {
         if let Some(found) = self.cache.get(entity.as_str(), resource.as_str(), now) {
             return Ok(found);
         }
-        self.cache
-            .get_or_load(entity, resource, now, async || self.load(entity, resource, now).await)
-            .await
+        // Boxed: it is rare and large, and every call that waits for its store would carry it along.
+        let load = async || self.load(entity, resource, now).await;
+        Box::pin(self.cache.get_or_load(entity, resource, now, load)).await
     }
 
     async fn load(

@@ -3,8 +3,9 @@
 //! An account stays here after its transaction for as long as no other connection writes to the
 //! file. Then the account and its row are the same, except within a transaction.
 
-use std::collections::HashMap;
+use std::hash::BuildHasher;
 
+use hashbrown::HashTable;
 use rusqlite::{Connection, params};
 use zae_limiter_core::account::Account;
 use zae_limiter_core::{BucketKey, Target};
@@ -13,8 +14,9 @@ use crate::codec::{decode_account, encode_account};
 use crate::error::Failure;
 use crate::records::{millis, optional_time};
 
-/// The most accounts that are kept from one transaction to the next: about 40 MB.
-const ACCOUNTS_MAX: usize = 131_072;
+/// The most accounts that are kept from one transaction to the next: about 250 MB, and only where
+/// that many buckets are busy. Reading one again costs more than everything else in an acquire.
+const ACCOUNTS_MAX: usize = 1 << 20;
 
 /// Where an account stands in [`Accounts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,15 +26,17 @@ pub(crate) struct At(usize);
 struct Slot {
     key: BucketKey,
     account: Option<Account>,
-    // Whether there is a row, which is then updated and not inserted.
-    is_stored: bool,
+    // The number of its row, which is then updated and not inserted.
+    row: Option<i64>,
     is_dirty: bool,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
-    places: HashMap<BucketKey, usize, foldhash::fast::RandomState>,
+    // Where the accounts stand, found by their keys.
+    places: HashTable<u32>,
+    hashing: foldhash::fast::RandomState,
     slots: Vec<Slot>,
     dirty: Vec<usize>,
     // Changes when another connection has written.
@@ -69,27 +73,35 @@ impl Accounts {
         key: &BucketKey,
         target: Option<&Target>,
     ) -> Result<At, Failure> {
-        if let Some(&at) = self.places.get(key) {
+        let hash = self.hashing.hash_one(key);
+        if let Some(at) = self.place(hash, key) {
             return Ok(At(at));
         }
-        let sql = "SELECT state, expires_at FROM bucket \
+        let sql = "SELECT number, expires_at, state FROM bucket \
                    WHERE ns = ?1 AND entity = ?2 AND resource = ?3";
         let mut statement = conn.prepare_cached(sql)?;
         let columns = params![key.namespace.as_str(), key.entity.as_str(), key.resource.as_str()];
         let mut rows = statement.query(columns)?;
-        let account = match rows.next()? {
+        let (row, account) = match rows.next()? {
             Some(row) => {
-                let state = row.get_ref(0)?.as_blob().map_err(rusqlite::Error::from)?;
+                let state = row.get_ref(2)?.as_blob().map_err(rusqlite::Error::from)?;
                 let known = target.map(Target::limits);
-                Some(decode_account(state, optional_time(row, 1)?, known)?)
+                let account = decode_account(state, optional_time(row, 1)?, known)?;
+                (Some(row.get(0)?), Some(account))
             }
-            None => None,
+            None => (None, None),
         };
         let at = self.slots.len();
-        let is_stored = account.is_some();
-        self.slots.push(Slot { key: key.clone(), account, is_stored, is_dirty: false });
-        self.places.insert(key.clone(), at);
+        self.slots.push(Slot { key: key.clone(), account, row, is_dirty: false });
+        let place = u32::try_from(at).expect("a transaction adds few to the most that are kept");
+        let rehash = |&at: &u32| self.hashing.hash_one(&self.slots[at as usize].key);
+        self.places.insert_unique(hash, place, rehash);
         Ok(At(at))
+    }
+
+    fn place(&self, hash: u64, key: &BucketKey) -> Option<usize> {
+        let found = self.places.find(hash, |&at| self.slots[at as usize].key == *key);
+        found.map(|&at| at as usize)
     }
 
     /// The account; there may be none.
@@ -109,43 +121,50 @@ impl Accounts {
 
     /// Forgets an account whose row has been deleted, or will not be written.
     pub(crate) fn remove(&mut self, key: &BucketKey) {
-        if let Some(&at) = self.places.get(key) {
+        if let Some(at) = self.place(self.hashing.hash_one(key), key) {
             let slot = &mut self.slots[at];
             slot.account = None;
-            slot.is_stored = false;
+            slot.row = None;
         }
     }
 
     /// Writes what was changed.
     pub(crate) fn store(&mut self, conn: &Connection) -> Result<(), Failure> {
-        // In the order of the file, neighbours find their page at hand.
-        if self.dirty.len() > 1 {
-            let slots = &self.slots;
-            self.dirty.sort_unstable_by(|&a, &b| slots[a].key.cmp(&slots[b].key));
+        if self.dirty.is_empty() {
+            return Ok(());
         }
-        let mut dirty = std::mem::take(&mut self.dirty);
-        for at in dirty.drain(..) {
-            let slot = &mut self.slots[at];
+        // In the order of the file, neighbours find their page at hand.
+        let slots = &mut self.slots;
+        self.dirty.sort_unstable_by_key(|&at| slots[at].row);
+        let mut update =
+            conn.prepare_cached("UPDATE bucket SET expires_at = ?2, state = ?3 WHERE number = ?1")?;
+        for at in std::mem::take(&mut self.dirty) {
+            let slot = &mut slots[at];
             slot.is_dirty = false;
             let Some(account) = &slot.account else { continue };
             encode_account(account, &mut self.encoded);
-            let sql = if slot.is_stored {
-                "UPDATE bucket SET expires_at = ?4, state = ?5 \
-                 WHERE ns = ?1 AND entity = ?2 AND resource = ?3"
-            } else {
-                "INSERT INTO bucket (ns, entity, resource, expires_at, state) \
-                 VALUES (?1, ?2, ?3, ?4, ?5)"
-            };
-            conn.prepare_cached(sql)?.execute(params![
-                slot.key.namespace.as_str(),
-                slot.key.entity.as_str(),
-                slot.key.resource.as_str(),
-                millis(account.expires_at),
-                self.encoded,
-            ])?;
-            slot.is_stored = true;
+            let expires_at = millis(account.expires_at);
+            match slot.row {
+                Some(row) => {
+                    update.execute(params![row, expires_at, self.encoded])?;
+                }
+                None => slot.row = Some(insert(conn, &slot.key, expires_at, &self.encoded)?),
+            }
         }
-        self.dirty = dirty;
         Ok(())
     }
+}
+
+/// Writes a new row and gives its number.
+fn insert(
+    conn: &Connection,
+    key: &BucketKey,
+    expires_at: Option<i64>,
+    state: &[u8],
+) -> Result<i64, Failure> {
+    let sql = "INSERT INTO bucket (ns, entity, resource, expires_at, state) \
+               VALUES (?1, ?2, ?3, ?4, ?5)";
+    let (ns, entity, resource) = (&key.namespace, &key.entity, &key.resource);
+    let columns = params![ns.as_str(), entity.as_str(), resource.as_str(), expires_at, state];
+    Ok(conn.prepare_cached(sql)?.insert(columns)?)
 }

@@ -72,8 +72,9 @@ struct Shared {
     file: PathBuf,
     writer: Arc<Queue<Job>>,
     reader: Arc<Queue<Box<dyn Question>>>,
-    // Joined when the last handle goes.
-    threads: Vec<JoinHandle<()>>,
+    // Both joined when the last handle goes.
+    write_thread: Option<JoinHandle<()>>,
+    read_thread: Option<JoinHandle<()>>,
 }
 
 impl SqliteStore {
@@ -100,15 +101,20 @@ impl fmt::Debug for SqliteStore {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.writer.close();
+        // The writer goes last and alone: the last connection tidies the log away, and of two that
+        // close at once neither would be the last.
         self.reader.close();
-        let this_thread = std::thread::current().id();
-        for thread in self.threads.drain(..) {
-            // A waker may own the last handle and be dropped by the thread that woke it.
-            if thread.thread().id() != this_thread && thread.join().is_err() {
-                tracing::error!("a thread of the store has panicked");
-            }
-        }
+        join(self.read_thread.take());
+        self.writer.close();
+        join(self.write_thread.take());
+    }
+}
+
+fn join(thread: Option<JoinHandle<()>>) {
+    // A waker may own the last handle and be dropped by the thread that woke it.
+    let other = thread.filter(|thread| thread.thread().id() != std::thread::current().id());
+    if other.is_some_and(|thread| thread.join().is_err()) {
+        tracing::error!("a thread of the store has panicked");
     }
 }
 

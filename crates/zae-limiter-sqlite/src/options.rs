@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use zae_limiter_core::{StoreError, StoreErrorKind, UsageSettings};
 
@@ -78,28 +79,21 @@ impl SqliteOptions {
             file: file.clone(),
             writer: Arc::clone(&writer),
             reader: Arc::clone(&reader),
-            threads: Vec::with_capacity(2),
+            write_thread: None,
+            read_thread: None,
         };
         let work = Writer::new(file.clone(), writer, Ledger::new(conn, self.usage));
-        shared.spawn("zael-write", move || work.run())?;
-        let read_file = file.clone();
-        shared.spawn("zael-read", move || reader::run(read_file, reader, read_conn))?;
+        shared.write_thread = Some(spawn("zael-write", move || work.run())?);
+        let read = move || reader::run(file, reader, read_conn);
+        shared.read_thread = Some(spawn("zael-read", read)?);
         Ok(SqliteStore { shared: Arc::new(shared) })
     }
 }
 
-impl Shared {
-    fn spawn(
-        &mut self,
-        name: &str,
-        work: impl FnOnce() + Send + 'static,
-    ) -> Result<(), StoreError> {
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
-        let thread = thread.map_err(|error| {
-            let message = "no thread can be started; lift the limit on processes and threads";
-            StoreError::new(StoreErrorKind::Unavailable, message).caused_by(error)
-        })?;
-        self.threads.push(thread);
-        Ok(())
-    }
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StoreError> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+    thread.map_err(|error| {
+        let message = "no thread can be started; lift the limit on processes and threads";
+        StoreError::new(StoreErrorKind::Unavailable, message).caused_by(error)
+    })
 }

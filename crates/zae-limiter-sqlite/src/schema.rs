@@ -39,14 +39,16 @@ const READER_CACHE_KIB: i32 = 8 << 10;
 
 const STATEMENTS_MAX: usize = 128;
 
-/// Tables are clustered by their keys. Only columns that never change are indexed, so that the
-/// frequent change of a bucket touches one page.
+/// Tables are clustered by their keys, except that of the buckets: a writer that remembers a
+/// bucket's number finds its row in a shallow tree of numbers, with no text to compare. Only columns
+/// that never change are indexed, so that the frequent change of a bucket touches one page.
 const TABLES: &str = "
 CREATE TABLE bucket (
+    number INTEGER PRIMARY KEY,
     ns TEXT NOT NULL, entity TEXT NOT NULL, resource TEXT NOT NULL,
     expires_at INTEGER, state BLOB NOT NULL,
-    PRIMARY KEY (ns, entity, resource)
-) WITHOUT ROWID, STRICT;
+    UNIQUE (ns, entity, resource)
+) STRICT;
 CREATE INDEX bucket_by_resource ON bucket (ns, resource, entity);
 
 CREATE TABLE entity (
@@ -92,7 +94,7 @@ CREATE TABLE namespace_name (
 
 /// Touches every table and column, so that a file that lacks one is found out when it is opened.
 const TABLES_CHECK: &[&str] = &[
-    "SELECT ns, entity, resource, expires_at, state FROM bucket LIMIT 0",
+    "SELECT number, ns, entity, resource, expires_at, state FROM bucket LIMIT 0",
     "SELECT ns, id, name, parent, cascade, metadata, created_at FROM entity LIMIT 0",
     "SELECT ns, level, resource, entity, version, on_unavailable, limits FROM config LIMIT 0",
     "SELECT ns, subject, id, at, action, principal, resource, details, expires_at FROM audit \
@@ -190,6 +192,11 @@ fn look_at(path: &Path) -> Result<(), Failure> {
     if path.parent().is_some_and(|folder| !folder.is_dir()) {
         return denied("is in a folder that does not exist; create it first");
     }
+    // To open a pipe would be to wait for whoever writes into it, and SQLite would put its own files
+    // beside a device.
+    if path.metadata().is_ok_and(|found| !found.is_file()) {
+        return denied("is not a regular file; name another one");
+    }
     let mut file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -226,8 +233,13 @@ enum Found {
 fn glance(conn: &Connection) -> Result<Found, Failure> {
     conn.execute_batch("BEGIN")?;
     let found = recognise(conn);
-    conn.execute_batch("ROLLBACK")?;
-    found
+    // SQLite may have ended the transaction with the error, and that is the one that counts.
+    if !conn.is_autocommit() {
+        let ended = conn.execute_batch("ROLLBACK");
+        found.and_then(|found| Ok(ended.map(|()| found)?))
+    } else {
+        found
+    }
 }
 
 /// Within a transaction: all three as of one moment.

@@ -240,6 +240,53 @@ async fn child_writes_until_the_disk_is_full() {
 }
 
 #[tokio::test]
+async fn a_file_that_cannot_even_be_opened_for_lack_of_room_is_not_called_damaged() {
+    let folder = Folder::new();
+    a_used_file(&folder).await;
+    let test = std::env::current_exe().unwrap();
+    for blocks in [0, 1, 8] {
+        let script = format!(
+            "trap '' XFSZ; ulimit -f {blocks}; \
+             exec {} --exact child_writes_until_the_disk_is_full --nocapture | cat",
+            test.display()
+        );
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).env(FULL_DISK, folder.file()).stderr(Stdio::inherit());
+        let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        // Which of the two depends on the file that SQLite could not write first.
+        let [full, busy] = ["Full", "Unavailable"].map(|kind| said.matches(kind).count());
+        assert_eq!(full + busy, 2, "{blocks} blocks: {said}");
+    }
+    is_as_before(&folder).await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_beside_the_file_when_it_is_closed() {
+    for _ in 0..20 {
+        let folder = Folder::new();
+        a_used_file(&folder).await;
+        let names: Vec<_> = fs::read_dir(folder.file().parent().unwrap())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        assert_eq!(names.len(), 1, "{names:?}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn only_a_regular_file_will_do() {
+    let folder = Folder::new();
+    let pipe = folder.file();
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for file in [&*pipe, Path::new("/dev/null")] {
+        let error = SqliteStore::open(file).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Denied);
+        assert!(error.to_string().contains("not a regular file"), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn a_full_disk_is_told_and_loses_nothing_that_was_answered() {
     let folder = Folder::new();
     a_used_file(&folder).await;

@@ -52,3 +52,20 @@ pub fn builder(url: &str) -> Result<Builder, Error> {
 pub fn open_store(url: &str) -> Result<Arc<dyn Store>, Error> {
     url.parse::<StoreUrl>()?.open()
 }
+
+/// The Rust programs in the guides are run with the other doctests.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../docs/configuration-levels.md")]
+    mod configuration_levels {}
+    #[doc = include_str!("../../../docs/getting-started.md")]
+    mod getting_started {}
+    #[doc = include_str!("../../../docs/hierarchies.md")]
+    mod hierarchies {}
+    #[doc = include_str!("../../../docs/limits-and-bursts.md")]
+    mod limits_and_bursts {}
+    #[doc = include_str!("../../../docs/llm-settling.md")]
+    mod llm_settling {}
+    #[doc = include_str!("../../../docs/unavailability.md")]
+    mod unavailability {}
+}

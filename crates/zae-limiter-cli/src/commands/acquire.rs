@@ -241,7 +241,7 @@ fn print(args: &Args, context: &mut Context, outcome: Outcome<'_>) {
         }
         return;
     }
-    if args.command.is_empty() {
+    if args.command.is_empty() && !outcome.statuses.is_empty() {
         status::print_table(printer, outcome.statuses);
     }
     if !outcome.admitted {

@@ -112,7 +112,10 @@ async fn set(args: SetArgs, context: &mut Context) -> Result<ExitStatus, Failure
         args.limits
     };
     let config = limiter.set_system_defaults(limits, args.on_unavailable).await?;
-    let words = format!("{}; {}", stored::set_words(&config), policy_words(&config));
+    let words = match config.limits.is_empty() {
+        true => format!("{}; limits for everybody: none", policy_words(&config)),
+        false => format!("{}; {}", stored::set_words(&config), policy_words(&config)),
+    };
     context.printer.done(&ConfigJson::from(&config), words);
     Ok(ExitStatus::Done)
 }
