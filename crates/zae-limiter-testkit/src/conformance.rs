@@ -129,7 +129,7 @@ macro_rules! conformance_tests {
                 a_refusal_lists_every_limit_that_was_asked,
                 a_wait_is_exact_to_the_millisecond,
                 a_wait_of_a_clock_that_lags_counts_from_the_last_refill,
-                a_refused_plan_changes_no_balance_and_creates_no_bucket,
+                a_refused_plan_changes_no_balance,
                 a_refused_plan_pays_out_no_time,
                 a_refused_plan_does_not_make_the_bucket_follow,
                 a_refused_plan_renews_no_lifetime,
@@ -249,8 +249,9 @@ macro_rules! conformance_tests {
     };
 }
 
-/// Tests that nobody ever sees a chain half taken, for stores that take from all its buckets in one
-/// step. The arguments are those of [`conformance_tests!`].
+/// Tests that nobody ever sees a chain half taken, and that a refused chain leaves no trace at all,
+/// for stores that take from all its buckets, and pay out the time, in one step. The arguments are
+/// those of [`conformance_tests!`].
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -264,6 +265,16 @@ macro_rules! one_step_conformance_tests {
         $crate::__tests! { $module, $make,
             concurrency: run_on_threads {
                 a_chain_is_seen_whole_or_not_at_all,
+            }
+            refusal: run {
+                a_refused_plan_leaves_no_trace,
+            }
+            lifetimes: run {
+                a_bucket_that_starts_anew_has_consumed_nothing,
+            }
+            random: run {
+                a_random_run_of_chains_equals_the_oracle_while_rates_change,
+                a_random_run_of_chains_equals_the_oracle_while_limits_come_and_go,
             }
         }
     };

@@ -93,7 +93,26 @@ async fn look(store: &dyn Store, key: &BucketKey) -> Option<impl PartialEq + Deb
     peek(store, key, NOW).await.as_ref().map(seen)
 }
 
-pub async fn a_refused_plan_changes_no_balance_and_creates_no_bucket(store: Arc<dyn Store>) {
+pub async fn a_refused_plan_changes_no_balance(store: Arc<dyn Store>) {
+    let set = limits([per_minute("rpm", 10), per_minute("tpm", 100)]);
+    let [full, short, absent] = ["full", "short", "absent"].map(|e| forever(bucket(e, "r"), &set));
+    take(&*store, NOW, [leg(&full, [("rpm", tokens(1)), ("tpm", tokens(1))])]).await;
+    take(&*store, NOW, [leg(&short, [("rpm", tokens(7)), ("tpm", tokens(1))])]).await;
+    for legs in [[&absent, &full, &short], [&short, &absent, &full]] {
+        let legs = legs.map(|target| leg(target, [("rpm", tokens(4)), ("tpm", tokens(4))]));
+        be_refused(&*store, NOW, legs).await;
+    }
+    for (target, rpm, tpm) in [(&full, 9, 99), (&short, 3, 99), (&absent, 10, 100)] {
+        for (limit, left) in [("rpm", rpm), ("tpm", tpm)] {
+            // A bucket that is absent is full.
+            let found = balance(&*store, target.key(), limit, NOW).await;
+            let whole = tokens(if limit == "rpm" { 10 } else { 100 });
+            assert_eq!(found.unwrap_or(whole), tokens(left), "{limit} of {target:?}");
+        }
+    }
+}
+
+pub async fn a_refused_plan_leaves_no_trace(store: Arc<dyn Store>) {
     let set = limits([per_minute("rpm", 10), per_minute("tpm", 100)]);
     let [full, short, absent] = ["full", "short", "absent"].map(|e| forever(bucket(e, "r"), &set));
     take(&*store, NOW, [leg(&full, [("rpm", tokens(1)), ("tpm", tokens(1))])]).await;
