@@ -172,6 +172,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Whether the store books usage itself, so that a list shows all that was answered before it.
+    /// Usage of the others is booked from the changes of their buckets, some time later.
+    fn books_usage(&self) -> bool {
+        true
+    }
+
     /// Takes all that is asked, or nothing.
     fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission>;
 

@@ -34,6 +34,10 @@ impl Store for DynamoStore {
         Some(self.shared.meter.so_far())
     }
 
+    fn books_usage(&self) -> bool {
+        false
+    }
+
     fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission> {
         Box::pin(self.shared.acquire(plan))
     }

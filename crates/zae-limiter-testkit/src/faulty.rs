@@ -276,6 +276,10 @@ impl<S: Store + ?Sized> Store for Faulty<S> {
         self.inner.cost()
     }
 
+    fn books_usage(&self) -> bool {
+        self.inner.books_usage()
+    }
+
     fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {
         // An answer on the spot could neither hang nor wait.
         if self.has_fault_for(Call::Acquire) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use tokio::task::JoinSet;
-use zae_limiter::{Error, Limit, RateLimiter, Timestamp};
+use zae_limiter::{Cost, Error, Limit, RateLimiter, Timestamp};
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -59,6 +59,8 @@ pub(super) struct Measured {
     /// From the first call to the last, by the limiter's clock, the warm-up included.
     pub span: (Timestamp, Timestamp),
     pub interrupt: Option<Interrupt>,
+    /// What the measured part cost, on a store whose calls are billed.
+    pub cost: Option<Cost>,
 }
 
 const WARM_UP: u8 = 0;
@@ -121,6 +123,7 @@ pub(super) async fn run(load: Load, context: &mut Context) -> Result<Measured, F
         shared.phase.store(MEASURE, Ordering::Relaxed);
     }
     let started = attendant.context.clock.stopwatch();
+    let cost_before = shared.load.limiter.store().cost();
     if ending == Ending::Time {
         let time = match length {
             Length::Time(time) => Some(time),
@@ -131,6 +134,7 @@ pub(super) async fn run(load: Load, context: &mut Context) -> Result<Measured, F
     shared.phase.store(STOP, Ordering::Relaxed);
     attendant.join_all().await;
     let elapsed = attendant.context.clock.stopwatch().saturating_sub(started);
+    let cost_after = shared.load.limiter.store().cost();
     let (latency, last) = (attendant.latency, attendant.context.clock.now());
     context.printer.wipe_progress();
     if let Some(failure) = take(&shared.wrong_call) {
@@ -153,6 +157,11 @@ pub(super) async fn run(load: Load, context: &mut Context) -> Result<Measured, F
             Ending::Interrupt(interrupt) => Some(interrupt),
             Ending::Time | Ending::AllDone => None,
         },
+        cost: cost_before.zip(cost_after).map(|(before, after)| Cost {
+            round_trips: after.round_trips - before.round_trips,
+            write_units: after.write_units - before.write_units,
+            read_units: after.read_units - before.read_units,
+        }),
     })
 }
 

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use zae_limiter::Cost;
 
 use crate::columns::{Cell, Columns, Lean};
 use crate::failure::Failure;
@@ -73,6 +74,11 @@ impl BenchJson {
         let seconds = measured.elapsed.as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
         let rate = if seconds > 0.0 { acquires as f64 / seconds } else { 0.0 };
+        #[expect(clippy::cast_precision_loss, reason = "figures to look at")]
+        let per_acquire = |of: fn(&Cost) -> f64| {
+            let cost = measured.cost.as_ref().filter(|_| acquires > 0)?;
+            Some(rounded(of(cost) / acquires as f64, 10_000.0))
+        };
         let latency = &measured.latency;
         Self {
             store: setting.store,
@@ -87,9 +93,9 @@ impl BenchJson {
                 p99: latency.permille(990).map(millis),
                 max: latency.max().map(millis),
             },
-            round_trips_per_acquire: None,
-            write_units_per_acquire: None,
-            read_units_per_acquire: None,
+            round_trips_per_acquire: per_acquire(|cost| cost.round_trips as f64),
+            write_units_per_acquire: per_acquire(|cost| cost.write_units),
+            read_units_per_acquire: per_acquire(|cost| cost.read_units),
             failed: measured.failed,
             entities: setting.entities,
             concurrency: setting.concurrency,
@@ -182,6 +188,14 @@ impl BenchJson {
             let floor = whole(floor);
             let text = format!("{ratio} × the {floor}/s of one UPDATE per transaction by hand");
             rows.push(("ratio", text));
+        }
+        if let (Some(trips), Some(write), Some(read)) = (
+            self.round_trips_per_acquire,
+            self.write_units_per_acquire,
+            self.read_units_per_acquire,
+        ) {
+            let text = format!("{trips} round trips, {write} write units, {read} read units");
+            rows.push(("cost", format!("{text} per acquire")));
         }
         for (name, value) in rows {
             let name = printer.paint(Look::Head, format!("{name:<10}"));

@@ -31,7 +31,8 @@ struct DemoJson {
     failed: u64,
     underestimated: u64,
     over_admitted: i128,
-    usage_adds_up: bool,
+    /// Absent where the store does not book usage itself.
+    usage_adds_up: Option<bool>,
     limits: Vec<LimitJson>,
     per_second: Vec<SecondJson>,
 }
@@ -96,7 +97,10 @@ impl<'a> Report<'a> {
             failed: tally.failed,
             underestimated: tally.underestimated,
             over_admitted: limits.iter().map(|limit| limit.over_admitted).sum(),
-            usage_adds_up: limits.iter().all(|limit| limit.recorded == limit.used),
+            usage_adds_up: limiter
+                .store()
+                .books_usage()
+                .then(|| limits.iter().all(|limit| limit.recorded == limit.used)),
             limits,
             per_second: seconds
                 .map(|(second, &(admitted, refused))| SecondJson { second, admitted, refused })
@@ -107,7 +111,7 @@ impl<'a> Report<'a> {
 
     /// Whether everything is as promised.
     pub(super) fn is_sound(&self) -> bool {
-        self.document.over_admitted == 0 && self.document.usage_adds_up
+        self.document.over_admitted == 0 && self.document.usage_adds_up != Some(false)
     }
 
     pub(super) fn print(&self, printer: &mut Printer) {
@@ -198,6 +202,12 @@ impl<'a> Report<'a> {
         let head = format!("over-admitted: {}", grouped(document.over_admitted));
         let head = printer.paint(look, head);
         printer.line(format!("{head}{what}{} limits", document.limits.len()));
+        if document.usage_adds_up.is_none() {
+            let note = "usage: this store has it booked by the aggregator, some time later";
+            let note = printer.paint(Look::Dim, note);
+            printer.line(note);
+            return;
+        }
         let wrong: Vec<&LimitJson> =
             document.limits.iter().filter(|limit| limit.recorded != limit.used).collect();
         if wrong.is_empty() {
