@@ -41,7 +41,9 @@ impl Trouble {
                     | TableErrorKind::PartitionThrottled
                     | TableErrorKind::Conflict => StoreErrorKind::Unavailable,
                     TableErrorKind::Denied => StoreErrorKind::Denied,
-                    TableErrorKind::NoTable => StoreErrorKind::Incompatible,
+                    TableErrorKind::NoTable | TableErrorKind::Incompatible => {
+                        StoreErrorKind::Incompatible
+                    }
                     TableErrorKind::Rejected => StoreErrorKind::Rejected,
                 };
                 let told = StoreError::new(kind, error.message.clone());

@@ -175,6 +175,8 @@ pub enum TableErrorKind {
     Denied,
     /// There is no such table.
     NoTable,
+    /// It is not a limiter's table, or one of a later release of the format.
+    Incompatible,
     /// The call is wrong, whenever it is made.
     Rejected,
 }

@@ -4,12 +4,13 @@
 //! What runs is written down in a file in the data directory.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Subcommand;
 use serde::{Deserialize, Serialize};
-use zae_limiter::SystemClock;
 use zae_limiter::dynamodb::aws::{CreateTable, DynamoAddress};
+use zae_limiter::{Clock, SystemClock};
 
 use crate::columns::{Cell, print_fields};
 use crate::context::Context;
@@ -147,7 +148,8 @@ async fn create_table(running: &Running, stream: bool) -> Result<(), Failure> {
         table = table.with_stream();
     }
     let client = running.address().client().await;
-    table.create(&client, &SystemClock).await.map_err(|error| {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    table.create(&client, &clock).await.map_err(|error| {
         let message = format!("the table {} could not be created", running.table);
         Failure::new(ExitStatus::Error, message).caused_by(&error)
     })

@@ -1,5 +1,6 @@
 //! Creating the table, for development and tests. In an account the stack does it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
@@ -10,8 +11,10 @@ use aws_sdk_dynamodb::types::{
     TimeToLiveSpecification,
 };
 use zae_limiter_core::Clock;
-use zae_limiter_schema::{Index, TableError, TableErrorKind};
+use zae_limiter_schema::records::Version;
+use zae_limiter_schema::{Index, Table as _, TableError, TableErrorKind};
 
+use super::AwsTable;
 use super::errors::told;
 
 /// How often the new table is looked at before it is given up, and how long in between.
@@ -61,7 +64,7 @@ impl CreateTable {
     /// # Errors
     ///
     /// What DynamoDB says.
-    pub async fn create(self, client: &Client, clock: &dyn Clock) -> Result<(), TableError> {
+    pub async fn create(self, client: &Client, clock: &Arc<dyn Clock>) -> Result<(), TableError> {
         let rejected = |error: BuildError| {
             let message = format!("the table cannot be described: {error}");
             TableError::new(TableErrorKind::Rejected, message)
@@ -105,7 +108,23 @@ impl CreateTable {
             .table_name(&self.name)
             .time_to_live_specification(expiry.map_err(rejected)?);
         expiry.send().await.map_err(|error| told(&self.name, error))?;
-        Ok(())
+        self.write_version(client, clock).await
+    }
+
+    async fn write_version(
+        &self,
+        client: &Client,
+        clock: &Arc<dyn Clock>,
+    ) -> Result<(), TableError> {
+        let version = Version {
+            schema: Version::SCHEMA.to_owned(),
+            aggregator: None,
+            client_min: "0.0.0".to_owned(),
+            updated_at: Some(clock.now()),
+            updated_by: Some(concat!("zae-limiter ", env!("CARGO_PKG_VERSION")).to_owned()),
+        };
+        let table = AwsTable::new(client.clone(), &self.name, Arc::clone(clock));
+        table.update(&version.update()).await.map(|_| ())
     }
 
     fn index(&self, index: Index) -> Result<GlobalSecondaryIndex, BuildError> {
@@ -122,7 +141,7 @@ impl CreateTable {
             .build()
     }
 
-    async fn wait(&self, client: &Client, clock: &dyn Clock) -> Result<(), TableError> {
+    async fn wait(&self, client: &Client, clock: &Arc<dyn Clock>) -> Result<(), TableError> {
         for _ in 0..LOOKS_MAX {
             let description = client.describe_table().table_name(&self.name).send().await;
             let description = description.map_err(|error| told(&self.name, error))?;

@@ -72,6 +72,8 @@ fn of_service(table: &str, code: &str, message: &str, status: u16) -> TableError
         | "SignatureDoesNotMatch" => denied(
             "AWS does not accept the credentials; check access key, secret and clock".to_owned(),
         ),
+        // It says that all is well, in words that nobody understands.
+        _ if status < 400 => no_answer(table, "gave an answer that cannot be read", Applied::Maybe),
         _ if status >= 500 => no_answer(table, "failed inside", Applied::Maybe),
         _ => {
             let message = format!("{table} refused the call: {code} {message}");

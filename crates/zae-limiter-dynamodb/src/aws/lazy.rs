@@ -10,6 +10,7 @@ use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
 use aws_smithy_http_client::{Builder, tls};
 use tokio::sync::OnceCell;
 use zae_limiter_core::{Clock, SystemClock};
+use zae_limiter_schema::records::Version;
 use zae_limiter_schema::{
     BatchRead, Calling, Change, Consistency, Consumed, Index, ItemKey, Query, QueryAnswer, Table,
     TableError, TableErrorKind, Transacted, Update, Updated,
@@ -97,7 +98,9 @@ impl LazyTable {
                 }
                 check(&client, &self.address.table).await?;
                 let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-                Ok(AwsTable::new(client, &self.address.table, clock))
+                let table = AwsTable::new(client, &self.address.table, clock);
+                check_version(&table).await?;
+                Ok(table)
             })
             .await
     }
@@ -127,7 +130,7 @@ async fn check(client: &Client, name: &str) -> Result<(), TableError> {
         let message = format!(
             "table {name} is not a limiter's: its keys are not PK and SK; use another table"
         );
-        return Err(TableError::new(TableErrorKind::NoTable, message));
+        return Err(TableError::new(TableErrorKind::Incompatible, message));
     }
     let indexes = table.global_secondary_indexes.unwrap_or_default();
     for wanted in Index::ALL {
@@ -141,10 +144,43 @@ async fn check(client: &Client, name: &str) -> Result<(), TableError> {
                 wanted.pk(),
                 wanted.sk()
             );
-            return Err(TableError::new(TableErrorKind::NoTable, message));
+            return Err(TableError::new(TableErrorKind::Incompatible, message));
         }
     }
     Ok(())
+}
+
+/// Refuses a table of a later release of the format. One without a version record is fine: the
+/// first client to find it so writes one.
+async fn check_version(table: &AwsTable) -> Result<(), TableError> {
+    let read = table.read(&[ItemKey::version()], Consistency::Eventual).await;
+    let item = match read {
+        Ok(read) => read.items.into_iter().next(),
+        // A role bound to a namespace may not read the table's own records.
+        Err(error) if error.kind == TableErrorKind::Denied => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let Some(item) = item else { return Ok(()) };
+    let name = table.name();
+    let incompatible = |message| TableError::new(TableErrorKind::Incompatible, message);
+    let version = Version::decode(&item).map_err(|malformed| {
+        incompatible(format!("table {name} does not say of which release it is: {malformed}"))
+    })?;
+    if release(&version.schema) > release(Version::SCHEMA) {
+        return Err(incompatible(format!(
+            "table {name} is in format {}, of a later release than this program's {}; \
+             upgrade this program",
+            version.schema,
+            Version::SCHEMA
+        )));
+    }
+    Ok(())
+}
+
+/// Major and minor: the rest changes nothing that a reader has to know.
+fn release(version: &str) -> (u64, u64) {
+    let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(u64::MAX));
+    (numbers.next().unwrap_or(u64::MAX), numbers.next().unwrap_or(u64::MAX))
 }
 
 impl Table for LazyTable {

@@ -5,6 +5,7 @@
 //! than `local/target/release/zae-limiter-local` is named by `ZAEL_LOCAL`.
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
+mod bad_input;
 mod server;
 
 use std::sync::Arc;

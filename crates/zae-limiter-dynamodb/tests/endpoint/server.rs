@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::{BehaviorVersion, Credentials, Region};
-use zae_limiter_core::SystemClock;
+use zae_limiter_core::{Clock, SystemClock};
 use zae_limiter_dynamodb::aws::{AwsTable, CreateTable};
 
 struct Server {
@@ -42,21 +42,33 @@ static SERVER: LazyLock<Server> = LazyLock::new(|| {
 static TABLES: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) fn client() -> Client {
+    client_at(&SERVER.endpoint)
+}
+
+pub(crate) fn client_at(endpoint: &str) -> Client {
     let http = aws_smithy_http_client::Builder::new().build_http();
     let config = aws_sdk_dynamodb::Config::builder()
         .behavior_version(BehaviorVersion::latest())
         .region(Region::new("us-east-1"))
         .credentials_provider(Credentials::new("AKIAIOSFODNN7EXAMPLE", "local", None, None, "test"))
-        .endpoint_url(&SERVER.endpoint)
+        .endpoint_url(endpoint)
         .retry_config(RetryConfig::disabled())
         .http_client(http)
         .build();
     Client::from_conf(config)
 }
 
+pub(crate) fn clock() -> Arc<dyn Clock> {
+    Arc::new(SystemClock)
+}
+
+pub(crate) fn endpoint() -> String {
+    SERVER.endpoint.clone()
+}
+
 pub(crate) async fn new_table() -> Arc<AwsTable> {
     let name = format!("table-{}", TABLES.fetch_add(1, Ordering::Relaxed));
     let client = client();
-    CreateTable::new(&name).create(&client, &SystemClock).await.unwrap();
-    Arc::new(AwsTable::new(client, name, Arc::new(SystemClock)))
+    CreateTable::new(&name).create(&client, &clock()).await.unwrap();
+    Arc::new(AwsTable::new(client, name, clock()))
 }

@@ -1,0 +1,198 @@
+//! Tables and endpoints that cannot be used: each is told apart, in a sentence that says what to do.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use aws_sdk_dynamodb::types::{
+    AttributeDefinition, AttributeValue, BillingMode, KeySchemaElement, KeyType,
+    ScalarAttributeType,
+};
+use zae_limiter_core::{
+    Applied, BucketKey, EntityId, Key, Leg, Lifetime, Limit, LimitSet, Millitokens, NamespaceId,
+    NamespaceName, Plan, ResourceName, Store as _, StoreError, StoreErrorKind, Take, Target,
+    Timestamp,
+};
+use zae_limiter_dynamodb::aws::{AwsTable, CreateTable, DynamoAddress, LazyTable};
+use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
+
+use crate::server::{client, client_at, clock, endpoint};
+
+/// What somebody is told who opens a store there and reads something.
+async fn told(table: &str, endpoint: &str) -> StoreError {
+    let address = DynamoAddress {
+        table: table.to_owned(),
+        region: Some("us-east-1".to_owned()),
+        endpoint: Some(endpoint.to_owned()),
+    };
+    let store = DynamoStore::new(Arc::new(LazyTable::new(address)), DynamoOptions::default());
+    let key = Key::NamespaceName(NamespaceName::new("default").unwrap());
+    store.get(&[key]).await.unwrap_err()
+}
+
+fn check(error: &StoreError, kind: StoreErrorKind, says: &str) {
+    assert_eq!(error.kind(), kind, "{error:?}");
+    assert!(error.to_string().contains(says), "{error}");
+}
+
+#[tokio::test]
+async fn a_table_that_does_not_exist() {
+    let error = told("missing", &endpoint()).await;
+    check(&error, StoreErrorKind::Incompatible, "does not exist in this account and region");
+}
+
+#[tokio::test]
+async fn a_table_of_somebody_else() {
+    let attribute = |name: &str| {
+        AttributeDefinition::builder()
+            .attribute_name(name)
+            .attribute_type(ScalarAttributeType::S)
+            .build()
+            .unwrap()
+    };
+    let key = |name: &str, kind| {
+        KeySchemaElement::builder().attribute_name(name).key_type(kind).build().unwrap()
+    };
+    for (name, pk, sk, says) in [
+        ("others-keys", "id", "at", "its keys are not PK and SK"),
+        ("no-indexes", "PK", "SK", "has no index GSI1"),
+    ] {
+        client()
+            .create_table()
+            .table_name(name)
+            .billing_mode(BillingMode::PayPerRequest)
+            .attribute_definitions(attribute(pk))
+            .attribute_definitions(attribute(sk))
+            .key_schema(key(pk, KeyType::Hash))
+            .key_schema(key(sk, KeyType::Range))
+            .send()
+            .await
+            .unwrap();
+        check(&told(name, &endpoint()).await, StoreErrorKind::Incompatible, says);
+    }
+}
+
+#[tokio::test]
+async fn a_table_of_a_later_release() {
+    CreateTable::new("later").create(&client(), &clock()).await.unwrap();
+    for (version, says) in [("0.11.0", "upgrade this program"), ("new", "upgrade this program")] {
+        client()
+            .update_item()
+            .table_name("later")
+            .key("PK", AttributeValue::S("_/SYSTEM#".to_owned()))
+            .key("SK", AttributeValue::S("#VERSION".to_owned()))
+            .update_expression("SET schema_version = :v")
+            .expression_attribute_values(":v", AttributeValue::S(version.to_owned()))
+            .send()
+            .await
+            .unwrap();
+        check(&told("later", &endpoint()).await, StoreErrorKind::Incompatible, says);
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_that_is_not_there() {
+    // A port that was free a moment ago.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let error = told("table", &format!("http://127.0.0.1:{port}")).await;
+    check(&error, StoreErrorKind::Unavailable, "cannot be reached");
+    assert_eq!(error.applied(), Applied::No, "nothing was sent");
+    let table = AwsTable::new(client_at("http://no-such-host.invalid"), "table", clock());
+    let store = DynamoStore::new(Arc::new(table), DynamoOptions::default());
+    let key = Key::NamespaceName(NamespaceName::new("default").unwrap());
+    let error = store.get(&[key]).await.unwrap_err();
+    check(&error, StoreErrorKind::Unavailable, "cannot be reached");
+}
+
+/// An endpoint that says the same to everybody.
+fn endpoint_that_says(status: &'static str, body: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            let (mut line, mut length) = (String::new(), 0);
+            while reader.read_line(&mut line).is_ok_and(|read| read > 2) {
+                if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                    length = value.trim().parse().unwrap();
+                }
+                line.clear();
+            }
+            let _ = reader.read_exact(&mut vec![0; length]);
+            let _ = write!(
+                stream,
+                "HTTP/1.1 {status}\r\ncontent-type: application/x-amz-json-1.0\r\n\
+                 content-length: {}\r\nconnection: close\r\n\r\n{body}",
+                body.len()
+            );
+        }
+    });
+    endpoint
+}
+
+#[tokio::test]
+async fn what_aws_refuses_says_what_to_do() {
+    for (status, body, kind, says) in [
+        (
+            "400 Bad Request",
+            r#"{"__type":"com.amazon.coral.service#ExpiredTokenException","message":"expired"}"#,
+            StoreErrorKind::Denied,
+            "have expired; renew them",
+        ),
+        (
+            "400 Bad Request",
+            r#"{"__type":"com.amazon.coral.service#UnrecognizedClientException","message":"x"}"#,
+            StoreErrorKind::Denied,
+            "does not accept the credentials",
+        ),
+        (
+            "400 Bad Request",
+            r#"{"__type":"com.amazonaws.dynamodb.v20120810#RequestLimitExceeded","message":"x"}"#,
+            StoreErrorKind::Unavailable,
+            "throttled",
+        ),
+        ("500 Internal Server Error", "{}", StoreErrorKind::Unavailable, "failed inside"),
+        ("200 OK", "this is no JSON", StoreErrorKind::Unavailable, "cannot be read"),
+    ] {
+        let error = told("table", &endpoint_that_says(status, body)).await;
+        check(&error, kind, says);
+        assert!(std::error::Error::source(&error).is_some(), "what AWS said is kept: {error:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_item_that_is_not_what_it_should_be() {
+    let table = crate::server::new_table().await;
+    let store = DynamoStore::new(table.clone(), DynamoOptions::default());
+    let limits = LimitSet::new([Limit::per_minute("rpm", 10)]).unwrap();
+    let key = BucketKey {
+        namespace: NamespaceId::new("abcdefghijk").unwrap(),
+        entity: EntityId::new("a").unwrap(),
+        resource: ResourceName::new("r").unwrap(),
+    };
+    let target = Arc::new(Target::new(key, Arc::new(limits), Lifetime::Forever));
+    let takes = [Take { cell: 0, amount: Millitokens::new(1_000) }].into_iter().collect();
+    let legs = [Leg { target: Arc::clone(&target), takes }].into_iter().collect();
+    let plan = Plan { now: Timestamp::from_millis(1_794_752_736_000), legs };
+    store.acquire(&plan).await.unwrap();
+    for (attribute, value, says) in [
+        ("b_rpm_tk", AttributeValue::S("ten".to_owned()), "b_rpm_tk should be a whole number"),
+        // One after the other, in the order in which they are found out from behind.
+        ("b_rpm_cp", AttributeValue::N("-1".to_owned()), "b_rpm_cp should be"),
+        ("rf", AttributeValue::Null(true), "rf should be a whole number"),
+    ] {
+        let key = zae_limiter_schema::ItemKey::of(&Key::Bucket(target.key().clone()));
+        let set = client()
+            .update_item()
+            .table_name(table.name())
+            .key("PK", AttributeValue::S(key.pk))
+            .key("SK", AttributeValue::S(key.sk))
+            .update_expression("SET #a = :v")
+            .expression_attribute_names("#a", attribute)
+            .expression_attribute_values(":v", value);
+        set.send().await.unwrap();
+        let fresh = DynamoStore::new(table.clone(), DynamoOptions::default());
+        check(&fresh.acquire(&plan).await.unwrap_err(), StoreErrorKind::Corrupt, says);
+    }
+}
