@@ -87,6 +87,8 @@ struct LimitBook {
     lowest: i128,
     /// The latest moment from which an interval starts.
     latest_ms: i64,
+    /// By how much more time the clocks may differ.
+    slack_ms: i64,
 }
 
 #[derive(Debug, Default)]
@@ -125,6 +127,15 @@ struct Reading {
     rf: i64,
     ttl: Option<i64>,
     cells: BTreeMap<String, Cell>,
+}
+
+impl Cell {
+    /// Whether it is what a new bucket would be.
+    fn is_full_less_net(&self, old: &Reading, limit: &str) -> bool {
+        let before = old.cells.get(limit).map_or(0, |cell| i128::from(cell.consumed));
+        let net = i128::from(self.consumed) - before;
+        i128::from(self.tokens) + net == i128::from(self.rate.capacity().get())
+    }
 }
 
 impl Reading {
@@ -189,7 +200,7 @@ impl Auditor {
         parts: &[Part],
     ) -> u64 {
         let pk = |key: &BucketKey| bucket_partition(key, 0);
-        let call = Call {
+        let mut call = Call {
             kind,
             now,
             began_us: self.time.now_us(),
@@ -202,6 +213,7 @@ impl Auditor {
             may_pass_over: false,
         };
         let mut books = self.lock();
+        call.may_pass_over = call.parts.iter().any(|(place, _)| !books.limits.contains_key(place));
         books.calls += 1;
         let id = books.calls;
         books.clients.entry(client).or_default().calls.insert(id, call);
@@ -210,19 +222,9 @@ impl Auditor {
 
     /// A call has ended.
     pub(crate) fn end(&self, client: ClientId, call: u64, ended: Ended) {
-        let latest_s = (self.time.now().as_millis() + self.ahead_ms) / 1_000;
-        let books = &mut *self.lock();
+        let mut books = self.lock();
         let book = books.clients.get_mut(&client).expect("a client that called");
-        let call = book.calls.get_mut(&call).expect("a call that began");
-        call.ended = Some(ended);
-        call.may_pass_over = call.parts.iter().any(|((pk, limit), _)| {
-            let vanished = books.vanished_us.get(pk).is_some_and(|at| *at >= call.began_us);
-            let expired = match books.expires_s.get(pk) {
-                None => true,
-                Some(expires) => expires.is_some_and(|expires| expires <= latest_s),
-            };
-            vanished || expired || !books.limits.contains_key(&(pk.clone(), limit.clone()))
-        });
+        book.calls.get_mut(&call).expect("a call that began").ended = Some(ended);
     }
 
     /// A client is no more.
@@ -233,11 +235,20 @@ impl Auditor {
     /// Nobody has anything to do at this moment: whoever has nothing under way must be even.
     pub(crate) fn at_rest(&self) {
         let now_us = self.time.now_us();
-        let Books { clients, violation, .. } = &mut *self.lock();
+        let latest_s = (self.time.now().as_millis() + self.ahead_ms) / 1_000;
+        let Books { clients, violation, limits, vanished_us, expires_s, .. } = &mut *self.lock();
         for (client, book) in clients.iter_mut() {
             let busy = book.calls.values().any(|call| call.ended.is_none());
             if book.in_flight > 0 || (busy && !book.crashed) {
                 continue;
+            }
+            for call in book.calls.values_mut() {
+                call.may_pass_over |= call.parts.iter().any(|(place, _)| {
+                    let vanished = vanished_us.get(&place.0).is_some_and(|at| *at >= call.began_us);
+                    let expires = expires_s.get(&place.0).copied().flatten();
+                    let expired = expires.is_some_and(|expires| expires <= latest_s);
+                    vanished || expired || !limits.contains_key(place)
+                });
             }
             if let Err(what) = book.balance() {
                 violation.get_or_insert(format!("at {now_us} us: client {client}: {what}"));
@@ -255,8 +266,7 @@ impl Auditor {
 }
 
 impl Call {
-    /// Whether it may have taken, or given back, nothing at all though it was asked for something;
-    /// `None` where it certainly did not.
+    /// What it has done, as far as can be said.
     fn outcome(&self, book: &ClientBook) -> Outcome {
         let chain = matches!(self.kind, Kind::Acquire { legs } if legs > 1);
         match (self.kind, self.ended) {
@@ -269,13 +279,17 @@ impl Call {
                 false => Outcome::Whole,
             },
             (_, Some(Ended::Failed(Applied::Maybe))) => Outcome::Unknown,
-            // What some legs had taken could not be given back: it is lost, on the safe side.
+            // What was taken could not be given back: it is lost, on the safe side.
             (Kind::Acquire { .. }, Some(Ended::Refused | Ended::Failed(_)))
-                if chain && book.faulted =>
+                if chain && (book.faulted || self.may_pass_over) =>
             {
                 Outcome::Unknown
             }
-            (Kind::Acquire { .. }, Some(Ended::Cancelled)) if book.faulted => Outcome::Unknown,
+            (Kind::Acquire { .. }, Some(Ended::Cancelled))
+                if book.faulted || self.may_pass_over =>
+            {
+                Outcome::Unknown
+            }
             _ => Outcome::Nothing,
         }
     }
@@ -441,13 +455,17 @@ impl Books {
         if new.rf > true_ms + ahead_ms {
             return Err(format!("{} ms were paid out before their time", new.rf - true_ms));
         }
-        // Full again at once: only what nobody could have told from a new bucket may start anew.
+        // An item that some clock takes for expired may start anew.
         let anew = old.as_ref().is_none_or(|old| {
-            old.ttl.is_some_and(|ttl| ttl * 1_000 <= true_ms + ahead_ms && ttl * 1_000 <= new.rf)
+            let may_be_expired = old.ttl.is_some_and(|ttl| ttl * 1_000 <= true_ms + ahead_ms);
+            may_be_expired
+                && new.cells.iter().all(|(limit, cell)| cell.is_full_less_net(old, limit))
         });
         if anew {
             self.vanished_us.insert(pk.clone(), wrote.at_us);
         }
+        // Which clock that was is not known: up to twice the error, between it and the last one.
+        let slack_ms = if anew && old.is_some() { 2 * ahead_ms } else { 0 };
         let mut nets = Vec::new();
         let book = self.clients.entry(client).or_default();
         let oldest_ms = book.oldest_ms(pk);
@@ -469,8 +487,11 @@ impl Books {
         }
         for (place, net) in nets {
             *book.net.entry(place.clone()).or_default() += net;
-            let (cell, base_ms) = (new.cells[&place.1], new.rf.max(oldest_ms.unwrap_or(new.rf)));
-            check_interval(&mut self.limits, &place, &cell, net, base_ms, new.rf)?;
+            // A write that leaves a limit as it is says nothing about its moment.
+            let base_ms = oldest_ms.filter(|_| net != 0).map_or(new.rf, |at| at.max(new.rf));
+            let cell = new.cells[&place.1];
+            let moments = Moments { base_ms, rf: new.rf, slack_ms };
+            check_interval(&mut self.limits, &place, &cell, net, moments)?;
         }
         self.limits.retain(|(at, limit), _| at != pk || new.cells.contains_key(limit));
         Ok(())
@@ -554,27 +575,42 @@ impl Step<'_> {
     }
 }
 
+/// When a write happened.
+#[derive(Clone, Copy)]
+struct Moments {
+    /// The earliest moment that it may carry.
+    base_ms: i64,
+    rf: i64,
+    slack_ms: i64,
+}
+
 /// Net taken in any interval that ends now is at most the ceiling and what the interval earns.
 fn check_interval(
     limits: &mut BTreeMap<Place, LimitBook>,
     place: &Place,
     cell: &Cell,
     net: i128,
-    base_ms: i64,
-    rf: i64,
+    Moments { base_ms, rf, slack_ms }: Moments,
 ) -> Result<(), String> {
     let period = i128::from(cell.rate.period_ms());
     let earns = |ms: i64| i128::from(cell.rate.refill_amount().get()) * i128::from(ms);
-    let fresh = || LimitBook { rate: cell.rate, net: 0, lowest: i128::MAX, latest_ms: i64::MIN };
+    let fresh = || LimitBook {
+        rate: cell.rate,
+        net: 0,
+        lowest: i128::MAX,
+        latest_ms: i64::MIN,
+        slack_ms: 0,
+    };
     let book = limits.entry(place.clone()).or_insert_with(fresh);
     if book.rate != cell.rate {
         *book = fresh();
     }
     book.lowest = book.lowest.min(book.net * period - earns(base_ms));
     book.latest_ms = book.latest_ms.max(base_ms).max(rf);
+    book.slack_ms = book.slack_ms.max(slack_ms);
     book.net += net;
     let debt = i128::from((-cell.tokens).max(0));
-    let risen = (book.net - debt) * period - earns(book.latest_ms) - book.lowest;
+    let risen = (book.net - debt) * period - earns(book.latest_ms + book.slack_ms) - book.lowest;
     // What is less than a millitoken is carried over.
     let most = (i128::from(cell.rate.capacity().get()) + 1) * period;
     if risen > most {
