@@ -157,7 +157,7 @@ impl Shared {
                     let known = matches!(state, State::Item(_)).then(|| (state.clone(), now));
                     lane.lock().known = known;
                     self.tell_written(&mut group, &members, &state, now);
-                    sight = Sight { state: Some(state), fresh: true };
+                    sight = Sight { state: Some(state), fresh: true, just_seen: true };
                 }
                 Err(trouble) => {
                     lane.lock().known = None;
@@ -175,7 +175,8 @@ impl Shared {
     fn remembered(&self, lane: &Lane, now: Timestamp) -> Sight {
         let inside = lane.lock();
         let fresh = inside.fresh(now, self.options.local_refusal).is_some();
-        Sight { state: inside.known.as_ref().map(|(state, _)| state.clone()), fresh }
+        let state = inside.known.as_ref().map(|(state, _)| state.clone());
+        Sight { state, fresh, just_seen: false }
     }
 
     /// What to ask the table next; `None` when everybody has an answer. Whoever can be answered by
@@ -191,6 +192,9 @@ impl Shared {
             return None;
         }
         let Some(state) = &sight.state else { return Some(blind_step(key, group, now)) };
+        if group.iter().any(|waiting| sight.is_unsure_of(&waiting.request, now)) {
+            return Some(blind_step(key, group, now));
+        }
         let requests: Vec<&Request> = group.iter().map(|waiting| &waiting.request).collect();
         let round = decided(key, state, &requests, now);
         let is_written = |fate: &Fate| *fate == Fate::Written;
@@ -298,6 +302,7 @@ impl Shared {
                 return Ok(());
             }
             let mut bucket = item.bucket.clone();
+            bucket.refill(bucket::moved(item.bucket.refilled_at(), now));
             bucket.replace_limits(target.limits(), now);
             let expiry = target.expiry(&bucket, now).map_or(Expiry::Never, Expiry::At);
             let owner = Owner { parent: target.parent() };
@@ -326,6 +331,27 @@ struct Sight {
     state: Option<State>,
     /// Recent enough to refuse by.
     fresh: bool,
+    /// Seen in this round, so that what is missing there may be passed over.
+    just_seen: bool,
+}
+
+impl Sight {
+    /// Whether a settlement finds nothing to settle with, but only by memory: somebody may have
+    /// brought it back since, and what it charges must not be lost.
+    fn is_unsure_of(&self, request: &Request, now: Timestamp) -> bool {
+        let Request::Settle(settlement) = request else { return false };
+        let bucket = match &self.state {
+            Some(State::Item(item)) if !item.is_expired(now) => Some(&item.bucket),
+            _ => None,
+        };
+        let names = settlement.target.limits().names();
+        !self.just_seen
+            && settlement.differences.iter().any(|difference| {
+                let limit = names[difference.cell].as_str();
+                difference.amount != Millitokens::ZERO
+                    && bucket.is_none_or(|bucket| bucket.limits().position(limit).is_none())
+            })
+    }
 }
 
 enum Step {

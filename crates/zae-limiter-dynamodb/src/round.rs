@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use zae_limiter_core::{
-    Ask, Bucket, Cell, Leg, LimitName, LimitStatus, Millitokens, Settlement, StoreErrorKind,
+    Ask, Bucket, Cell, Leg, LimitName, LimitStatus, Millitokens, Rate, Settlement, StoreErrorKind,
     Target, Timestamp, Verdict, decide, refused_statuses,
 };
 use zae_limiter_schema::bucket::{self, BucketItem, Expiry, Movement, Owner, Since};
@@ -33,6 +33,15 @@ impl Request {
             Self::Take(leg) => &leg.takes,
             Self::Settle(settlement) => &settlement.differences,
         }
+    }
+
+    /// Whether the bucket has to take on other limits for it.
+    fn changes_limits_of(&self, bucket: &Bucket) -> bool {
+        let Self::Take(leg) = self else { return false };
+        let is_other = |(name, rate): (&LimitName, &Rate)| {
+            bucket.cell(name.as_str()).is_none_or(|(_, current)| current != rate)
+        };
+        leg.target.limits().iter().any(is_other)
     }
 
     /// Whether it changes nothing at all.
@@ -91,13 +100,20 @@ struct Movements(Vec<Movement>);
 impl Movements {
     /// All limits of an item, with what time has earned them.
     fn of(item: &BucketItem, now: Timestamp) -> Self {
-        let elapsed = now.millis_since(item.bucket.refilled_at());
-        let limits = item.bucket.limits().iter().zip(item.bucket.cells());
-        let movements = limits.map(|((name, rate), cell)| {
-            let (earned, remainder) = rate.earned(elapsed, cell.remainder);
-            Movement { earned: earned.get(), remainder, ..Movement::none(name.clone(), *rate) }
-        });
-        Self(movements.collect())
+        let limits = item.bucket.limits().iter();
+        let mut movements =
+            Self(limits.map(|(name, rate)| Movement::none(name.clone(), *rate)).collect());
+        movements.pay_out(item, now);
+        movements
+    }
+
+    /// What time has earned up to a moment.
+    fn pay_out(&mut self, item: &BucketItem, until: Timestamp) {
+        let elapsed = until.millis_since(item.bucket.refilled_at());
+        for (movement, cell) in self.0.iter_mut().zip(item.bucket.cells()) {
+            let (earned, remainder) = movement.rate.earned(elapsed, cell.remainder);
+            (movement.earned, movement.remainder) = (earned.get(), remainder);
+        }
     }
 
     fn get(&mut self, limit: &LimitName) -> Option<&mut Movement> {
@@ -108,7 +124,9 @@ impl Movements {
 fn on_item(key: &BucketItemKey, item: &BucketItem, requests: &[&Request], now: Timestamp) -> Round {
     let mut movements = Movements::of(item, now);
     let mut bucket = item.bucket.clone();
-    bucket.refill(now);
+    // New limits move the refill time; what it passes over is paid under the old ones.
+    let follows = requests.iter().any(|request| request.changes_limits_of(&bucket));
+    bucket.refill(if follows { bucket::moved(bucket.refilled_at(), now) } else { now });
     let mut fates = vec![Fate::Nothing; requests.len()];
     settle_all(&mut movements, &mut bucket, requests, &mut fates);
     let outcome = take_all(&mut bucket, requests, &mut fates, now);
@@ -128,7 +146,7 @@ fn on_item(key: &BucketItemKey, item: &BucketItem, requests: &[&Request], now: T
         let owner = owner_of(outcome.last_target);
         bucket::rewrite(key, item, &bucket, &owner, expiry)
     } else {
-        add_or_refill(key, item, &movements.0, expiry, now)
+        add_or_refill(key, item, &mut movements, expiry, now)
     };
     Round { update: Some(update), fates }
 }
@@ -138,7 +156,7 @@ fn on_item(key: &BucketItemKey, item: &BucketItem, requests: &[&Request], now: T
 fn add_or_refill(
     key: &BucketItemKey,
     item: &BucketItem,
-    movements: &[Movement],
+    movements: &mut Movements,
     expiry: Expiry,
     now: Timestamp,
 ) -> Update {
@@ -150,16 +168,18 @@ fn add_or_refill(
         balance + credited + earned < i128::from(rate.capacity().get())
             && (movement.taken == 0 || balance >= needed)
     };
-    let mut touched = movements.iter().filter(|movement| movement.is_touched());
+    let mut touched = movements.0.iter().filter(|movement| movement.is_touched());
     if touched.all(is_exact) {
         let since = Since::Known(item.bucket.refilled_at());
         let counts_writes = item.wcu.is_some();
         let shards = item.shard_count;
-        if let Some(add) = bucket::add(key, movements, since, expiry, counts_writes, shards, now) {
+        if let Some(add) = bucket::add(key, &movements.0, since, expiry, counts_writes, shards, now)
+        {
             return add;
         }
     }
-    bucket::refill(key, item, movements, expiry, now)
+    movements.pay_out(item, bucket::moved(item.bucket.refilled_at(), now));
+    bucket::refill(key, item, &movements.0, expiry, now)
 }
 
 /// Nothing is there: takes are from a full bucket, and there is nothing to settle with.
@@ -199,7 +219,7 @@ fn full(target: &Target, expired: Option<&BucketItem>, now: Timestamp) -> Bucket
     });
     let cells: Vec<Cell> = cells.collect();
     // Time never runs back, not even for an item that starts anew.
-    let since = expired.map_or(now, |item| item.bucket.refilled_at().max(now));
+    let since = expired.map_or(now, |item| bucket::moved(item.bucket.refilled_at(), now));
     Bucket::from_parts(Arc::clone(limits), cells, since)
 }
 

@@ -330,8 +330,15 @@ pub fn add(
     Some(Update { key: key.item_key(), actions, conditions })
 }
 
-/// Moves the refill time of a known item to `now`, and takes and gives. `movements` names every
-/// limit of the item.
+/// The refill time after a [`refill`] or [`rewrite`]. It always moves, be it by a millisecond ahead
+/// of a clock that lags: whoever remembers the item as it was must notice that its limits, or its
+/// remainders, are others.
+pub fn moved(refilled_at: Timestamp, now: Timestamp) -> Timestamp {
+    now.max(refilled_at.saturating_add_millis(1))
+}
+
+/// Moves the refill time of a known item to [`moved`], and takes and gives. `movements` names every
+/// limit of the item, with what it has earned up to then.
 pub fn refill(
     key: &BucketItemKey,
     known: &BucketItem,
@@ -341,7 +348,7 @@ pub fn refill(
 ) -> Update {
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     let before = known.bucket.refilled_at();
-    let after = before.max(now);
+    let after = moved(before, now);
     conditions.push(Condition::Equal(REFILLED_AT.to_owned(), Value::number(before.as_millis())));
     for name in [REFILLED_AT, REMAINDERS_AT] {
         actions.push(Action::Set(name.to_owned(), Value::number(after.as_millis())));
@@ -432,7 +439,7 @@ pub fn create(key: &BucketItemKey, bucket: &Bucket, owner: &Owner<'_>, expiry: E
 }
 
 /// Gives a known item other limits, or, where it has expired, a new life. `bucket` is what it holds
-/// afterwards; limits that it does not have are taken away. Net consumption goes on counting.
+/// afterwards, at a refill time that has [`moved`]; limits that it does not have are taken away. Net consumption goes on counting.
 pub fn rewrite(
     key: &BucketItemKey,
     known: &BucketItem,
@@ -442,6 +449,7 @@ pub fn rewrite(
 ) -> Update {
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     let before = known.bucket.refilled_at();
+    assert!(bucket.refilled_at() > before, "who remembers the old limits must notice");
     conditions.push(Condition::Equal(REFILLED_AT.to_owned(), Value::number(before.as_millis())));
     conditions.push(match known.expires_at {
         Some(expiry) => Condition::Equal(TTL.to_owned(), Value::number(ttl_of(expiry))),

@@ -3,6 +3,8 @@
 //! - [`conformance_tests!`] runs the contract of [`Store`](zae_limiter_core::Store) as tests, one
 //!   for each sentence or so. [`usage_conformance_tests!`] adds those for stores that keep usage
 //!   records themselves.
+//! - [`SimTable`] is a DynamoDB table in memory, with its semantics, its bill and its faults;
+//!   [`Simulation`] runs many clients against it, from a seed, and audits every step.
 //! - [`Faulty`] wraps a store, counts its calls, and fails, hangs or waits where it is told to.
 //!
 //! `examples/toy_store.rs` is the smallest store that passes.
@@ -23,6 +25,10 @@ mod faulty;
 mod given;
 mod oracle;
 mod poll;
+mod simulation;
+mod table;
 
 pub use conformance::{Fixture, run, run_on_threads};
 pub use faulty::{Call, Fault, Faulty, Gate};
+pub use simulation::{ClientClock, Report, Simulation, VirtualTime, World};
+pub use table::{ClientId, Faults, Projection, SimTable, Totals, Watch, Wrote};

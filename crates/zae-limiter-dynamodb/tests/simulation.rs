@@ -1,0 +1,62 @@
+//! The store under many clients and everything that can go wrong, from seeds.
+//!
+//! `ZAEL_SIM_SEEDS` says how many seeds are played (20), `ZAEL_SIM_SEED` which one alone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use zae_limiter_core::Store;
+use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
+use zae_limiter_schema::Table;
+use zae_limiter_testkit::{ClientId, Report, Simulation};
+
+const REPLAY: &str = "cargo test -p zae-limiter-dynamodb --test simulation -- --nocapture";
+
+fn number_from(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {text}")))
+}
+
+/// Most clients are as they come; some lack what makes them fast, and must be as right.
+fn store(table: Arc<dyn Table>, client: ClientId) -> Arc<dyn Store> {
+    let options = DynamoOptions::default();
+    let options = match client % 7 {
+        0 => options.without_group_commit(),
+        1 => options.local_refusal(Duration::ZERO),
+        _ => options,
+    };
+    Arc::new(DynamoStore::new(table, options))
+}
+
+fn play(seed: u64) -> Report {
+    Simulation::new(seed).replayed_by(REPLAY).run(store)
+}
+
+#[test]
+fn no_invariant_is_ever_violated() {
+    if let Some(seed) = number_from("ZAEL_SIM_SEED") {
+        println!("{:#?}", play(seed));
+        return;
+    }
+    let reports: Vec<Report> = (0..number_from("ZAEL_SIM_SEEDS").unwrap_or(20)).map(play).collect();
+    // A run in which nothing happens proves nothing.
+    for (what, count) in [
+        ("admitted", reports.iter().map(|report| report.admitted).sum::<u64>()),
+        ("refused", reports.iter().map(|report| report.refused).sum()),
+        ("failed", reports.iter().map(|report| report.failed).sum()),
+        ("cancelled", reports.iter().map(|report| report.cancelled).sum()),
+        ("settled", reports.iter().map(|report| report.settled).sum()),
+        ("crashed", reports.iter().map(|report| report.crashed).sum()),
+    ] {
+        println!("{what}: {count}");
+        assert!(count > 0, "nothing was {what} in {} runs", reports.len());
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    for seed in [1, 2] {
+        assert_eq!(play(seed), play(seed));
+    }
+    assert_ne!(play(1).digest, play(2).digest);
+}

@@ -1,0 +1,94 @@
+//! Many clients on one simulated table, in virtual time, from a seed.
+//!
+//! Everything runs on one thread. Whenever no task has anything to do, the auditor looks at the
+//! books and time jumps to the next event. The same seed gives the same run, to the last write: see
+//! [`Report::digest`].
+
+mod audit;
+mod time;
+mod workload;
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
+
+use tokio::runtime::Builder;
+
+pub use time::{ClientClock, VirtualTime};
+pub use workload::{Report, Simulation};
+
+use crate::table::{SimTable, Watch};
+use audit::Auditor;
+
+/// A table in virtual time, watched by an auditor.
+#[derive(Debug)]
+pub struct World {
+    /// The true time.
+    pub time: Arc<VirtualTime>,
+    /// The table.
+    pub table: SimTable,
+    auditor: Arc<Auditor>,
+}
+
+/// Whether anything can still happen.
+#[derive(Default)]
+struct Stuck {
+    is: bool,
+    waker: Option<Waker>,
+}
+
+impl World {
+    /// Plays a scenario in a new world, in which clocks are at most so far ahead.
+    ///
+    /// # Panics
+    ///
+    /// When everybody waits and nothing will ever happen again.
+    pub fn play<T>(
+        seed: u64,
+        ahead_ms: i64,
+        scenario: impl AsyncFnOnce(Arc<World>) -> T + 'static,
+    ) -> T {
+        let time = Arc::new(VirtualTime::default());
+        let auditor = Arc::new(Auditor::new(Arc::clone(&time), ahead_ms));
+        let watch: Arc<dyn Watch> = Arc::clone(&auditor) as Arc<dyn Watch>;
+        let table = SimTable::in_time(Arc::clone(&time), Some(watch), seed);
+        let world =
+            Arc::new(World { time: Arc::clone(&time), table, auditor: Arc::clone(&auditor) });
+        let stuck: Arc<Mutex<Stuck>> = Arc::default();
+        let hook = Arc::clone(&stuck);
+        let runtime = Builder::new_current_thread()
+            .on_thread_park(move || {
+                auditor.at_rest();
+                let goes_on = time.step();
+                let mut stuck = hook.lock().unwrap_or_else(PoisonError::into_inner);
+                stuck.is |= !goes_on;
+                // An event need not wake anybody. Without work the thread would park for good, so
+                // the scenario is looked at after each.
+                if let Some(waker) = stuck.waker.take() {
+                    waker.wake();
+                }
+            })
+            .build()
+            .expect("a runtime without IO can be made");
+        runtime.block_on(async move {
+            let mut scenario = pin!(scenario(world));
+            poll_fn(move |context| {
+                let played = scenario.as_mut().poll(context);
+                let mut stuck = stuck.lock().unwrap_or_else(PoisonError::into_inner);
+                assert!(played.is_ready() || !stuck.is, "everybody waits for ever");
+                stuck.waker = Some(context.waker().clone());
+                match played {
+                    Poll::Ready(value) => Poll::Ready(value),
+                    Poll::Pending => Poll::Pending,
+                }
+            })
+            .await
+        })
+    }
+
+    /// What the auditor has found, if anything.
+    pub fn violation(&self) -> Option<String> {
+        self.auditor.violation()
+    }
+}

@@ -1,0 +1,626 @@
+//! The auditor: sees every change of every bucket and every call of every client, and checks each
+//! step.
+//!
+//! What it knows of a write is the item before and after; who wrote it; and which calls of that
+//! client were under way. For each limit the difference of `tc` is what was taken net, so the
+//! difference of `tk` tells what was refilled. From this follow, step by step:
+//!
+//! - *refill*: exactly what the time between the two `rf` earns, remainder included, or less where
+//!   the balance reaches the ceiling; never for time that has not come;
+//! - *no debt by taking*: below zero only as far as settlements under way explain it;
+//! - *never over-admitted*: net taken in any interval is at most the ceiling and what the interval
+//!   earns, debt aside. With `N` the net so far, `N - rate * t` must never rise by more than the
+//!   ceiling above its lowest value: one number to remember for each limit;
+//! - *conservation, and all or nothing*: when a client has nothing under way, what its writes have
+//!   taken is what its calls were told. A call that failed or crashed may have taken or not; nothing
+//!   is ever given back twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zae_limiter_core::{Applied, BucketKey, Millitokens, Rate, Timestamp, share};
+use zae_limiter_schema::{Item, ItemKey, ParsedKey, Value, bucket_partition, parse_key};
+
+use super::VirtualTime;
+use crate::given::NOW;
+use crate::table::{ClientId, Watch, Wrote};
+
+/// A call that changes buckets, by what it asks of them: positive takes, negative gives back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Acquire { legs: usize },
+    Settle,
+    Reconfigure,
+}
+
+/// What a call was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Everything was taken, or settled.
+    Done,
+    Refused,
+    Failed(Applied),
+    /// Nobody waited for the answer.
+    Cancelled,
+}
+
+/// What is asked of one limit.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) bucket: BucketKey,
+    pub(crate) limit: String,
+    pub(crate) amount: i64,
+}
+
+/// One limit of one bucket's item.
+type Place = (String, String);
+
+#[derive(Debug)]
+struct Call {
+    kind: Kind,
+    now: Timestamp,
+    began_us: u64,
+    buckets: BTreeSet<String>,
+    parts: Vec<(Place, i64)>,
+    ended: Option<Ended>,
+    /// What it was to settle with may have gone away.
+    may_pass_over: bool,
+}
+
+#[derive(Debug, Default)]
+struct ClientBook {
+    in_flight: usize,
+    /// A call to the table failed since the client last had nothing under way.
+    faulted: bool,
+    crashed: bool,
+    calls: BTreeMap<u64, Call>,
+    /// Net taken by its writes since then.
+    net: BTreeMap<Place, i128>,
+}
+
+#[derive(Debug)]
+struct LimitBook {
+    rate: Rate,
+    /// Net taken since this rate holds.
+    net: i128,
+    /// The lowest value of `net - rate * time`, times the period.
+    lowest: i128,
+    /// The latest moment from which an interval starts.
+    latest_ms: i64,
+    /// By how much more time the clocks may differ.
+    slack_ms: i64,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    limits: BTreeMap<Place, LimitBook>,
+    /// When a bucket last lost a limit or started anew, and whether it may have expired.
+    vanished_us: BTreeMap<String, u64>,
+    expires_s: BTreeMap<String, Option<i64>>,
+    clients: BTreeMap<ClientId, ClientBook>,
+    calls: u64,
+    steps: u64,
+    violation: Option<String>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Auditor {
+    time: Arc<VirtualTime>,
+    /// How far a clock is ahead at most.
+    ahead_ms: i64,
+    books: Mutex<Books>,
+}
+
+/// One limit of an item.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    tokens: i64,
+    consumed: i64,
+    remainder: u64,
+    rate: Rate,
+}
+
+/// A bucket's item, read by its attributes and nothing else.
+#[derive(Debug)]
+struct Reading {
+    rf: i64,
+    ttl: Option<i64>,
+    cells: BTreeMap<String, Cell>,
+}
+
+impl Cell {
+    /// Whether it is what a new bucket would be.
+    fn is_full_less_net(&self, old: &Reading, limit: &str) -> bool {
+        let before = old.cells.get(limit).map_or(0, |cell| i128::from(cell.consumed));
+        let net = i128::from(self.consumed) - before;
+        i128::from(self.tokens) + net == i128::from(self.rate.capacity().get())
+    }
+}
+
+impl Reading {
+    fn of(shard: u32, item: &Item) -> Option<Self> {
+        let number = |name: &str| item.get(name).and_then(Value::as_i64);
+        let rf = number("rf")?;
+        let count = number("shard_count").and_then(|count| u32::try_from(count).ok()).unwrap_or(1);
+        let mut cells = BTreeMap::new();
+        for name in item.keys() {
+            let limit = name.strip_prefix("b_").and_then(|name| name.strip_suffix("_tk"));
+            let Some(limit) = limit.filter(|limit| *limit != "wcu") else { continue };
+            let of = |suffix: &str| number(&format!("b_{limit}_{suffix}"));
+            let part = |whole| share(Millitokens::new(whole), shard, count);
+            let period = u64::try_from(of("rp")?).ok()?;
+            let rate = Rate::new(part(of("cp")?), part(of("ra")?), period).ok()?;
+            let remainder = of("rm").filter(|_| number("rm_at") == Some(rf)).unwrap_or(0);
+            let cell = Cell {
+                tokens: of("tk")?,
+                consumed: of("tc").unwrap_or(0),
+                remainder: u64::try_from(remainder).ok()?,
+                rate,
+            };
+            cells.insert(limit.to_owned(), cell);
+        }
+        Some(Self { rf, ttl: number("ttl"), cells })
+    }
+}
+
+impl Auditor {
+    pub(crate) fn new(time: Arc<VirtualTime>, ahead_ms: i64) -> Self {
+        Self { time, ahead_ms, books: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first violation, if there is one.
+    pub(crate) fn violation(&self) -> Option<String> {
+        self.lock().violation.clone()
+    }
+
+    /// How many changes it has looked at.
+    pub(crate) fn steps(&self) -> u64 {
+        self.lock().steps
+    }
+
+    /// Takes note of a violation that somebody else has seen.
+    pub(crate) fn accuse(&self, what: impl Into<String>) {
+        let mut books = self.lock();
+        let what = format!("at {} us: {}", self.time.now_us(), what.into());
+        books.violation.get_or_insert(what);
+    }
+
+    /// A call begins.
+    pub(crate) fn begin(
+        &self,
+        client: ClientId,
+        kind: Kind,
+        now: Timestamp,
+        buckets: &[&BucketKey],
+        parts: &[Part],
+    ) -> u64 {
+        let pk = |key: &BucketKey| bucket_partition(key, 0);
+        let mut call = Call {
+            kind,
+            now,
+            began_us: self.time.now_us(),
+            buckets: buckets.iter().map(|key| pk(key)).collect(),
+            parts: parts
+                .iter()
+                .map(|part| ((pk(&part.bucket), part.limit.clone()), part.amount))
+                .collect(),
+            ended: None,
+            may_pass_over: false,
+        };
+        let mut books = self.lock();
+        call.may_pass_over = call.parts.iter().any(|(place, _)| !books.limits.contains_key(place));
+        books.calls += 1;
+        let id = books.calls;
+        books.clients.entry(client).or_default().calls.insert(id, call);
+        id
+    }
+
+    /// A call has ended.
+    pub(crate) fn end(&self, client: ClientId, call: u64, ended: Ended) {
+        let mut books = self.lock();
+        let book = books.clients.get_mut(&client).expect("a client that called");
+        book.calls.get_mut(&call).expect("a call that began").ended = Some(ended);
+    }
+
+    /// A client is no more.
+    pub(crate) fn crashed(&self, client: ClientId) {
+        self.lock().clients.entry(client).or_default().crashed = true;
+    }
+
+    /// Nobody has anything to do at this moment: whoever has nothing under way must be even.
+    pub(crate) fn at_rest(&self) {
+        let now_us = self.time.now_us();
+        let latest_s = (self.time.now().as_millis() + self.ahead_ms) / 1_000;
+        let Books { clients, violation, limits, vanished_us, expires_s, .. } = &mut *self.lock();
+        for (client, book) in clients.iter_mut() {
+            let busy = book.calls.values().any(|call| call.ended.is_none());
+            if book.in_flight > 0 || (busy && !book.crashed) {
+                continue;
+            }
+            for call in book.calls.values_mut() {
+                call.may_pass_over |= call.parts.iter().any(|(place, _)| {
+                    let vanished = vanished_us.get(&place.0).is_some_and(|at| *at >= call.began_us);
+                    let expires = expires_s.get(&place.0).copied().flatten();
+                    let expired = expires.is_some_and(|expires| expires <= latest_s);
+                    vanished || expired || !limits.contains_key(place)
+                });
+            }
+            if let Err(what) = book.balance() {
+                violation.get_or_insert(format!("at {now_us} us: client {client}: {what}"));
+            }
+            book.calls.clear();
+            book.net.clear();
+            book.faulted = false;
+        }
+    }
+
+    /// Whether every client has nothing under way.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.lock().clients.values().all(|book| book.in_flight == 0)
+    }
+}
+
+impl Call {
+    /// What it has done, as far as can be said.
+    fn outcome(&self, book: &ClientBook) -> Outcome {
+        let chain = matches!(self.kind, Kind::Acquire { legs } if legs > 1);
+        match (self.kind, self.ended) {
+            _ if book.crashed => Outcome::Unknown,
+            (_, None) => Outcome::Unknown,
+            (Kind::Settle, Some(Ended::Done)) if self.may_pass_over => Outcome::Unknown,
+            (_, Some(Ended::Done)) => Outcome::Whole,
+            (Kind::Settle, Some(Ended::Cancelled)) => match book.faulted || self.may_pass_over {
+                true => Outcome::Unknown,
+                false => Outcome::Whole,
+            },
+            (_, Some(Ended::Failed(Applied::Maybe))) => Outcome::Unknown,
+            // What was taken could not be given back: it is lost, on the safe side.
+            (Kind::Acquire { .. }, Some(Ended::Refused | Ended::Failed(_)))
+                if chain && (book.faulted || self.may_pass_over) =>
+            {
+                Outcome::Unknown
+            }
+            (Kind::Acquire { .. }, Some(Ended::Cancelled))
+                if book.faulted || self.may_pass_over =>
+            {
+                Outcome::Unknown
+            }
+            _ => Outcome::Nothing,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Whole,
+    Nothing,
+    Unknown,
+}
+
+impl ClientBook {
+    /// Whether what was written is what was told.
+    fn balance(&self) -> Result<(), String> {
+        let mut places: BTreeSet<&Place> = self.net.keys().collect();
+        places.extend(self.calls.values().flat_map(|call| call.parts.iter().map(|(at, _)| at)));
+        for place in places {
+            let written = self.net.get(place).copied().unwrap_or(0);
+            let (mut told, mut unknown) = (0_i128, Vec::new());
+            for call in self.calls.values() {
+                let amounts = call.parts.iter().filter(|(at, _)| at == place);
+                for amount in amounts.map(|(_, amount)| i128::from(*amount)) {
+                    match call.outcome(self) {
+                        Outcome::Whole => told += amount,
+                        Outcome::Nothing => {}
+                        Outcome::Unknown => unknown.push(amount),
+                    }
+                }
+            }
+            if !is_sum_of_some(written - told, &unknown) {
+                return Err(format!(
+                    "{} {}: its writes took {written} net, its calls were told {told} and perhaps \
+                     some of {unknown:?} (faulted: {}, crashed: {})\n{:#?}",
+                    place.0, place.1, self.faulted, self.crashed, self.calls
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What its calls under way, and those just ended, may give back to, or charge, a limit.
+    fn may(&self, place: &Place, wanted: impl Fn(&Call, i64) -> i64) -> i128 {
+        let parts = self.calls.values().flat_map(|call| {
+            call.parts.iter().filter(|(at, _)| at == place).map(move |(_, amount)| (call, *amount))
+        });
+        parts.map(|(call, amount)| i128::from(wanted(call, amount))).sum()
+    }
+
+    fn may_credit(&self, place: &Place) -> i128 {
+        self.may(place, |call, amount| match (call.kind, call.ended) {
+            (Kind::Settle, _) => (-amount).max(0),
+            // What one leg has taken is given back when another refuses, or nobody waits.
+            (Kind::Acquire { legs: 1 }, Some(Ended::Done | Ended::Refused)) => 0,
+            _ => amount.max(0),
+        })
+    }
+
+    fn may_charge(&self, place: &Place) -> i128 {
+        self.may(place, |call, amount| if call.kind == Kind::Settle { amount.max(0) } else { 0 })
+    }
+
+    /// The earliest moment that a write to this bucket may carry.
+    fn oldest_ms(&self, pk: &str) -> Option<i64> {
+        let calls = self.calls.values().filter(|call| call.buckets.contains(pk));
+        calls.map(|call| call.now.as_millis()).min()
+    }
+}
+
+/// Whether some of the amounts, or none, or all, add up to the sum.
+fn is_sum_of_some(sum: i128, amounts: &[i128]) -> bool {
+    /// With more sums than this only the bounds are looked at.
+    const SUMS_MAX: usize = 1 << 16;
+    let mut sums = BTreeSet::from([0_i128]);
+    for amount in amounts {
+        let more: Vec<i128> = sums.iter().map(|sum| sum + amount).collect();
+        sums.extend(more);
+        if sums.len() > SUMS_MAX {
+            let least: i128 = amounts.iter().filter(|amount| **amount < 0).sum();
+            let most: i128 = amounts.iter().filter(|amount| **amount > 0).sum();
+            return (least..=most).contains(&sum);
+        }
+    }
+    sums.contains(&sum)
+}
+
+impl Watch for Auditor {
+    fn sent(&self, client: ClientId) {
+        self.lock().clients.entry(client).or_default().in_flight += 1;
+    }
+
+    fn wrote(&self, wrote: &Wrote<'_>) {
+        let Some(shard) = shard_of(wrote.key) else { return };
+        let mut books = self.lock();
+        books.steps += 1;
+        if books.violation.is_some() {
+            return;
+        }
+        if let Err(what) = books.audit(shard, wrote, self.ahead_ms) {
+            let client = wrote.client;
+            let shown = |item: Option<&Item>| item.map(|item| Reading::of(shard, item));
+            let open = client.and_then(|client| books.clients.get(&client));
+            let told = format!(
+                "at {} us: client {client:?} on {}: {what}\nbefore: {:#?}\nafter: {:#?}\nits calls: {:#?}",
+                wrote.at_us,
+                wrote.key,
+                shown(wrote.old),
+                shown(wrote.new),
+                open.map(|book| &book.calls),
+            );
+            books.violation = Some(told);
+        }
+    }
+
+    fn done(&self, client: ClientId, faulted: bool) {
+        let mut books = self.lock();
+        let book = books.clients.get_mut(&client).expect("a client that sent");
+        book.in_flight -= 1;
+        book.faulted |= faulted;
+    }
+}
+
+fn shard_of(key: &ItemKey) -> Option<u32> {
+    match parse_key(key)? {
+        ParsedKey::Record(zae_limiter_core::Key::Bucket(_)) => Some(0),
+        ParsedKey::Shard(shard) => Some(shard.shard),
+        _ => None,
+    }
+}
+
+/// One write to one limit.
+struct Step<'a> {
+    place: &'a Place,
+    old: Option<(&'a Reading, Cell)>,
+    new: (&'a Reading, Cell),
+    /// The bucket had expired, or was not there.
+    anew: bool,
+    book: &'a ClientBook,
+    oldest_ms: Option<i64>,
+}
+
+impl Books {
+    fn audit(&mut self, shard: u32, wrote: &Wrote<'_>, ahead_ms: i64) -> Result<(), String> {
+        let pk = &wrote.key.pk;
+        let old = wrote.old.and_then(|item| Reading::of(shard, item));
+        let Some(client) = wrote.client else {
+            self.vanished_us.insert(pk.clone(), wrote.at_us);
+            self.expires_s.remove(pk);
+            return Ok(());
+        };
+        let new = wrote.new.ok_or("a client deleted the bucket")?;
+        let new = Reading::of(shard, new).ok_or("the item is no bucket any more")?;
+        let true_ms = NOW.as_millis() + i64::try_from(wrote.at_us / 1_000).unwrap_or(i64::MAX / 2);
+        self.expires_s.insert(pk.clone(), new.ttl);
+        if let Some(old) = &old {
+            if new.rf < old.rf {
+                return Err(format!("time ran back from {} to {}", old.rf, new.rf));
+            }
+            if old.cells.keys().any(|limit| !new.cells.contains_key(limit)) {
+                self.vanished_us.insert(pk.clone(), wrote.at_us);
+            }
+        }
+        // A write may move the time by a millisecond, only to be noticed.
+        let latest = old.as_ref().map_or(i64::MIN, |old| old.rf + 1).max(true_ms + ahead_ms);
+        if new.rf > latest {
+            return Err(format!("{} ms were paid out before their time", new.rf - true_ms));
+        }
+        // An item that some clock takes for expired may start anew.
+        let anew = old.as_ref().is_none_or(|old| {
+            let may_be_expired = old.ttl.is_some_and(|ttl| ttl * 1_000 <= true_ms + ahead_ms);
+            may_be_expired
+                && new.cells.iter().all(|(limit, cell)| cell.is_full_less_net(old, limit))
+        });
+        if anew {
+            self.vanished_us.insert(pk.clone(), wrote.at_us);
+        }
+        // Which clock that was is not known: up to twice the error, between it and the last one.
+        let slack_ms = if anew && old.is_some() { 2 * ahead_ms } else { 0 };
+        let mut nets = Vec::new();
+        let book = self.clients.entry(client).or_default();
+        let oldest_ms = book.oldest_ms(pk);
+        for (limit, cell) in &new.cells {
+            let place = (pk.clone(), limit.clone());
+            let before = old.as_ref().and_then(|old| Some((old, *old.cells.get(limit)?)));
+            let net = i128::from(cell.consumed)
+                - before.map_or(0, |(_, before)| i128::from(before.consumed));
+            let step = Step {
+                place: &place,
+                old: before,
+                new: (&new, *cell),
+                anew,
+                book: &*book,
+                oldest_ms,
+            };
+            step.check(net).map_err(|what| format!("{limit}: {what}"))?;
+            nets.push((place, net));
+        }
+        for (place, net) in nets {
+            *book.net.entry(place.clone()).or_default() += net;
+            // A write that leaves a limit as it is says nothing about its moment.
+            let base_ms = oldest_ms.filter(|_| net != 0).map_or(new.rf, |at| at.max(new.rf));
+            let cell = new.cells[&place.1];
+            let moments = Moments { base_ms, rf: new.rf, slack_ms };
+            check_interval(&mut self.limits, &place, &cell, net, moments)?;
+        }
+        self.limits.retain(|(at, limit), _| at != pk || new.cells.contains_key(limit));
+        Ok(())
+    }
+}
+
+impl Step<'_> {
+    fn check(&self, net: i128) -> Result<(), String> {
+        let (reading, cell) = self.new;
+        let (tokens, ceiling) = (i128::from(cell.tokens), i128::from(cell.rate.capacity().get()));
+        if tokens > ceiling {
+            return Err(format!("{tokens} is above the ceiling of {ceiling}"));
+        }
+        if cell.remainder >= cell.rate.period_ms() {
+            return Err(format!("a remainder of {} is a millitoken or more", cell.remainder));
+        }
+        let Some((before, old)) = self.old.filter(|_| !self.anew) else {
+            // A limit that was not there is full.
+            return self.same(tokens + net, ceiling, "a new limit is full less what is taken");
+        };
+        let elapsed = u64::try_from(reading.rf - before.rf).unwrap_or(0);
+        let (earned, remainder) = old.rate.earned(elapsed, old.remainder);
+        let (earned, held) = (i128::from(earned.get()), i128::from(old.tokens));
+        let refilled = tokens + net - held;
+        self.check_debt(net, tokens, held + refilled)?;
+        if old.rate != cell.rate {
+            let whole = (held + earned).min(old.rate.capacity().get().into());
+            let least = whole.min(ceiling) - self.book.may_credit(self.place);
+            let left = tokens + net;
+            return match left {
+                _ if left > whole => Err(format!("{left} under new limits, it held {whole}")),
+                _ if left < least => Err(format!("{left} under new limits, {least} must be left")),
+                _ => Ok(()),
+            };
+        }
+        if refilled > earned {
+            return Err(format!("{refilled} were refilled, {elapsed} ms earn {earned}"));
+        }
+        let may_credit = self.book.may_credit(self.place);
+        let may_be_full = held + earned + may_credit >= ceiling;
+        if refilled < earned {
+            // At the ceiling what was earned, or given back, is lost.
+            let credited = ceiling - held - refilled;
+            if !(0..=may_credit).contains(&credited) || !may_be_full {
+                return Err(format!(
+                    "{refilled} were refilled, {elapsed} ms earn {earned}, and it is not full"
+                ));
+            }
+        } else if cell.remainder != remainder && !(may_be_full && cell.remainder == 0) {
+            return Err(format!("the remainder is {}, must be {remainder}", cell.remainder));
+        }
+        self.check_unmoved(net, elapsed, held, &old)
+    }
+
+    /// A full bucket that is taken from without moving the refill time is paid twice.
+    fn check_unmoved(&self, net: i128, elapsed: u64, held: i128, old: &Cell) -> Result<(), String> {
+        let Some(oldest_ms) = self.oldest_ms.filter(|_| elapsed == 0 && net != 0) else {
+            return Ok(());
+        };
+        let waited = u64::try_from(oldest_ms - self.new.0.rf).unwrap_or(0);
+        let (earned, _) = old.rate.earned(waited, old.remainder);
+        let ceiling = i128::from(old.rate.capacity().get());
+        if waited > 0 && held + i128::from(earned.get()) > ceiling {
+            return Err(format!(
+                "it was full after {waited} ms, and was taken from without paying them out"
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_debt(&self, net: i128, tokens: i128, had: i128) -> Result<(), String> {
+        let may_charge = self.book.may_charge(self.place);
+        if net > 0 && tokens < 0 && had.min(0) - tokens > may_charge {
+            return Err(format!("{net} were taken of {had}, only {may_charge} may become debt"));
+        }
+        Ok(())
+    }
+
+    fn same(&self, left: i128, right: i128, what: &str) -> Result<(), String> {
+        if left == right { Ok(()) } else { Err(format!("{what}: {left} is not {right}")) }
+    }
+}
+
+/// When a write happened.
+#[derive(Clone, Copy)]
+struct Moments {
+    /// The earliest moment that it may carry.
+    base_ms: i64,
+    rf: i64,
+    slack_ms: i64,
+}
+
+/// Net taken in any interval that ends now is at most the ceiling and what the interval earns.
+fn check_interval(
+    limits: &mut BTreeMap<Place, LimitBook>,
+    place: &Place,
+    cell: &Cell,
+    net: i128,
+    Moments { base_ms, rf, slack_ms }: Moments,
+) -> Result<(), String> {
+    let period = i128::from(cell.rate.period_ms());
+    let earns = |ms: i64| i128::from(cell.rate.refill_amount().get()) * i128::from(ms);
+    let fresh = || LimitBook {
+        rate: cell.rate,
+        net: 0,
+        lowest: i128::MAX,
+        latest_ms: i64::MIN,
+        slack_ms: 0,
+    };
+    let book = limits.entry(place.clone()).or_insert_with(fresh);
+    if book.rate != cell.rate {
+        *book = fresh();
+    }
+    book.lowest = book.lowest.min(book.net * period - earns(base_ms));
+    book.latest_ms = book.latest_ms.max(base_ms).max(rf);
+    book.slack_ms = book.slack_ms.max(slack_ms);
+    book.net += net;
+    let debt = i128::from((-cell.tokens).max(0));
+    let risen = (book.net - debt) * period - earns(book.latest_ms + book.slack_ms) - book.lowest;
+    // What is less than a millitoken is carried over.
+    let most = (i128::from(cell.rate.capacity().get()) + 1) * period;
+    if risen > most {
+        return Err(format!(
+            "{}: over-admitted by {} millitokens over some interval that ends here",
+            place.1,
+            (risen - most) / period
+        ));
+    }
+    Ok(())
+}

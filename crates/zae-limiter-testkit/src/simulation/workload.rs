@@ -1,0 +1,638 @@
+//! What the clients of a simulation do.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use fastrand::Rng;
+use tokio::task::JoinHandle;
+use zae_limiter_core::{
+    Admission, BucketKey, Clock, Leg, Lifetime, Limit, LimitSet, LimitStatus, Millitokens, Plan,
+    Settlement, Store, StoreError, Take, Takes, Target, Timestamp,
+};
+use zae_limiter_schema::Table;
+
+use super::audit::{Ended, Kind, Part};
+use super::{ClientClock, World};
+use crate::given;
+use crate::table::{ClientId, Faults, Totals};
+
+/// One run: so many clients, and a seed for everything that they and the world do.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    seed: u64,
+    clients: u32,
+    calls: u32,
+    replay: String,
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The same for the same seed.
+    pub digest: u64,
+    /// Acquires that were admitted.
+    pub admitted: u64,
+    /// Acquires that were refused.
+    pub refused: u64,
+    /// Calls without an answer.
+    pub failed: u64,
+    /// Calls whose callers did not wait.
+    pub cancelled: u64,
+    /// Settlements that were made.
+    pub settled: u64,
+    /// Clients that crashed.
+    pub crashed: u64,
+    /// Changes of buckets that the auditor looked at.
+    pub steps: u64,
+    /// What the table was asked.
+    pub totals: Totals,
+    /// How long it took, in virtual time.
+    pub took: Duration,
+}
+
+/// Makes a client's store: the table as it sees it, and its number.
+type Build = dyn Fn(Arc<dyn Table>, ClientId) -> Arc<dyn Store> + Send + Sync;
+
+impl Simulation {
+    /// A run of 20 clients and a few more.
+    pub fn new(seed: u64) -> Self {
+        let replay = "cargo test --test simulation".to_owned();
+        Self { seed, clients: 20 + u32::try_from(seed % 5).unwrap_or(0), calls: 14, replay }
+    }
+
+    /// The command that replays a run, once `ZAEL_SIM_SEED` says which.
+    #[must_use]
+    pub fn replayed_by(mut self, command: &str) -> Self {
+        command.clone_into(&mut self.replay);
+        self
+    }
+
+    /// How many calls each task of a client makes.
+    #[must_use]
+    pub fn calls(mut self, calls: u32) -> Self {
+        self.calls = calls;
+        self
+    }
+
+    /// Plays it.
+    ///
+    /// # Panics
+    ///
+    /// When an invariant is violated, with the command that replays the run.
+    pub fn run(
+        &self,
+        build: impl Fn(Arc<dyn Table>, ClientId) -> Arc<dyn Store> + Send + Sync + 'static,
+    ) -> Report {
+        let mut rng = Rng::with_seed(self.seed);
+        let scene = Scene::draw(&mut rng);
+        let (settings, ahead_ms) = (self.clone(), scene.skew_us / 1_000 + 1);
+        let (report, violation) = World::play(rng.u64(..), ahead_ms, async move |world| {
+            let stage = Arc::new(Stage {
+                world,
+                scene,
+                build: Box::new(build),
+                tally: Mutex::default(),
+                rng: Mutex::new(rng),
+                next_client: Mutex::new(1),
+            });
+            Box::pin(play(&stage, &settings)).await
+        });
+        if let Some(violation) = violation {
+            panic!(
+                "seed {}: {violation}\n\nreplay: ZAEL_SIM_SEED={} {}",
+                self.seed, self.seed, self.replay
+            );
+        }
+        report
+    }
+}
+
+/// What a run is about.
+#[derive(Debug)]
+struct Scene {
+    /// How far a clock is off at most.
+    skew_us: i64,
+    faults: Faults,
+    buckets: Vec<Place>,
+    config_changes: f64,
+    cancels: f64,
+    crashes: u32,
+    sweeps: bool,
+}
+
+/// A bucket, and the bucket above.
+#[derive(Debug)]
+struct Place {
+    key: BucketKey,
+    parent: Option<usize>,
+    lifetime_factor: Option<u32>,
+    /// What its limits can be; the current one of them.
+    versions: Vec<Arc<LimitSet>>,
+    current: Mutex<usize>,
+}
+
+impl Scene {
+    fn draw(rng: &mut Rng) -> Self {
+        let skew_us = *pick(rng, &[0, 5_000, 200_000, 2_000_000]);
+        let mut buckets: Vec<Place> = Vec::new();
+        let (orgs, teams, keys) = (1, rng.usize(1..=2), rng.usize(1..=4));
+        for number in 0..orgs + teams + keys {
+            let parent = match number {
+                _ if number < orgs => None,
+                _ if number < orgs + teams => Some(rng.usize(..orgs)),
+                _ => Some(orgs + rng.usize(..teams)),
+            };
+            let versions = (0..3).map(|_| draw_limits(rng)).collect();
+            buckets.push(Place {
+                key: given::bucket(&format!("e{number}"), "gpt-4"),
+                parent,
+                lifetime_factor: *pick(rng, &[None, Some(1), Some(1), Some(7)]),
+                versions,
+                current: Mutex::new(0),
+            });
+        }
+        Self {
+            skew_us,
+            faults: draw_faults(rng),
+            buckets,
+            config_changes: *pick(rng, &[0.0, 0.0, 0.02, 0.1]),
+            cancels: *pick(rng, &[0.0, 0.1, 0.3]),
+            crashes: *pick(rng, &[0, 3, 12]),
+            sweeps: rng.bool(),
+        }
+    }
+
+    fn target(&self, bucket: usize, version: usize) -> Arc<Target> {
+        let place = &self.buckets[bucket];
+        let limits = &place.versions[version];
+        let lifetime = match place.lifetime_factor {
+            None => Lifetime::Forever,
+            Some(factor) => Lifetime::Idle(limits.time_to_fill() * factor),
+        };
+        Arc::new(Target::new(place.key.clone(), Arc::clone(limits), lifetime))
+    }
+
+    /// The bucket and those above it, as far as `levels` goes.
+    fn chain(&self, bucket: usize, levels: usize) -> Vec<usize> {
+        let above = |at: &usize| self.buckets[*at].parent;
+        std::iter::successors(Some(bucket), above).take(levels).collect()
+    }
+}
+
+fn pick<'a, T>(rng: &mut Rng, from: &'a [T]) -> &'a T {
+    &from[rng.usize(..from.len())]
+}
+
+fn draw_limits(rng: &mut Rng) -> Arc<LimitSet> {
+    let rps = rng.u64(2..=20);
+    let rpm = rng.u64(5..=600);
+    let all = [
+        Limit::per_second("rps", rps).burst(rps * rng.u64(1..=3)),
+        Limit::per_minute("rpm", rpm).burst(rpm + rng.u64(..100)),
+        Limit::per_day("tpd", rng.u64(20..=3_000)),
+        // Neither divides the other: every refill leaves a remainder.
+        Limit::per("odd", 7, Duration::from_secs(13)).burst(rng.u64(3..=9)),
+    ];
+    let mut kept: Vec<Limit> = all.into_iter().filter(|_| rng.u32(..3) > 0).collect();
+    if kept.is_empty() {
+        kept.push(Limit::per_minute("rpm", rpm));
+    }
+    Arc::new(LimitSet::new(kept).expect("valid limits"))
+}
+
+fn draw_faults(rng: &mut Rng) -> Faults {
+    let calm = Faults { delay_us: 500..=8_000, lag_us: 200_000, ..Faults::none() };
+    let slow = Faults { slow: 0.05, slow_us: 50_000..=900_000, ..calm.clone() };
+    match rng.u32(..5) {
+        0 => calm,
+        1 => slow,
+        2 => Faults { lost_request: 0.05, lost_answer: 0.05, ..slow },
+        3 => Faults {
+            throttled: 0.05,
+            partition_throttled: 0.05,
+            conflict: 0.05,
+            partition_units: Some(40.0),
+            ..slow
+        },
+        _ => Faults {
+            lost_request: 0.03,
+            lost_answer: 0.03,
+            throttled: 0.02,
+            partition_throttled: 0.02,
+            conflict: 0.02,
+            partition_units: Some(1_000.0),
+            ..slow
+        },
+    }
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    admitted: u64,
+    refused: u64,
+    failed: u64,
+    cancelled: u64,
+    settled: u64,
+    crashed: u64,
+}
+
+/// What all clients share.
+struct Stage {
+    world: Arc<World>,
+    scene: Scene,
+    build: Box<Build>,
+    tally: Mutex<Tally>,
+    rng: Mutex<Rng>,
+    next_client: Mutex<ClientId>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Stage {
+    fn draw<T>(&self, from: impl FnOnce(&mut Rng) -> T) -> T {
+        from(&mut locked(&self.rng))
+    }
+
+    fn client(&self, skew_us: i64) -> Arc<Client> {
+        let id = {
+            let mut next = locked(&self.next_client);
+            *next += 1;
+            *next - 1
+        };
+        let table = Arc::new(self.world.table.for_client(id));
+        let (offset, drift) = self.draw(|rng| {
+            let drift = if skew_us == 0 { 0 } else { rng.i64(-200..=200) };
+            (rng.i64(-skew_us..=skew_us), drift)
+        });
+        let clock = ClientClock::new(Arc::clone(&self.world.time), skew_us, offset, drift);
+        let store = (self.build)(table, id);
+        Arc::new(Client { id, store, clock, seen: Mutex::default() })
+    }
+
+    async fn pause(&self) {
+        let wait = self.draw(|rng| match rng.u32(..20) {
+            0..=10 => rng.u64(..40_000),
+            11..=17 => rng.u64(..1_500_000),
+            18 => rng.u64(..15_000_000),
+            _ => rng.u64(..120_000_000),
+        });
+        self.world.time.sleep(Duration::from_micros(wait)).await;
+    }
+}
+
+/// One process.
+struct Client {
+    id: ClientId,
+    store: Arc<dyn Store>,
+    clock: ClientClock,
+    /// Which limits it believes to hold, and when it has looked.
+    seen: Mutex<BTreeMap<usize, (usize, u64)>>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<String>) {
+    let time = Arc::clone(&stage.world.time);
+    stage.world.table.set_faults(stage.scene.faults.clone());
+    let mut running: Vec<(Arc<Client>, Vec<JoinHandle<()>>)> = Vec::new();
+    for _ in 0..settings.clients {
+        running.push(start(stage, settings.calls));
+    }
+    for _ in 0..stage.scene.crashes {
+        stage.pause().await;
+        if stage.scene.sweeps {
+            let late_s = stage.draw(|rng| rng.i64(0..10));
+            stage.world.table.sweep(time.now().as_millis() / 1_000 - 2 - late_s);
+        }
+        let at = stage.draw(|rng| rng.usize(..running.len()));
+        let (client, tasks) = std::mem::replace(&mut running[at], start(stage, settings.calls));
+        crash(stage, &client, tasks);
+    }
+    for (_, tasks) in running {
+        for task in tasks {
+            if let Err(error) = task.await
+                && error.is_panic()
+            {
+                std::panic::resume_unwind(error.into_panic());
+            }
+        }
+    }
+    let delay = stage.scene.faults.delay_us.clone();
+    stage.world.table.set_faults(Faults { delay_us: delay, ..Faults::none() });
+    while !stage.world.auditor.is_quiet() {
+        time.sleep(Duration::from_millis(10)).await;
+    }
+    for bucket in 0..stage.scene.buckets.len() {
+        check_liveness(stage, bucket).await;
+    }
+    let tally = locked(&stage.tally);
+    let report = Report {
+        digest: stage.world.table.digest(),
+        admitted: tally.admitted,
+        refused: tally.refused,
+        failed: tally.failed,
+        cancelled: tally.cancelled,
+        settled: tally.settled,
+        crashed: tally.crashed,
+        steps: stage.world.auditor.steps(),
+        totals: stage.world.table.totals(),
+        took: Duration::from_micros(time.now_us()),
+    };
+    (report, stage.world.violation())
+}
+
+fn start(stage: &Arc<Stage>, calls: u32) -> (Arc<Client>, Vec<JoinHandle<()>>) {
+    let client = stage.client(stage.scene.skew_us);
+    let tasks = stage.draw(|rng| rng.u32(1..=3));
+    let task = |_| {
+        let (stage, client) = (Arc::clone(stage), Arc::clone(&client));
+        tokio::spawn(async move {
+            for _ in 0..calls {
+                stage.pause().await;
+                client.call(&stage).await;
+            }
+        })
+    };
+    let tasks = (0..tasks).map(task).collect();
+    (client, tasks)
+}
+
+fn crash(stage: &Stage, client: &Client, tasks: Vec<JoinHandle<()>>) {
+    // The table first: what the client does as its calls are dropped is done by nobody.
+    stage.world.table.crash(client.id);
+    stage.world.auditor.crashed(client.id);
+    tasks.iter().for_each(JoinHandle::abort);
+    locked(&stage.tally).crashed += 1;
+}
+
+impl Client {
+    async fn call(&self, stage: &Stage) {
+        let skew_us = stage.scene.skew_us;
+        if stage.draw(|rng| rng.u32(..20)) == 0 {
+            self.clock.set_offset(stage.draw(|rng| rng.i64(-skew_us..=skew_us)));
+        }
+        let bucket = stage.draw(|rng| rng.usize(..stage.scene.buckets.len()));
+        let choice = stage.draw(|rng| rng.f64());
+        if choice < stage.scene.config_changes {
+            self.reconfigure(stage, bucket).await;
+        } else if choice > 0.97 {
+            let keys = [stage.scene.buckets[bucket].key.clone()];
+            let _ = self.store.peek(&keys, self.clock.now()).await;
+        } else {
+            self.acquire(stage, bucket).await;
+        }
+    }
+
+    /// The limits of a bucket as this client sees them.
+    fn target(&self, stage: &Stage, bucket: usize) -> Arc<Target> {
+        const SEEN_FOR_US: u64 = 2_000_000;
+        let now_us = stage.world.time.now_us();
+        let current = *locked(&stage.scene.buckets[bucket].current);
+        let mut seen = locked(&self.seen);
+        let (version, at_us) = seen.entry(bucket).or_insert((current, now_us));
+        if *at_us + SEEN_FOR_US < now_us {
+            (*version, *at_us) = (current, now_us);
+        }
+        stage.scene.target(bucket, *version)
+    }
+
+    fn plan(&self, stage: &Stage, bucket: usize) -> Plan {
+        let levels = stage.draw(|rng| rng.usize(1..=3));
+        let chain = stage.scene.chain(bucket, levels);
+        let targets: Vec<_> = chain.iter().map(|at| self.target(stage, *at)).collect();
+        let amounts = stage.draw(|rng| draw_amounts(rng, &targets));
+        let leg = |target: Arc<Target>| {
+            let asked = amounts.iter().filter_map(|(limit, amount)| {
+                let cell = target.limits().position(limit)?;
+                Some(Take { cell, amount: *amount })
+            });
+            Leg { takes: asked.collect(), target: Arc::clone(&target) }
+        };
+        Plan { now: self.clock.now(), legs: targets.into_iter().map(leg).collect() }
+    }
+
+    async fn acquire(&self, stage: &Stage, bucket: usize) {
+        let plan = self.plan(stage, bucket);
+        let patience = stage.draw(|rng| {
+            (rng.f64() < stage.scene.cancels).then(|| Duration::from_micros(rng.u64(..30_000)))
+        });
+        let answer = self.ask(stage, &plan, patience).await;
+        let Some(Ok(Admission::Taken(taken))) = answer else { return };
+        if stage.draw(|rng| rng.bool()) {
+            return;
+        }
+        stage.pause().await;
+        let settlements: Vec<Settlement> = plan
+            .legs
+            .iter()
+            .zip(&taken)
+            .map(|(leg, taken)| Settlement {
+                target: Arc::clone(&leg.target),
+                shard: taken.shard,
+                differences: stage.draw(|rng| draw_differences(rng, &leg.takes)),
+            })
+            .collect();
+        self.settle(stage, &settlements).await;
+    }
+
+    async fn ask(
+        &self,
+        stage: &Stage,
+        plan: &Plan,
+        patience: Option<Duration>,
+    ) -> Option<Result<Admission, StoreError>> {
+        let parts = plan.legs.iter().flat_map(|leg| parts_of(&leg.target, &leg.takes));
+        let parts: Vec<Part> = parts.collect();
+        let buckets: Vec<&BucketKey> = plan.legs.iter().map(|leg| leg.target.key()).collect();
+        let kind = Kind::Acquire { legs: plan.legs.len() };
+        let auditor = &stage.world.auditor;
+        let call = auditor.begin(self.id, kind, plan.now, &buckets, &parts);
+        let answer = within(stage, patience, self.store.acquire(plan)).await;
+        let mut tally = locked(&stage.tally);
+        let ended = match &answer {
+            None => {
+                tally.cancelled += 1;
+                Ended::Cancelled
+            }
+            Some(Ok(Admission::Taken(_))) => {
+                tally.admitted += 1;
+                Ended::Done
+            }
+            Some(Ok(Admission::Refused(statuses))) => {
+                tally.refused += 1;
+                check_statuses(stage, plan, statuses);
+                Ended::Refused
+            }
+            Some(Err(error)) => {
+                tally.failed += 1;
+                Ended::Failed(error.applied())
+            }
+        };
+        auditor.end(self.id, call, ended);
+        answer
+    }
+
+    async fn settle(&self, stage: &Stage, settlements: &[Settlement]) {
+        let now = self.clock.now();
+        let parts: Vec<Part> =
+            settlements.iter().flat_map(|one| parts_of(&one.target, &one.differences)).collect();
+        let buckets: Vec<&BucketKey> = settlements.iter().map(|one| one.target.key()).collect();
+        let auditor = &stage.world.auditor;
+        let call = auditor.begin(self.id, Kind::Settle, now, &buckets, &parts);
+        let patience = stage.draw(|rng| {
+            (rng.f64() < stage.scene.cancels).then(|| Duration::from_micros(rng.u64(..30_000)))
+        });
+        let answer = within(stage, patience, self.store.settle(settlements, now)).await;
+        let mut tally = locked(&stage.tally);
+        tally.settled += u64::from(matches!(answer, Some(Ok(()))));
+        auditor.end(self.id, call, ended_of(answer.as_ref()));
+    }
+
+    async fn reconfigure(&self, stage: &Stage, bucket: usize) {
+        let version = stage.draw(|rng| rng.usize(..3));
+        *locked(&stage.scene.buckets[bucket].current) = version;
+        let now_us = stage.world.time.now_us();
+        locked(&self.seen).insert(bucket, (version, now_us));
+        let target = stage.scene.target(bucket, version);
+        let now = self.clock.now();
+        let auditor = &stage.world.auditor;
+        let call = auditor.begin(self.id, Kind::Reconfigure, now, &[target.key()], &[]);
+        let answer = self.store.reconfigure(&target, now).await;
+        auditor.end(self.id, call, ended_of(Some(&answer)));
+    }
+}
+
+fn ended_of(answer: Option<&Result<(), StoreError>>) -> Ended {
+    match answer {
+        None => Ended::Cancelled,
+        Some(Ok(())) => Ended::Done,
+        Some(Err(error)) => Ended::Failed(error.applied()),
+    }
+}
+
+fn parts_of(target: &Target, takes: &Takes) -> Vec<Part> {
+    let part = |take: &Take| Part {
+        bucket: target.key().clone(),
+        limit: target.limits().names()[take.cell].to_string(),
+        amount: take.amount.get(),
+    };
+    takes.iter().map(part).collect()
+}
+
+/// Amounts by limit, within the capacity of every bucket that has the limit.
+fn draw_amounts(rng: &mut Rng, targets: &[Arc<Target>]) -> BTreeMap<String, Millitokens> {
+    let mut most: BTreeMap<String, i64> = BTreeMap::new();
+    for target in targets {
+        for (name, rate) in target.limits().iter() {
+            let capacity = rate.capacity().get();
+            let least = most.entry(name.to_string()).or_insert(capacity);
+            *least = capacity.min(*least);
+        }
+    }
+    let named = most.into_iter().filter(|_| rng.u32(..5) > 0).collect::<Vec<_>>();
+    let amount = |rng: &mut Rng, most: i64| match rng.u32(..10) {
+        0 => 0,
+        1 => most,
+        2..=4 => rng.i64(1..=most),
+        _ => rng.i64(1..=(most / 6).max(1)),
+    };
+    named.into_iter().map(|(name, most)| (name, Millitokens::new(amount(rng, most)))).collect()
+}
+
+/// All of it back, some of it back, or more.
+fn draw_differences(rng: &mut Rng, takes: &Takes) -> Takes {
+    let whole = rng.u32(..3) == 0;
+    let difference = |take: &Take| {
+        let taken = take.amount.get();
+        let amount = match rng.u32(..3) {
+            _ if whole => -taken,
+            0 => rng.i64(1..=5_000),
+            _ => -rng.i64(0..=taken),
+        };
+        Take { cell: take.cell, amount: Millitokens::new(amount) }
+    };
+    takes.iter().map(difference).collect()
+}
+
+/// A refusal names every limit that was asked, and says which of them stand in the way.
+fn check_statuses(stage: &Stage, plan: &Plan, statuses: &[LimitStatus]) {
+    let asked: usize = plan.legs.iter().map(|leg| leg.takes.len()).sum();
+    let auditor = &stage.world.auditor;
+    if statuses.len() != asked {
+        auditor.accuse(format!("{} statuses of {asked} limits asked: {plan:#?}", statuses.len()));
+    }
+    if !statuses.iter().any(|status| status.exceeded) {
+        auditor.accuse(format!("refused for no reason: {statuses:#?}"));
+    }
+    if statuses.iter().any(|status| status.exceeded == status.retry_after.is_zero()) {
+        auditor.accuse(format!("a wait without excess, or an excess without wait: {statuses:#?}"));
+    }
+}
+
+/// The answer, or `None` for a caller who has lost patience and dropped the call.
+async fn within<T>(
+    stage: &Stage,
+    patience: Option<Duration>,
+    answer: impl Future<Output = T>,
+) -> Option<T> {
+    let mut answer = pin!(answer);
+    let Some(patience) = patience else { return Some(answer.await) };
+    let mut over = stage.world.time.sleep(patience);
+    poll_fn(move |context| match answer.as_mut().poll(context) {
+        Poll::Ready(value) => Poll::Ready(Some(value)),
+        Poll::Pending => over.as_mut().poll(context).map(|()| None),
+    })
+    .await
+}
+
+/// A request within the ceiling that waits as long as it is told, while nobody else calls, is
+/// admitted, and not a millisecond earlier.
+async fn check_liveness(stage: &Stage, bucket: usize) {
+    let skew_us = stage.scene.skew_us;
+    let client = stage.client(skew_us);
+    // Its clock is wrong, but it stands by it.
+    let offset = stage.draw(|rng| rng.i64(-skew_us..=skew_us));
+    let steady = ClientClock::new(Arc::clone(&stage.world.time), skew_us, offset, 0);
+    let plan = |now| Plan { now, ..client.plan(stage, bucket) };
+    for _ in 0..3 {
+        let first = plan(steady.now());
+        let at = |now: Timestamp| Plan { now, legs: first.legs.clone() };
+        let statuses = match client.ask(stage, &first, None).await {
+            Some(Ok(Admission::Taken(_))) => continue,
+            Some(Ok(Admission::Refused(statuses))) => statuses,
+            other => return stage.world.auditor.accuse(format!("no answer in peace: {other:?}")),
+        };
+        let wait = statuses.iter().map(|status| status.retry_after).max().unwrap_or_default();
+        let due = first.now.saturating_add(wait);
+        let early = Timestamp::from_millis(due.as_millis() - 1);
+        for (moment, admitted) in [(early, false), (due, true)] {
+            let left = Duration::from_millis(moment.millis_since(steady.now()));
+            // A bucket that expires by a clock that is wrong is full that much earlier.
+            let is_kept = |leg: &Leg| leg.target.lifetime() == Lifetime::Forever;
+            let exact = skew_us == 0 || first.legs.iter().all(is_kept);
+            if !admitted && (left.is_zero() || !exact) {
+                continue;
+            }
+            stage.world.time.sleep(left).await;
+            let answer = client.ask(stage, &at(moment), None).await;
+            let is_admitted = matches!(answer, Some(Ok(Admission::Taken(_))));
+            if is_admitted != admitted {
+                stage.world.auditor.accuse(format!(
+                    "told to wait {wait:?} until {due:?}; at {moment:?} admitted is {is_admitted}: \
+                     {statuses:#?}\n{answer:#?}"
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! A DynamoDB table in memory: what it answers, what it bills, and what goes wrong on the way.
+//!
+//! Without [time](SimTable::in_time) every call is answered at once. With it, a request travels: it
+//! arrives after a while and takes effect then, whatever has become of the caller meanwhile, and the
+//! answer travels back.
+
+mod expression;
+mod faults;
+mod index;
+mod items;
+mod number;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::future::pending;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fastrand::Rng;
+use tokio::sync::oneshot;
+use zae_limiter_schema::{
+    BatchRead, Calling, Change, Consistency, Consumed, Index, Item, ItemKey, Query, QueryAnswer,
+    Table, TableError, Transacted, Update, Updated,
+};
+
+pub use faults::Faults;
+pub use index::Projection;
+
+use crate::simulation::VirtualTime;
+use faults::{Fate, Journey, lost};
+use items::Items;
+
+/// Who makes a call. Nobody in particular is client 0.
+pub type ClientId = u32;
+
+/// Bytes of a write unit, of a read unit, of the largest item, and of a page.
+const WRITE_UNIT: usize = 1_024;
+const READ_UNIT: usize = 4_096;
+const ITEM_MAX: usize = 400 * 1_024;
+const PAGE_MAX: usize = 1_024 * 1_024;
+
+/// The write units of so many bytes.
+fn write_units(bytes: usize) -> f64 {
+    units(bytes, WRITE_UNIT)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes are small")]
+fn units(bytes: usize, unit: usize) -> f64 {
+    bytes.div_ceil(unit).max(1) as f64
+}
+
+/// A change that was made to an item.
+#[derive(Debug)]
+pub struct Wrote<'a> {
+    /// By whom; `None` is the table itself, which removes what has expired.
+    pub client: Option<ClientId>,
+    /// When, in true time.
+    pub at_us: u64,
+    /// Which item.
+    pub key: &'a ItemKey,
+    /// What it was.
+    pub old: Option<&'a Item>,
+    /// What it is.
+    pub new: Option<&'a Item>,
+}
+
+/// Somebody who is told of everything that happens to a table, in the order in which it happens.
+pub trait Watch: Send + Sync {
+    /// A request is on its way.
+    fn sent(&self, client: ClientId);
+    /// A change was made.
+    fn wrote(&self, wrote: &Wrote<'_>);
+    /// A call is over: answered, failed (`faulted`), or lost with its client.
+    fn done(&self, client: ClientId, faulted: bool);
+}
+
+/// What all calls so far came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Totals {
+    /// Calls that arrived.
+    pub calls: u64,
+    /// Those of them that write.
+    pub writing_calls: u64,
+    /// Those that failed, on the way or on arrival.
+    pub failed: u64,
+    /// Write units of the table itself.
+    pub table_writes: f64,
+    /// Write units of the indexes, in the order of [`Index::ALL`].
+    pub index_writes: [f64; 4],
+    /// Read units.
+    pub reads: f64,
+}
+
+impl Totals {
+    /// All write units.
+    pub fn writes(&self) -> f64 {
+        self.table_writes + self.index_writes.iter().sum::<f64>()
+    }
+}
+
+/// A simulated table, as one client sees it. Clones are handles to the same table.
+#[derive(Clone)]
+pub struct SimTable {
+    inside: Arc<Inside>,
+    client: ClientId,
+}
+
+struct Inside {
+    time: Option<Arc<VirtualTime>>,
+    watch: Option<Arc<dyn Watch>>,
+    // A std mutex: it is never held across an await.
+    state: Mutex<State>,
+}
+
+struct State {
+    items: Items,
+    faults: Faults,
+    rng: Rng,
+    crashed: BTreeSet<ClientId>,
+    /// Of every call that arrived and what became of it.
+    digest: DefaultHasher,
+}
+
+impl fmt::Debug for SimTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimTable").field("client", &self.client).finish_non_exhaustive()
+    }
+}
+
+impl Default for SimTable {
+    fn default() -> Self {
+        Self::new(None, None, 0)
+    }
+}
+
+impl SimTable {
+    fn new(time: Option<Arc<VirtualTime>>, watch: Option<Arc<dyn Watch>>, seed: u64) -> Self {
+        let state = State {
+            items: Items::default(),
+            faults: Faults::none(),
+            rng: Rng::with_seed(seed),
+            crashed: BTreeSet::new(),
+            digest: DefaultHasher::new(),
+        };
+        Self { inside: Arc::new(Inside { time, watch, state: Mutex::new(state) }), client: 0 }
+    }
+
+    /// An empty table in a world with time.
+    pub fn in_time(time: Arc<VirtualTime>, watch: Option<Arc<dyn Watch>>, seed: u64) -> Self {
+        Self::new(Some(time), watch, seed)
+    }
+
+    /// The table as that client sees it.
+    #[must_use]
+    pub fn for_client(&self, client: ClientId) -> Self {
+        Self { inside: Arc::clone(&self.inside), client }
+    }
+
+    /// From now on these things go wrong.
+    pub fn set_faults(&self, faults: Faults) {
+        self.inside.lock().faults = faults;
+    }
+
+    /// What an index shows; only while the table is empty.
+    pub fn set_projection(&self, index: Index, projection: Projection) {
+        self.inside.lock().items.set_projection(index, projection);
+    }
+
+    /// What all calls so far came to.
+    pub fn totals(&self) -> Totals {
+        self.inside.lock().items.totals
+    }
+
+    /// An item as it is, for nothing.
+    pub fn item(&self, key: &ItemKey) -> Option<Item> {
+        self.inside.lock().items.get(key).cloned()
+    }
+
+    /// All items, for nothing.
+    pub fn items(&self) -> Vec<Item> {
+        self.inside.lock().items.all().cloned().collect()
+    }
+
+    /// A number for everything that has happened: the same for the same seed.
+    pub fn digest(&self) -> u64 {
+        self.inside.lock().digest.finish()
+    }
+
+    /// Ends a client. Its requests that are on the way arrive or not; it hears of none of them.
+    pub fn crash(&self, client: ClientId) {
+        self.inside.lock().crashed.insert(client);
+    }
+
+    /// Removes the items whose `ttl` lies before a moment, as the table does when it gets to it.
+    pub fn sweep(&self, before_s: i64) {
+        let inside = &*self.inside;
+        let now_us = inside.now_us();
+        let mut state = inside.lock();
+        for key in state.items.expired(before_s) {
+            let old = state.items.remove(&key, now_us);
+            state.note(now_us, u32::MAX, &key);
+            let wrote =
+                Wrote { client: None, at_us: now_us, key: &key, old: old.as_ref(), new: None };
+            if let Some(watch) = &inside.watch {
+                watch.wrote(&wrote);
+            }
+        }
+    }
+
+    fn call<'a, T: fmt::Debug + Send + 'static>(&'a self, work: Work<T>) -> Calling<'a, T> {
+        let (inside, client) = (Arc::clone(&self.inside), self.client);
+        Box::pin(async move {
+            let Some(time) = inside.time.clone() else {
+                return inside.arrive(client, Fate::Answered, work);
+            };
+            let (answer, answering) = oneshot::channel();
+            let journey = inside.depart(client);
+            let Some(journey) = journey else { return pending().await };
+            let there = Arc::clone(&inside);
+            let back = Arc::clone(&time);
+            time.after(journey.there_us, move || {
+                there.travel(client, journey, work, answer, &back)
+            });
+            match answering.await {
+                Ok(answered) => answered,
+                // The client is no more.
+                Err(_) => pending().await,
+            }
+        })
+    }
+}
+
+/// What a call does to the items.
+type Work<T> = Box<dyn FnOnce(&mut Site<'_>) -> Result<T, TableError> + Send>;
+
+/// The items, and the moment.
+struct Site<'a> {
+    items: &'a mut Items,
+    now_us: u64,
+    /// How far behind the indexes will be.
+    lag_us: u64,
+    /// How far behind this read is, if it may be.
+    read_lag_us: u64,
+    partition_units: Option<f64>,
+    wrote: Vec<(ItemKey, Option<Item>, Option<Item>)>,
+}
+
+impl State {
+    fn note(&mut self, now_us: u64, client: ClientId, what: &impl fmt::Debug) {
+        (now_us, client, format!("{what:?}")).hash(&mut self.digest);
+    }
+}
+
+impl Inside {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_us(&self) -> u64 {
+        self.time.as_ref().map_or(0, |time| time.now_us())
+    }
+
+    /// A request leaves its client, if that still lives.
+    fn depart(&self, client: ClientId) -> Option<Journey> {
+        let journey = {
+            let State { faults, rng, crashed, .. } = &mut *self.lock();
+            if crashed.contains(&client) {
+                return None;
+            }
+            faults.draw(rng)
+        };
+        if let Some(watch) = &self.watch {
+            watch.sent(client);
+        }
+        Some(journey)
+    }
+
+    /// A request arrives, and its answer leaves.
+    fn travel<T: fmt::Debug + Send + 'static>(
+        self: Arc<Self>,
+        client: ClientId,
+        journey: Journey,
+        work: Work<T>,
+        answer: oneshot::Sender<Result<T, TableError>>,
+        time: &VirtualTime,
+    ) {
+        let mut fate = journey.fate;
+        if answer.is_closed() || self.lock().crashed.contains(&client) {
+            // Nobody waits any more: it was sent in time, or it was not.
+            fate = if self.lock().rng.bool() { Fate::LostAnswer } else { Fate::LostRequest };
+        }
+        let answered = self.arrive(client, fate, work);
+        time.after(journey.back_us, move || {
+            let faulted = fate != Fate::Answered || answered.is_err();
+            if let Some(watch) = &self.watch {
+                watch.done(client, faulted);
+            }
+            if !self.lock().crashed.contains(&client) {
+                // The caller may have gone away.
+                let _ = answer.send(answered);
+            }
+        });
+    }
+
+    fn arrive<T: fmt::Debug>(
+        &self,
+        client: ClientId,
+        fate: Fate,
+        work: Work<T>,
+    ) -> Result<T, TableError> {
+        let now_us = self.now_us();
+        let mut state = self.lock();
+        let State { items, faults, rng, .. } = &mut *state;
+        let mut site = Site {
+            items,
+            now_us,
+            lag_us: rng.u64(0..=faults.lag_us),
+            read_lag_us: rng.u64(0..=faults.lag_us),
+            partition_units: faults.partition_units,
+            wrote: Vec::new(),
+        };
+        let answered = match fate {
+            Fate::LostRequest => Err(lost()),
+            Fate::Turned(kind) => Err(TableError::new(kind, "turned away by the simulated table")),
+            Fate::Answered => work(&mut site),
+            Fate::LostAnswer => work(&mut site).and_then(|_| Err(lost())),
+        };
+        let wrote = std::mem::take(&mut site.wrote);
+        state.items.totals.failed += u64::from(answered.is_err());
+        state.note(now_us, client, &(&answered, &wrote));
+        // Still under the lock: whoever watches sees changes in their order.
+        if let Some(watch) = &self.watch {
+            for (key, old, new) in &wrote {
+                let (old, new) = (old.as_ref(), new.as_ref());
+                watch.wrote(&Wrote { client: Some(client), at_us: now_us, key, old, new });
+            }
+        }
+        answered
+    }
+}
+
+impl Table for SimTable {
+    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+        let update = update.clone();
+        self.call(Box::new(move |site| site.update(&update)))
+    }
+
+    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+        let changes = changes.to_vec();
+        self.call(Box::new(move |site| site.transact(&changes)))
+    }
+
+    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+        let keys = keys.to_vec();
+        self.call(Box::new(move |site| Ok(site.read(&keys, consistency))))
+    }
+
+    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+        let query = query.clone();
+        self.call(Box::new(move |site| site.query(&query)))
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+        let keys = keys.to_vec();
+        self.call(Box::new(move |site| site.delete(&keys)))
+    }
+}
+
+/// What partitions have taken in the present second.
+type Load = BTreeMap<(Option<Index>, String), (u64, f64)>;
