@@ -55,6 +55,8 @@ pub struct BucketItem {
     pub shard_count: u32,
     /// From when on the item counts as absent, to the second.
     pub expires_at: Option<Timestamp>,
+    /// Not a bucket, only what the first clients gave back to one that was deleted meanwhile.
+    pub is_remnant: bool,
 }
 
 fn attribute(limit: &str, suffix: &str) -> String {
@@ -74,7 +76,9 @@ impl BucketItem {
     /// [`Malformed`] when an attribute is missing or not what it should be.
     pub fn decode(key: &BucketItemKey, item: &Item) -> Result<Self, Malformed> {
         let reader = Reader { key, item };
-        let refilled_at = Timestamp::from_millis(reader.number(REFILLED_AT)?);
+        let is_remnant = reader.is_remnant();
+        let refilled_at = if is_remnant { 0 } else { reader.number(REFILLED_AT)? };
+        let refilled_at = Timestamp::from_millis(refilled_at);
         let remainders_count = reader.optional(REMAINDERS_AT)? == Some(refilled_at.as_millis());
         let mut rates = Vec::new();
         let mut cells = BTreeMap::new();
@@ -101,16 +105,17 @@ impl BucketItem {
         Ok(Self {
             // Both are in the order of the names.
             bucket: Bucket::from_parts(Arc::new(limits), cells.into_values(), refilled_at),
-            wcu: reader.optional(&attribute(WCU, "tk"))?,
+            wcu: if is_remnant { None } else { reader.optional(&attribute(WCU, "tk"))? },
             shard_count: u32::try_from(shard_count)
                 .map_err(|_| reader.malformed(SHARD_COUNT, "a count of shards"))?,
             expires_at,
+            is_remnant,
         })
     }
 
     /// Whether the item counts as absent.
     pub fn is_expired(&self, now: Timestamp) -> bool {
-        self.expires_at.is_some_and(|expiry| expiry <= now)
+        self.is_remnant || self.expires_at.is_some_and(|expiry| expiry <= now)
     }
 }
 
@@ -155,12 +160,26 @@ impl<'a> Reader<'a> {
         self.optional(attribute)?.ok_or_else(|| self.malformed(attribute, "there"))
     }
 
-    /// The limits that the item has, by their balances.
+    /// What a bucket had is given back by some without looking whether it still is there. What
+    /// comes of that has nothing but balances.
+    fn is_remnant(&self) -> bool {
+        let is_balance = |name: &String| {
+            let of_limit = name.strip_prefix("b_");
+            of_limit.is_some_and(|name| name.ends_with("_tk") || name.ends_with("_tc"))
+        };
+        self.item.keys().all(|name| name == "PK" || name == "SK" || is_balance(name))
+    }
+
+    /// The limits that the item has. A balance without any of the rest is what was given back to a
+    /// limit that is gone.
     fn limits(&self) -> impl Iterator<Item = &'a str> {
         let names = self.item.keys();
         let limits = names
             .filter_map(|name| name.strip_prefix("b_").and_then(|name| name.strip_suffix("_tk")));
-        limits.filter(|limit| *limit != WCU)
+        let is_whole = |limit: &&str| {
+            ["cp", "ra", "rp"].iter().any(|of| self.item.contains_key(&attribute(limit, of)))
+        };
+        limits.filter(|limit| *limit != WCU).filter(is_whole)
     }
 
     fn rate(&self, limit: &str) -> Result<Rate, Malformed> {
@@ -450,7 +469,11 @@ pub fn rewrite(
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     let before = known.bucket.refilled_at();
     assert!(bucket.refilled_at() > before, "who remembers the old limits must notice");
-    conditions.push(Condition::Equal(REFILLED_AT.to_owned(), Value::number(before.as_millis())));
+    let refilled_at = REFILLED_AT.to_owned();
+    conditions.push(match known.is_remnant {
+        true => Condition::Absent(refilled_at),
+        false => Condition::Equal(refilled_at, Value::number(before.as_millis())),
+    });
     conditions.push(match known.expires_at {
         Some(expiry) => Condition::Equal(TTL.to_owned(), Value::number(ttl_of(expiry))),
         None => Condition::Absent(TTL.to_owned()),
