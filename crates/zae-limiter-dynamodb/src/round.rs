@@ -169,7 +169,7 @@ fn add_or_refill(
             && (movement.taken == 0 || balance >= needed)
     };
     let mut touched = movements.0.iter().filter(|movement| movement.is_touched());
-    if touched.all(is_exact) {
+    if touched.all(is_exact) && !item.has_writes_to_pay_out(now) {
         let since = Since::Known(item.bucket.refilled_at());
         let counts_writes = item.wcu.is_some();
         let shards = item.shard_count;

@@ -33,6 +33,8 @@ const WCU: &str = "wcu";
 /// Its ceiling and refill amount in millitokens, and its period in milliseconds.
 const WCU_CAPACITY: i64 = 1_000_000;
 const WCU_PERIOD_MS: u64 = 1_000;
+/// A hot bucket is not refilled for the sake of the reserved limit more often than this.
+const WCU_PAID_OUT_AFTER_MS: u64 = 100;
 /// One write, in millitokens.
 const ONE_WRITE: i64 = 1_000;
 
@@ -116,6 +118,13 @@ impl BucketItem {
     /// Whether the item counts as absent.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.is_remnant || self.expires_at.is_some_and(|expiry| expiry <= now)
+    }
+
+    /// Whether the reserved limit looks short only because nobody has paid out its time. Clients
+    /// that find it so divide the bucket.
+    pub fn has_writes_to_pay_out(&self, now: Timestamp) -> bool {
+        let is_short = self.wcu.is_some_and(|writes| writes < WCU_CAPACITY / 2);
+        is_short && now.millis_since(self.bucket.refilled_at()) >= WCU_PAID_OUT_AFTER_MS
     }
 }
 
