@@ -1,6 +1,6 @@
 //! Both clients on one namespace of one table, in the same time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -143,13 +143,26 @@ impl Both {
         item.filter_map(|(name, value)| Some((name, value.as_n().ok()?.parse().ok()?))).collect()
     }
 
-    pub(crate) async fn item(&self, entity: &str) -> BTreeMap<String, AttributeValue> {
+    fn key(&self, entity: &str) -> HashMap<String, AttributeValue> {
         let pk = format!("{}/BUCKET#{entity}#gpt-4#0", self.ours.namespace_id());
+        let text = |text: String| AttributeValue::S(text);
+        HashMap::from([("PK".to_owned(), text(pk)), ("SK".to_owned(), text("#STATE".to_owned()))])
+    }
+
+    pub(crate) async fn item(&self, entity: &str) -> BTreeMap<String, AttributeValue> {
         let client = server::client();
         let get = client.get_item().table_name(&self.table).consistent_read(true);
-        let get = get.key("PK", AttributeValue::S(pk));
-        let found = get.key("SK", AttributeValue::S("#STATE".to_owned())).send().await.unwrap();
+        let found = get.set_key(Some(self.key(entity))).send().await.unwrap();
         found.item.unwrap_or_default().into_iter().collect()
+    }
+
+    /// Changes a bucket's item behind everybody's back.
+    pub(crate) async fn put_number(&self, entity: &str, name: &str, number: i64) {
+        let client = server::client();
+        let update = client.update_item().table_name(&self.table).set_key(Some(self.key(entity)));
+        let update = update.update_expression("SET #n = :v").expression_attribute_names("#n", name);
+        let number = AttributeValue::N(number.to_string());
+        update.expression_attribute_values(":v", number).send().await.unwrap();
     }
 
     pub(crate) fn clock_ms(&self) -> i64 {

@@ -354,3 +354,21 @@ pub(crate) async fn credits_above_the_ceiling(both: Both) {
     assert!(both.take("a", 60).await);
     assert!(!both.take("a", 1).await && !both.python_takes("a", 1));
 }
+
+/// Python divides a bucket when the reserved limit is short, which its fast way does not refill.
+pub(crate) async fn many_writes_divide_nothing(both: Both) {
+    both.ours.set_system_defaults([rpm(10_000, 1)], None).await.unwrap();
+    assert!(both.python_takes("a", 100));
+    assert!(both.take("a", 1).await);
+    // As after a thousand writes, over however long a time.
+    both.put_number("a", "b_wcu_tk", 2_000).await;
+    for _ in 0..3 {
+        both.clock.advance(std::time::Duration::from_millis(500));
+        assert!(both.take("a", 1).await);
+    }
+    let numbers = both.numbers("a").await;
+    assert!(numbers["b_wcu_tk"] >= 1_000, "{numbers:?}");
+    both.pass(1);
+    assert!(both.python_takes("a", 1));
+    assert_eq!(both.numbers("a").await["shard_count"], 1);
+}

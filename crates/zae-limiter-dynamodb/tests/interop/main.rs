@@ -63,7 +63,8 @@ cases! {
         lists_of_buckets
         deleted_under_a_lease
         limit_deleted_under_a_lease
-        credits_above_the_ceiling;
+        credits_above_the_ceiling
+        many_writes_divide_nothing;
     exact:
         three_processes_share_one_budget;
 }
