@@ -459,6 +459,10 @@ pub fn create(key: &BucketItemKey, bucket: &Bucket, owner: &Owner<'_>, expiry: E
 
 /// Gives a known item other limits, or, where it has expired, a new life. `bucket` is what it holds
 /// afterwards, at a refill time that has [`moved`]; limits that it does not have are taken away. Net consumption goes on counting.
+///
+/// # Panics
+///
+/// When the refill time has not moved.
 pub fn rewrite(
     key: &BucketItemKey,
     known: &BucketItem,
