@@ -280,9 +280,12 @@ impl Call {
             },
             (_, Some(Ended::Failed(Applied::Maybe))) => Outcome::Unknown,
             // What was taken could not be given back: it is lost, on the safe side.
-            (Kind::Acquire { .. }, Some(Ended::Refused | Ended::Failed(_)))
+            (Kind::Acquire { .. }, Some(Ended::Refused))
                 if chain && (book.faulted || self.may_pass_over) =>
             {
+                Outcome::Unknown
+            }
+            (Kind::Acquire { .. }, Some(Ended::Failed(_))) if chain && self.may_pass_over => {
                 Outcome::Unknown
             }
             (Kind::Acquire { .. }, Some(Ended::Cancelled))

@@ -333,6 +333,13 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
     while !stage.world.auditor.is_quiet() {
         time.sleep(Duration::from_millis(10)).await;
     }
+    // A bucket that nobody has brought up to date refills by its old limits for as long as calls
+    // under the new ones are refused: the wait they are told holds after the change has gone through.
+    let last = stage.client(0);
+    for bucket in 0..stage.scene.buckets.len() {
+        let version = *locked(&stage.scene.buckets[bucket].current);
+        last.reconfigure(stage, bucket, version).await;
+    }
     for bucket in 0..stage.scene.buckets.len() {
         check_liveness(stage, bucket).await;
     }
@@ -385,7 +392,8 @@ impl Client {
         let bucket = stage.draw(|rng| rng.usize(..stage.scene.buckets.len()));
         let choice = stage.draw(|rng| rng.f64());
         if choice < stage.scene.config_changes {
-            self.reconfigure(stage, bucket).await;
+            let version = stage.draw(|rng| rng.usize(..3));
+            self.reconfigure(stage, bucket, version).await;
         } else if choice > 0.97 {
             let keys = [stage.scene.buckets[bucket].key.clone()];
             let _ = self.store.peek(&keys, self.clock.now()).await;
@@ -499,8 +507,7 @@ impl Client {
         auditor.end(self.id, call, ended_of(answer.as_ref()));
     }
 
-    async fn reconfigure(&self, stage: &Stage, bucket: usize) {
-        let version = stage.draw(|rng| rng.usize(..3));
+    async fn reconfigure(&self, stage: &Stage, bucket: usize, version: usize) {
         *locked(&stage.scene.buckets[bucket].current) = version;
         let now_us = stage.world.time.now_us();
         locked(&self.seen).insert(bucket, (version, now_us));
