@@ -18,7 +18,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zae_limiter_core::{Applied, BucketKey, Millitokens, Rate, Timestamp, share};
+use zae_limiter_core::{Applied, BucketKey, Millitokens, Rate, Target, Timestamp, share};
 use zae_limiter_schema::{Item, ItemKey, ParsedKey, Value, bucket_partition, parse_key};
 
 use super::VirtualTime;
@@ -61,6 +61,8 @@ struct Call {
     now: Timestamp,
     began_us: u64,
     buckets: BTreeSet<String>,
+    /// The ceilings under which it was made.
+    ceilings: BTreeMap<Place, i64>,
     parts: Vec<(Place, i64)>,
     ended: Option<Ended>,
     /// What it was to settle with may have gone away.
@@ -196,7 +198,7 @@ impl Auditor {
         client: ClientId,
         kind: Kind,
         now: Timestamp,
-        buckets: &[&BucketKey],
+        targets: &[&Target],
         parts: &[Part],
     ) -> u64 {
         let pk = |key: &BucketKey| bucket_partition(key, 0);
@@ -204,7 +206,16 @@ impl Auditor {
             kind,
             now,
             began_us: self.time.now_us(),
-            buckets: buckets.iter().map(|key| pk(key)).collect(),
+            buckets: targets.iter().map(|target| pk(target.key())).collect(),
+            ceilings: targets
+                .iter()
+                .flat_map(|target| {
+                    let limits = target.limits().iter();
+                    limits.map(|(name, rate)| {
+                        ((pk(target.key()), name.to_string()), rate.capacity().get())
+                    })
+                })
+                .collect(),
             parts: parts
                 .iter()
                 .map(|part| ((pk(&part.bucket), part.limit.clone()), part.amount))
@@ -353,6 +364,10 @@ impl ClientBook {
 
     fn may_charge(&self, place: &Place) -> i128 {
         self.may(place, |call, amount| if call.kind == Kind::Settle { amount.max(0) } else { 0 })
+    }
+
+    fn lowest_ceiling(&self, place: &Place) -> Option<i64> {
+        self.calls.values().filter_map(|call| call.ceilings.get(place)).copied().min()
     }
 
     /// The earliest moment that a write to this bucket may carry.
@@ -537,6 +552,11 @@ impl Step<'_> {
         }
         let may_credit = self.book.may_credit(self.place);
         let may_be_full = held + earned + may_credit >= ceiling;
+        // Calls under different limits can go together in one write: the lowest ceiling cuts.
+        let lowest = self.book.lowest_ceiling(self.place).map_or(ceiling, i128::from);
+        if refilled < earned && lowest < ceiling && tokens + net + may_credit >= lowest {
+            return Ok(());
+        }
         if refilled < earned {
             // At the ceiling what was earned, or given back, is lost.
             let credited = ceiling - held - refilled;

@@ -462,7 +462,7 @@ impl Client {
     ) -> Option<Result<Admission, StoreError>> {
         let parts = plan.legs.iter().flat_map(|leg| parts_of(&leg.target, &leg.takes));
         let parts: Vec<Part> = parts.collect();
-        let buckets: Vec<&BucketKey> = plan.legs.iter().map(|leg| leg.target.key()).collect();
+        let buckets: Vec<&Target> = plan.legs.iter().map(|leg| &*leg.target).collect();
         let kind = Kind::Acquire { legs: plan.legs.len() };
         let auditor = &stage.world.auditor;
         let call = auditor.begin(self.id, kind, plan.now, &buckets, &parts);
@@ -495,7 +495,7 @@ impl Client {
         let now = self.clock.now();
         let parts: Vec<Part> =
             settlements.iter().flat_map(|one| parts_of(&one.target, &one.differences)).collect();
-        let buckets: Vec<&BucketKey> = settlements.iter().map(|one| one.target.key()).collect();
+        let buckets: Vec<&Target> = settlements.iter().map(|one| &*one.target).collect();
         let auditor = &stage.world.auditor;
         let call = auditor.begin(self.id, Kind::Settle, now, &buckets, &parts);
         let patience = stage.draw(|rng| {
@@ -514,7 +514,7 @@ impl Client {
         let target = stage.scene.target(bucket, version);
         let now = self.clock.now();
         let auditor = &stage.world.auditor;
-        let call = auditor.begin(self.id, Kind::Reconfigure, now, &[target.key()], &[]);
+        let call = auditor.begin(self.id, Kind::Reconfigure, now, &[&target], &[]);
         let answer = self.store.reconfigure(&target, now).await;
         auditor.end(self.id, call, ended_of(Some(&answer)));
     }
