@@ -6,8 +6,8 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use zae_limiter_core::{
-    Admission, Bucket, Leg, LegTaken, LimitStatus, Millitokens, Plan, Settlement, StoreError,
-    StoreErrorKind, Take, Target, Timestamp, refused_statuses, spawn_in_background,
+    Admission, Applied, Bucket, Leg, LegTaken, LimitStatus, Millitokens, Plan, Settlement,
+    StoreError, StoreErrorKind, Take, Target, Timestamp, refused_statuses, spawn_in_background,
 };
 use zae_limiter_schema::bucket::{self, BucketItem, Expiry, Owner};
 use zae_limiter_schema::{BucketItemKey, Consistency, Item, SHARD_ZERO, Update, Updated};
@@ -69,7 +69,10 @@ impl Shared {
         for answer in answers {
             match received(answer.await) {
                 Ok(_) => some_done = true,
-                Err(error) => failed = failed.or(Some(error)),
+                Err(error) => {
+                    some_done |= error.applied() == Applied::Maybe;
+                    failed = failed.or(Some(error));
+                }
             }
         }
         match failed {
@@ -507,12 +510,17 @@ impl Legs<'_> {
                 credit(leg)
             })
             .collect();
+        let mut some_taken = self.states.iter().any(
+            |state| matches!(state, LegState::Failed(error) if error.applied() == Applied::Maybe),
+        );
         if let Err(error) = self.shared.settle(&credits, self.plan.now).await {
             tracing::warn!(%error, "could not give back what a refused call had taken");
+            some_taken = true;
         }
         let mut statuses = Vec::new();
         for (level, (leg, state)) in self.plan.legs.iter().zip(self.states.drain(..)).enumerate() {
             match state {
+                LegState::Failed(error) if some_taken => return Err(error.maybe_applied()),
                 LegState::Failed(error) => return Err(error),
                 LegState::Refused(refused) => {
                     statuses.extend(refused.into_iter().map(|one| LimitStatus { level, ..one }));

@@ -8,7 +8,7 @@ use zae_limiter_core::{
     Ask, Bucket, Cell, Leg, LimitName, LimitStatus, Millitokens, Rate, Settlement, StoreErrorKind,
     Target, Timestamp, Verdict, decide, refused_statuses,
 };
-use zae_limiter_schema::bucket::{self, BucketItem, Expiry, Movement, Owner, Since};
+use zae_limiter_schema::bucket::{self, Alive, BucketItem, Expiry, Movement, Owner, Since};
 use zae_limiter_schema::{BucketItemKey, Update};
 
 /// What somebody wants of a bucket.
@@ -116,6 +116,39 @@ impl Movements {
         }
     }
 
+    /// Pins what must be left of each limit for the bucket to be full again before it expires:
+    /// others may have taken more than is known. `bucket` is what is known to be left.
+    fn keep_enough(
+        &mut self,
+        item: &BucketItem,
+        bucket: &Bucket,
+        expiry: Expiry,
+        now: Timestamp,
+    ) -> Alive {
+        let (until, alive) = match (expiry, item.expires_at) {
+            (Expiry::Never, _) => return Alive::After(now),
+            (Expiry::Keep, None) => return Alive::Forever,
+            (Expiry::At(moment), _) => (moment, Alive::After(now)),
+            (Expiry::Keep, Some(expires_at)) => {
+                // Halfway, so that neither a slightly shorter life nor a slightly lower balance
+                // than is known stands in the way.
+                let full = now.saturating_add(bucket.wait_until_full(now));
+                let until = full.saturating_add_millis(expires_at.millis_since(full) / 2);
+                let before = Timestamp::from_millis(until.as_millis().saturating_sub(1));
+                (until, Alive::After(before.max(now)))
+            }
+        };
+        let left_ms = until.millis_since(now);
+        for (movement, cell) in self.0.iter_mut().zip(bucket.cells()) {
+            if expiry != Expiry::Keep || movement.is_touched() {
+                let (earned, _) = movement.rate.earned(left_ms, 0);
+                let least = movement.rate.capacity().get().saturating_sub(earned.get());
+                movement.least_left = Some(least.min(cell.tokens.get()));
+            }
+        }
+        alive
+    }
+
     fn get(&mut self, limit: &LimitName) -> Option<&mut Movement> {
         self.0.iter_mut().find(|movement| movement.limit == *limit)
     }
@@ -146,7 +179,8 @@ fn on_item(key: &BucketItemKey, item: &BucketItem, requests: &[&Request], now: T
         let owner = owner_of(outcome.last_target);
         bucket::rewrite(key, item, &bucket, &owner, expiry)
     } else {
-        add_or_refill(key, item, &mut movements, expiry, now)
+        let alive = movements.keep_enough(item, &bucket, expiry, now);
+        add_or_refill(key, item, &mut movements, (expiry, alive), now)
     };
     Round { update: Some(update), fates }
 }
@@ -157,7 +191,7 @@ fn add_or_refill(
     key: &BucketItemKey,
     item: &BucketItem,
     movements: &mut Movements,
-    expiry: Expiry,
+    (expiry, alive): (Expiry, Alive),
     now: Timestamp,
 ) -> Update {
     let is_exact = |movement: &Movement| {
@@ -173,13 +207,14 @@ fn add_or_refill(
         let since = Since::Known(item.bucket.refilled_at());
         let counts_writes = item.wcu.is_some();
         let shards = item.shard_count;
-        if let Some(add) = bucket::add(key, &movements.0, since, expiry, counts_writes, shards, now)
+        if let Some(add) =
+            bucket::add(key, &movements.0, since, expiry, counts_writes, shards, alive)
         {
             return add;
         }
     }
     movements.pay_out(item, bucket::moved(item.bucket.refilled_at(), now));
-    bucket::refill(key, item, &movements.0, expiry, now)
+    bucket::refill(key, item, &movements.0, expiry, alive, now)
 }
 
 /// Nothing is there: takes are from a full bucket, and there is nothing to settle with.
@@ -362,8 +397,8 @@ pub(crate) fn blind(key: &BucketItemKey, requests: &[&Request], now: Timestamp) 
     }
     // How far back the refill time may lie: so that what it has earned is no more than half of the
     // room between what is needed and the ceiling.
-    let touched = movements.iter().filter(|movement| movement.is_touched());
-    let windows = touched.map(|movement| {
+    let touched = || movements.iter().filter(|movement| movement.is_touched());
+    let windows = touched().map(|movement| {
         let capacity = movement.rate.capacity().get();
         let busy = movement.taken.saturating_add(movement.charged).max(movement.credited);
         let room = capacity.saturating_sub(busy).max(0) / 2;
@@ -371,11 +406,18 @@ pub(crate) fn blind(key: &BucketItemKey, requests: &[&Request], now: Timestamp) 
         u64::try_from(window.as_millis()).unwrap_or(u64::MAX)
     });
     let window_ms = windows.min()?.saturating_sub(1);
+    // It must not expire before it is full again, from nothing at the worst.
+    let fills = touched().map(|movement| movement.rate.time_to_fill());
+    let alive = Alive::After(now.saturating_add(fills.max().unwrap_or_default()));
     for movement in &mut movements {
         let (earned, _) = movement.rate.earned(window_ms, movement.rate.period_ms() - 1);
         movement.earned = earned.get();
+        if movement.charged > 0 {
+            // No debt without knowing how deep: and it may have earned nothing of this yet.
+            movement.least_left = Some(movement.earned);
+        }
     }
     let back = i64::try_from(window_ms).unwrap_or(i64::MAX);
     let since = Since::Guessed(Timestamp::from_millis(now.as_millis().saturating_sub(back)));
-    bucket::add(key, &movements, since, Expiry::Keep, true, 1, now)
+    bucket::add(key, &movements, since, Expiry::Keep, true, 1, alive)
 }

@@ -222,12 +222,24 @@ pub struct Movement {
     pub earned: i64,
     /// What it has earned beyond that, less than a millitoken.
     pub remainder: u64,
+    /// The least balance afterwards, paid out, from which it is full again before the item expires.
+    /// A bucket that expired in debt, or short, would start anew as a full one.
+    pub least_left: Option<i64>,
 }
 
 impl Movement {
     /// A limit to which nothing happens.
     pub fn none(limit: LimitName, rate: Rate) -> Self {
-        Self { limit, rate, taken: 0, charged: 0, credited: 0, earned: 0, remainder: 0 }
+        Self {
+            limit,
+            rate,
+            taken: 0,
+            charged: 0,
+            credited: 0,
+            earned: 0,
+            remainder: 0,
+            least_left: None,
+        }
     }
 
     /// Whether anything but time happens to it.
@@ -249,9 +261,14 @@ impl Movement {
         self.rate.capacity().get().saturating_sub(gain).saturating_sub(1)
     }
 
-    /// The least balance from which, with `gain`, everything can be taken.
-    fn least_needed(&self, gain: i64) -> i64 {
-        self.taken.saturating_add(self.charged).saturating_sub(gain)
+    /// The least balance from which, with `gain`, everything can be taken, and from which enough is
+    /// left: what time has earned counts there, paid out or not.
+    fn least_needed(&self, gain: i64) -> Option<i64> {
+        let out = self.taken.saturating_add(self.charged);
+        let to_take = (self.taken > 0).then(|| out.saturating_sub(gain));
+        let gained = self.credited.saturating_add(self.earned);
+        let to_leave = |left: i64| left.saturating_add(out).saturating_sub(gained);
+        to_take.max(self.least_left.map(to_leave))
     }
 
     fn pin_rate(&self, conditions: &mut Vec<Condition>) {
@@ -300,12 +317,27 @@ pub enum Since {
     Guessed(Timestamp),
 }
 
-fn alive(now: Timestamp) -> Condition {
-    let next_second = now.as_millis().div_euclid(1_000) + 1;
-    Condition::Any(vec![
-        Condition::Absent(TTL.to_owned()),
-        Condition::AtLeast(TTL.to_owned(), Value::number(next_second)),
-    ])
+/// What a write relies on about the item's expiry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alive {
+    /// It does not expire.
+    Forever,
+    /// It does not expire, or after this moment.
+    After(Timestamp),
+}
+
+impl Alive {
+    fn condition(self) -> Condition {
+        let absent = Condition::Absent(TTL.to_owned());
+        match self {
+            Self::Forever => absent,
+            Self::After(moment) => {
+                let next_second = moment.as_millis().div_euclid(1_000) + 1;
+                let later = Condition::AtLeast(TTL.to_owned(), Value::number(next_second));
+                Condition::Any(vec![absent, later])
+            }
+        }
+    }
 }
 
 fn undivided(shard_count: u32) -> Condition {
@@ -316,8 +348,8 @@ fn undivided(shard_count: u32) -> Condition {
     }
 }
 
-/// Takes and gives without moving the refill time. Untouched limits are not part of it. Returns
-/// `None` when nothing is touched.
+/// Takes and gives without moving the refill time. Untouched limits are not part of it, but for what
+/// must be left of them when the item is to expire. Returns `None` when nothing is touched.
 pub fn add(
     key: &BucketItemKey,
     movements: &[Movement],
@@ -325,24 +357,26 @@ pub fn add(
     expiry: Expiry,
     counts_writes: bool,
     shard_count: u32,
-    now: Timestamp,
+    alive: Alive,
 ) -> Option<Update> {
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     let (Since::Known(rf) | Since::Guessed(rf)) = since;
     conditions.push(Condition::AtLeast(REFILLED_AT.to_owned(), Value::number(rf.as_millis())));
-    for movement in movements.iter().filter(|movement| movement.is_touched()) {
+    for movement in movements {
         let tokens = movement.attribute("tk");
+        let least = movement.least_needed(movement.credited);
+        conditions
+            .extend(least.map(|least| Condition::AtLeast(tokens.clone(), Value::number(least))));
+        if !movement.is_touched() {
+            continue;
+        }
         let net = movement.net();
         actions.push(Action::Add(tokens.clone(), Value::number(net.saturating_neg())));
         actions.push(Action::Add(movement.attribute("tc"), Value::number(net)));
         movement.pin_rate(&mut conditions);
         let gain = movement.credited.saturating_add(movement.earned);
         let highest = Value::number(movement.highest_below_ceiling(gain));
-        conditions.push(Condition::AtMost(tokens.clone(), highest));
-        if movement.taken > 0 {
-            let least = Value::number(movement.least_needed(movement.credited));
-            conditions.push(Condition::AtLeast(tokens, least));
-        }
+        conditions.push(Condition::AtMost(tokens, highest));
     }
     if actions.is_empty() {
         return None;
@@ -353,7 +387,7 @@ pub fn add(
         conditions.push(Condition::Exists(attribute(WCU, "tk")));
     }
     conditions.push(undivided(shard_count));
-    conditions.push(alive(now));
+    conditions.push(alive.condition());
     expiry.push(&mut actions);
     Some(Update { key: key.item_key(), actions, conditions })
 }
@@ -372,6 +406,7 @@ pub fn refill(
     known: &BucketItem,
     movements: &[Movement],
     expiry: Expiry,
+    alive: Alive,
     now: Timestamp,
 ) -> Update {
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
@@ -398,8 +433,7 @@ pub fn refill(
         } else {
             let highest = movement.highest_below_ceiling(gain);
             conditions.push(Condition::AtMost(tokens.clone(), Value::number(highest)));
-            if movement.taken > 0 {
-                let least = movement.least_needed(gain);
+            if let Some(least) = movement.least_needed(gain) {
                 conditions.push(Condition::AtLeast(tokens.clone(), Value::number(least)));
             }
             let difference = movement.earned.saturating_sub(movement.net());
@@ -417,7 +451,7 @@ pub fn refill(
         count_write(&mut actions, writes, before, after);
     }
     conditions.push(undivided(known.shard_count));
-    conditions.push(alive(now));
+    conditions.push(alive.condition());
     expiry.push(&mut actions);
     Update { key: key.item_key(), actions, conditions }
 }
@@ -468,6 +502,10 @@ pub fn create(key: &BucketItemKey, bucket: &Bucket, owner: &Owner<'_>, expiry: E
 
 /// Gives a known item other limits, or, where it has expired, a new life. `bucket` is what it holds
 /// afterwards, at a refill time that has [`moved`]; limits that it does not have are taken away. Net consumption goes on counting.
+///
+/// # Panics
+///
+/// When the refill time has not moved.
 pub fn rewrite(
     key: &BucketItemKey,
     known: &BucketItem,

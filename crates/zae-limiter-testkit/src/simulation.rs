@@ -5,6 +5,9 @@
 //! [`Report::digest`].
 
 mod audit;
+mod intervals;
+mod reading;
+mod scene;
 mod time;
 mod workload;
 

@@ -219,7 +219,7 @@ impl SimTable {
             let there = Arc::clone(&inside);
             let back = Arc::clone(&time);
             time.after(journey.there_us, move || {
-                there.travel(client, journey, work, answer, &back)
+                there.travel(client, journey, work, answer, &back);
             });
             match answering.await {
                 Ok(answered) => answered,

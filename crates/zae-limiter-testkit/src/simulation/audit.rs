@@ -18,10 +18,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zae_limiter_core::{Applied, BucketKey, Millitokens, Rate, Timestamp, share};
-use zae_limiter_schema::{Item, ItemKey, ParsedKey, Value, bucket_partition, parse_key};
+use zae_limiter_core::{Applied, BucketKey, Target, Timestamp};
+use zae_limiter_schema::{Item, ItemKey, ParsedKey, bucket_partition, parse_key};
 
 use super::VirtualTime;
+use super::intervals::{LimitBook, Moments, Place, check_interval};
+use super::reading::{Cell, Reading};
 use crate::given::NOW;
 use crate::table::{ClientId, Watch, Wrote};
 
@@ -52,15 +54,14 @@ pub(crate) struct Part {
     pub(crate) amount: i64,
 }
 
-/// One limit of one bucket's item.
-type Place = (String, String);
-
 #[derive(Debug)]
 struct Call {
     kind: Kind,
     now: Timestamp,
     began_us: u64,
     buckets: BTreeSet<String>,
+    /// The ceilings under which it was made.
+    ceilings: BTreeMap<Place, i64>,
     parts: Vec<(Place, i64)>,
     ended: Option<Ended>,
     /// What it was to settle with may have gone away.
@@ -76,19 +77,6 @@ struct ClientBook {
     calls: BTreeMap<u64, Call>,
     /// Net taken by its writes since then.
     net: BTreeMap<Place, i128>,
-}
-
-#[derive(Debug)]
-struct LimitBook {
-    rate: Rate,
-    /// Net taken since this rate holds.
-    net: i128,
-    /// The lowest value of `net - rate * time`, times the period.
-    lowest: i128,
-    /// The latest moment from which an interval starts.
-    latest_ms: i64,
-    /// By how much more time the clocks may differ.
-    slack_ms: i64,
 }
 
 #[derive(Debug, Default)]
@@ -110,58 +98,6 @@ pub(crate) struct Auditor {
     /// How far a clock is ahead at most.
     ahead_ms: i64,
     books: Mutex<Books>,
-}
-
-/// One limit of an item.
-#[derive(Clone, Copy, Debug)]
-struct Cell {
-    tokens: i64,
-    consumed: i64,
-    remainder: u64,
-    rate: Rate,
-}
-
-/// A bucket's item, read by its attributes and nothing else.
-#[derive(Debug)]
-struct Reading {
-    rf: i64,
-    ttl: Option<i64>,
-    cells: BTreeMap<String, Cell>,
-}
-
-impl Cell {
-    /// Whether it is what a new bucket would be.
-    fn is_full_less_net(&self, old: &Reading, limit: &str) -> bool {
-        let before = old.cells.get(limit).map_or(0, |cell| i128::from(cell.consumed));
-        let net = i128::from(self.consumed) - before;
-        i128::from(self.tokens) + net == i128::from(self.rate.capacity().get())
-    }
-}
-
-impl Reading {
-    fn of(shard: u32, item: &Item) -> Option<Self> {
-        let number = |name: &str| item.get(name).and_then(Value::as_i64);
-        let rf = number("rf")?;
-        let count = number("shard_count").and_then(|count| u32::try_from(count).ok()).unwrap_or(1);
-        let mut cells = BTreeMap::new();
-        for name in item.keys() {
-            let limit = name.strip_prefix("b_").and_then(|name| name.strip_suffix("_tk"));
-            let Some(limit) = limit.filter(|limit| *limit != "wcu") else { continue };
-            let of = |suffix: &str| number(&format!("b_{limit}_{suffix}"));
-            let part = |whole| share(Millitokens::new(whole), shard, count);
-            let period = u64::try_from(of("rp")?).ok()?;
-            let rate = Rate::new(part(of("cp")?), part(of("ra")?), period).ok()?;
-            let remainder = of("rm").filter(|_| number("rm_at") == Some(rf)).unwrap_or(0);
-            let cell = Cell {
-                tokens: of("tk")?,
-                consumed: of("tc").unwrap_or(0),
-                remainder: u64::try_from(remainder).ok()?,
-                rate,
-            };
-            cells.insert(limit.to_owned(), cell);
-        }
-        Some(Self { rf, ttl: number("ttl"), cells })
-    }
 }
 
 impl Auditor {
@@ -196,7 +132,7 @@ impl Auditor {
         client: ClientId,
         kind: Kind,
         now: Timestamp,
-        buckets: &[&BucketKey],
+        targets: &[&Target],
         parts: &[Part],
     ) -> u64 {
         let pk = |key: &BucketKey| bucket_partition(key, 0);
@@ -204,7 +140,16 @@ impl Auditor {
             kind,
             now,
             began_us: self.time.now_us(),
-            buckets: buckets.iter().map(|key| pk(key)).collect(),
+            buckets: targets.iter().map(|target| pk(target.key())).collect(),
+            ceilings: targets
+                .iter()
+                .flat_map(|target| {
+                    let limits = target.limits().iter();
+                    limits.map(|(name, rate)| {
+                        ((pk(target.key()), name.to_string()), rate.capacity().get())
+                    })
+                })
+                .collect(),
             parts: parts
                 .iter()
                 .map(|part| ((pk(&part.bucket), part.limit.clone()), part.amount))
@@ -280,9 +225,12 @@ impl Call {
             },
             (_, Some(Ended::Failed(Applied::Maybe))) => Outcome::Unknown,
             // What was taken could not be given back: it is lost, on the safe side.
-            (Kind::Acquire { .. }, Some(Ended::Refused | Ended::Failed(_)))
+            (Kind::Acquire { .. }, Some(Ended::Refused))
                 if chain && (book.faulted || self.may_pass_over) =>
             {
+                Outcome::Unknown
+            }
+            (Kind::Acquire { .. }, Some(Ended::Failed(_))) if chain && self.may_pass_over => {
                 Outcome::Unknown
             }
             (Kind::Acquire { .. }, Some(Ended::Cancelled))
@@ -350,6 +298,10 @@ impl ClientBook {
 
     fn may_charge(&self, place: &Place) -> i128 {
         self.may(place, |call, amount| if call.kind == Kind::Settle { amount.max(0) } else { 0 })
+    }
+
+    fn lowest_ceiling(&self, place: &Place) -> Option<i64> {
+        self.calls.values().filter_map(|call| call.ceilings.get(place)).copied().min()
     }
 
     /// The earliest moment that a write to this bucket may carry.
@@ -534,6 +486,11 @@ impl Step<'_> {
         }
         let may_credit = self.book.may_credit(self.place);
         let may_be_full = held + earned + may_credit >= ceiling;
+        // Calls under different limits can go together in one write: the lowest ceiling cuts.
+        let lowest = self.book.lowest_ceiling(self.place).map_or(ceiling, i128::from);
+        if refilled < earned && lowest < ceiling && tokens + net + may_credit >= lowest {
+            return Ok(());
+        }
         if refilled < earned {
             // At the ceiling what was earned, or given back, is lost.
             let credited = ceiling - held - refilled;
@@ -575,52 +532,4 @@ impl Step<'_> {
     fn same(&self, left: i128, right: i128, what: &str) -> Result<(), String> {
         if left == right { Ok(()) } else { Err(format!("{what}: {left} is not {right}")) }
     }
-}
-
-/// When a write happened.
-#[derive(Clone, Copy)]
-struct Moments {
-    /// The earliest moment that it may carry.
-    base_ms: i64,
-    rf: i64,
-    slack_ms: i64,
-}
-
-/// Net taken in any interval that ends now is at most the ceiling and what the interval earns.
-fn check_interval(
-    limits: &mut BTreeMap<Place, LimitBook>,
-    place: &Place,
-    cell: &Cell,
-    net: i128,
-    Moments { base_ms, rf, slack_ms }: Moments,
-) -> Result<(), String> {
-    let period = i128::from(cell.rate.period_ms());
-    let earns = |ms: i64| i128::from(cell.rate.refill_amount().get()) * i128::from(ms);
-    let fresh = || LimitBook {
-        rate: cell.rate,
-        net: 0,
-        lowest: i128::MAX,
-        latest_ms: i64::MIN,
-        slack_ms: 0,
-    };
-    let book = limits.entry(place.clone()).or_insert_with(fresh);
-    if book.rate != cell.rate {
-        *book = fresh();
-    }
-    book.lowest = book.lowest.min(book.net * period - earns(base_ms));
-    book.latest_ms = book.latest_ms.max(base_ms).max(rf);
-    book.slack_ms = book.slack_ms.max(slack_ms);
-    book.net += net;
-    let debt = i128::from((-cell.tokens).max(0));
-    let risen = (book.net - debt) * period - earns(book.latest_ms + book.slack_ms) - book.lowest;
-    // What is less than a millitoken is carried over.
-    let most = (i128::from(cell.rate.capacity().get()) + 1) * period;
-    if risen > most {
-        return Err(format!(
-            "{}: over-admitted by {} millitokens over some interval that ends here",
-            place.1,
-            (risen - most) / period
-        ));
-    }
-    Ok(())
 }

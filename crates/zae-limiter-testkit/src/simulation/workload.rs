@@ -11,14 +11,14 @@ use std::time::Duration;
 use fastrand::Rng;
 use tokio::task::JoinHandle;
 use zae_limiter_core::{
-    Admission, BucketKey, Clock, Leg, Lifetime, Limit, LimitSet, LimitStatus, Millitokens, Plan,
-    Settlement, Store, StoreError, Take, Takes, Target, Timestamp,
+    Admission, Clock, Leg, Lifetime, LimitStatus, Plan, Settlement, Store, StoreError, Take, Takes,
+    Target, Timestamp,
 };
 use zae_limiter_schema::Table;
 
 use super::audit::{Ended, Kind, Part};
+use super::scene::{Scene, draw_amounts, draw_differences};
 use super::{ClientClock, World};
-use crate::given;
 use crate::table::{ClientId, Faults, Totals};
 
 /// One run: so many clients, and a seed for everything that they and the world do.
@@ -109,125 +109,6 @@ impl Simulation {
             );
         }
         report
-    }
-}
-
-/// What a run is about.
-#[derive(Debug)]
-struct Scene {
-    /// How far a clock is off at most.
-    skew_us: i64,
-    faults: Faults,
-    buckets: Vec<Place>,
-    config_changes: f64,
-    cancels: f64,
-    crashes: u32,
-    sweeps: bool,
-}
-
-/// A bucket, and the bucket above.
-#[derive(Debug)]
-struct Place {
-    key: BucketKey,
-    parent: Option<usize>,
-    lifetime_factor: Option<u32>,
-    /// What its limits can be; the current one of them.
-    versions: Vec<Arc<LimitSet>>,
-    current: Mutex<usize>,
-}
-
-impl Scene {
-    fn draw(rng: &mut Rng) -> Self {
-        let skew_us = *pick(rng, &[0, 5_000, 200_000, 2_000_000]);
-        let mut buckets: Vec<Place> = Vec::new();
-        let (orgs, teams, keys) = (1, rng.usize(1..=2), rng.usize(1..=4));
-        for number in 0..orgs + teams + keys {
-            let parent = match number {
-                _ if number < orgs => None,
-                _ if number < orgs + teams => Some(rng.usize(..orgs)),
-                _ => Some(orgs + rng.usize(..teams)),
-            };
-            let versions = (0..3).map(|_| draw_limits(rng)).collect();
-            buckets.push(Place {
-                key: given::bucket(&format!("e{number}"), "gpt-4"),
-                parent,
-                lifetime_factor: *pick(rng, &[None, Some(1), Some(1), Some(7)]),
-                versions,
-                current: Mutex::new(0),
-            });
-        }
-        Self {
-            skew_us,
-            faults: draw_faults(rng),
-            buckets,
-            config_changes: *pick(rng, &[0.0, 0.0, 0.02, 0.1]),
-            cancels: *pick(rng, &[0.0, 0.1, 0.3]),
-            crashes: *pick(rng, &[0, 3, 12]),
-            sweeps: rng.bool(),
-        }
-    }
-
-    fn target(&self, bucket: usize, version: usize) -> Arc<Target> {
-        let place = &self.buckets[bucket];
-        let limits = &place.versions[version];
-        let lifetime = match place.lifetime_factor {
-            None => Lifetime::Forever,
-            Some(factor) => Lifetime::Idle(limits.time_to_fill() * factor),
-        };
-        Arc::new(Target::new(place.key.clone(), Arc::clone(limits), lifetime))
-    }
-
-    /// The bucket and those above it, as far as `levels` goes.
-    fn chain(&self, bucket: usize, levels: usize) -> Vec<usize> {
-        let above = |at: &usize| self.buckets[*at].parent;
-        std::iter::successors(Some(bucket), above).take(levels).collect()
-    }
-}
-
-fn pick<'a, T>(rng: &mut Rng, from: &'a [T]) -> &'a T {
-    &from[rng.usize(..from.len())]
-}
-
-fn draw_limits(rng: &mut Rng) -> Arc<LimitSet> {
-    let rps = rng.u64(2..=20);
-    let rpm = rng.u64(5..=600);
-    let all = [
-        Limit::per_second("rps", rps).burst(rps * rng.u64(1..=3)),
-        Limit::per_minute("rpm", rpm).burst(rpm + rng.u64(..100)),
-        Limit::per_day("tpd", rng.u64(20..=3_000)),
-        // Neither divides the other: every refill leaves a remainder.
-        Limit::per("odd", 7, Duration::from_secs(13)).burst(rng.u64(3..=9)),
-    ];
-    let mut kept: Vec<Limit> = all.into_iter().filter(|_| rng.u32(..3) > 0).collect();
-    if kept.is_empty() {
-        kept.push(Limit::per_minute("rpm", rpm));
-    }
-    Arc::new(LimitSet::new(kept).expect("valid limits"))
-}
-
-fn draw_faults(rng: &mut Rng) -> Faults {
-    let calm = Faults { delay_us: 500..=8_000, lag_us: 200_000, ..Faults::none() };
-    let slow = Faults { slow: 0.05, slow_us: 50_000..=900_000, ..calm.clone() };
-    match rng.u32(..5) {
-        0 => calm,
-        1 => slow,
-        2 => Faults { lost_request: 0.05, lost_answer: 0.05, ..slow },
-        3 => Faults {
-            throttled: 0.05,
-            partition_throttled: 0.05,
-            conflict: 0.05,
-            partition_units: Some(40.0),
-            ..slow
-        },
-        _ => Faults {
-            lost_request: 0.03,
-            lost_answer: 0.03,
-            throttled: 0.02,
-            partition_throttled: 0.02,
-            conflict: 0.02,
-            partition_units: Some(1_000.0),
-            ..slow
-        },
     }
 }
 
@@ -333,6 +214,13 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
     while !stage.world.auditor.is_quiet() {
         time.sleep(Duration::from_millis(10)).await;
     }
+    // A bucket that nobody has brought up to date refills by its old limits for as long as calls
+    // under the new ones are refused: the wait they are told holds after the change has gone through.
+    let last = stage.client(0);
+    for bucket in 0..stage.scene.buckets.len() {
+        let version = *locked(&stage.scene.buckets[bucket].current);
+        last.reconfigure(stage, bucket, version).await;
+    }
     for bucket in 0..stage.scene.buckets.len() {
         check_liveness(stage, bucket).await;
     }
@@ -385,7 +273,8 @@ impl Client {
         let bucket = stage.draw(|rng| rng.usize(..stage.scene.buckets.len()));
         let choice = stage.draw(|rng| rng.f64());
         if choice < stage.scene.config_changes {
-            self.reconfigure(stage, bucket).await;
+            let version = stage.draw(|rng| rng.usize(..3));
+            self.reconfigure(stage, bucket, version).await;
         } else if choice > 0.97 {
             let keys = [stage.scene.buckets[bucket].key.clone()];
             let _ = self.store.peek(&keys, self.clock.now()).await;
@@ -454,7 +343,7 @@ impl Client {
     ) -> Option<Result<Admission, StoreError>> {
         let parts = plan.legs.iter().flat_map(|leg| parts_of(&leg.target, &leg.takes));
         let parts: Vec<Part> = parts.collect();
-        let buckets: Vec<&BucketKey> = plan.legs.iter().map(|leg| leg.target.key()).collect();
+        let buckets: Vec<&Target> = plan.legs.iter().map(|leg| &*leg.target).collect();
         let kind = Kind::Acquire { legs: plan.legs.len() };
         let auditor = &stage.world.auditor;
         let call = auditor.begin(self.id, kind, plan.now, &buckets, &parts);
@@ -487,7 +376,7 @@ impl Client {
         let now = self.clock.now();
         let parts: Vec<Part> =
             settlements.iter().flat_map(|one| parts_of(&one.target, &one.differences)).collect();
-        let buckets: Vec<&BucketKey> = settlements.iter().map(|one| one.target.key()).collect();
+        let buckets: Vec<&Target> = settlements.iter().map(|one| &*one.target).collect();
         let auditor = &stage.world.auditor;
         let call = auditor.begin(self.id, Kind::Settle, now, &buckets, &parts);
         let patience = stage.draw(|rng| {
@@ -499,15 +388,14 @@ impl Client {
         auditor.end(self.id, call, ended_of(answer.as_ref()));
     }
 
-    async fn reconfigure(&self, stage: &Stage, bucket: usize) {
-        let version = stage.draw(|rng| rng.usize(..3));
+    async fn reconfigure(&self, stage: &Stage, bucket: usize, version: usize) {
         *locked(&stage.scene.buckets[bucket].current) = version;
         let now_us = stage.world.time.now_us();
         locked(&self.seen).insert(bucket, (version, now_us));
         let target = stage.scene.target(bucket, version);
         let now = self.clock.now();
         let auditor = &stage.world.auditor;
-        let call = auditor.begin(self.id, Kind::Reconfigure, now, &[target.key()], &[]);
+        let call = auditor.begin(self.id, Kind::Reconfigure, now, &[&target], &[]);
         let answer = self.store.reconfigure(&target, now).await;
         auditor.end(self.id, call, ended_of(Some(&answer)));
     }
@@ -528,41 +416,6 @@ fn parts_of(target: &Target, takes: &Takes) -> Vec<Part> {
         amount: take.amount.get(),
     };
     takes.iter().map(part).collect()
-}
-
-/// Amounts by limit, within the capacity of every bucket that has the limit.
-fn draw_amounts(rng: &mut Rng, targets: &[Arc<Target>]) -> BTreeMap<String, Millitokens> {
-    let mut most: BTreeMap<String, i64> = BTreeMap::new();
-    for target in targets {
-        for (name, rate) in target.limits().iter() {
-            let capacity = rate.capacity().get();
-            let least = most.entry(name.to_string()).or_insert(capacity);
-            *least = capacity.min(*least);
-        }
-    }
-    let named = most.into_iter().filter(|_| rng.u32(..5) > 0).collect::<Vec<_>>();
-    let amount = |rng: &mut Rng, most: i64| match rng.u32(..10) {
-        0 => 0,
-        1 => most,
-        2..=4 => rng.i64(1..=most),
-        _ => rng.i64(1..=(most / 6).max(1)),
-    };
-    named.into_iter().map(|(name, most)| (name, Millitokens::new(amount(rng, most)))).collect()
-}
-
-/// All of it back, some of it back, or more.
-fn draw_differences(rng: &mut Rng, takes: &Takes) -> Takes {
-    let whole = rng.u32(..3) == 0;
-    let difference = |take: &Take| {
-        let taken = take.amount.get();
-        let amount = match rng.u32(..3) {
-            _ if whole => -taken,
-            0 => rng.i64(1..=5_000),
-            _ => -rng.i64(0..=taken),
-        };
-        Take { cell: take.cell, amount: Millitokens::new(amount) }
-    };
-    takes.iter().map(difference).collect()
 }
 
 /// A refusal names every limit that was asked, and says which of them stand in the way.

@@ -1,0 +1,58 @@
+//! A bucket's item, read by its attributes alone: not by the code that is under test.
+
+use std::collections::BTreeMap;
+
+use zae_limiter_core::{Millitokens, Rate, share};
+use zae_limiter_schema::{Item, Value};
+
+/// One limit of an item.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cell {
+    pub(super) tokens: i64,
+    pub(super) consumed: i64,
+    pub(super) remainder: u64,
+    pub(super) rate: Rate,
+}
+
+/// A bucket's item, read by its attributes and nothing else.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) rf: i64,
+    pub(super) ttl: Option<i64>,
+    pub(super) cells: BTreeMap<String, Cell>,
+}
+
+impl Cell {
+    /// Whether it is what a new bucket would be.
+    pub(super) fn is_full_less_net(&self, old: &Reading, limit: &str) -> bool {
+        let before = old.cells.get(limit).map_or(0, |cell| i128::from(cell.consumed));
+        let net = i128::from(self.consumed) - before;
+        i128::from(self.tokens) + net == i128::from(self.rate.capacity().get())
+    }
+}
+
+impl Reading {
+    pub(super) fn of(shard: u32, item: &Item) -> Option<Self> {
+        let number = |name: &str| item.get(name).and_then(Value::as_i64);
+        let rf = number("rf")?;
+        let count = number("shard_count").and_then(|count| u32::try_from(count).ok()).unwrap_or(1);
+        let mut cells = BTreeMap::new();
+        for name in item.keys() {
+            let limit = name.strip_prefix("b_").and_then(|name| name.strip_suffix("_tk"));
+            let Some(limit) = limit.filter(|limit| *limit != "wcu") else { continue };
+            let of = |suffix: &str| number(&format!("b_{limit}_{suffix}"));
+            let part = |whole| share(Millitokens::new(whole), shard, count);
+            let period = u64::try_from(of("rp")?).ok()?;
+            let rate = Rate::new(part(of("cp")?), part(of("ra")?), period).ok()?;
+            let remainder = of("rm").filter(|_| number("rm_at") == Some(rf)).unwrap_or(0);
+            let cell = Cell {
+                tokens: of("tk")?,
+                consumed: of("tc").unwrap_or(0),
+                remainder: u64::try_from(remainder).ok()?,
+                rate,
+            };
+            cells.insert(limit.to_owned(), cell);
+        }
+        Some(Self { rf, ttl: number("ttl"), cells })
+    }
+}

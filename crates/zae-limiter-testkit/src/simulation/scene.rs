@@ -1,0 +1,168 @@
+//! What a run is about: buckets and their limits, faults, clocks, all drawn from its seed.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fastrand::Rng;
+use zae_limiter_core::{BucketKey, Lifetime, Limit, LimitSet, Millitokens, Take, Takes, Target};
+
+use crate::given;
+use crate::table::Faults;
+
+/// What a run is about.
+#[derive(Debug)]
+pub(super) struct Scene {
+    /// How far a clock is off at most.
+    pub(super) skew_us: i64,
+    pub(super) faults: Faults,
+    pub(super) buckets: Vec<Place>,
+    pub(super) config_changes: f64,
+    pub(super) cancels: f64,
+    pub(super) crashes: u32,
+    pub(super) sweeps: bool,
+}
+
+/// A bucket, and the bucket above.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) key: BucketKey,
+    pub(super) parent: Option<usize>,
+    pub(super) lifetime_factor: Option<u32>,
+    /// What its limits can be; the current one of them.
+    pub(super) versions: Vec<Arc<LimitSet>>,
+    pub(super) current: Mutex<usize>,
+}
+
+impl Scene {
+    pub(super) fn draw(rng: &mut Rng) -> Self {
+        let skew_us = *pick(rng, &[0, 5_000, 200_000, 2_000_000]);
+        let mut buckets: Vec<Place> = Vec::new();
+        let (orgs, teams, keys) = (1, rng.usize(1..=2), rng.usize(1..=4));
+        for number in 0..orgs + teams + keys {
+            let parent = match number {
+                _ if number < orgs => None,
+                _ if number < orgs + teams => Some(rng.usize(..orgs)),
+                _ => Some(orgs + rng.usize(..teams)),
+            };
+            let versions = (0..3).map(|_| draw_limits(rng)).collect();
+            buckets.push(Place {
+                key: given::bucket(&format!("e{number}"), "gpt-4"),
+                parent,
+                lifetime_factor: *pick(rng, &[None, Some(1), Some(1), Some(7)]),
+                versions,
+                current: Mutex::new(0),
+            });
+        }
+        Self {
+            skew_us,
+            faults: draw_faults(rng),
+            buckets,
+            config_changes: *pick(rng, &[0.0, 0.0, 0.02, 0.1]),
+            cancels: *pick(rng, &[0.0, 0.1, 0.3]),
+            crashes: *pick(rng, &[0, 3, 12]),
+            sweeps: rng.bool(),
+        }
+    }
+
+    pub(super) fn target(&self, bucket: usize, version: usize) -> Arc<Target> {
+        let place = &self.buckets[bucket];
+        let limits = &place.versions[version];
+        let lifetime = match place.lifetime_factor {
+            None => Lifetime::Forever,
+            Some(factor) => Lifetime::Idle(limits.time_to_fill() * factor),
+        };
+        Arc::new(Target::new(place.key.clone(), Arc::clone(limits), lifetime))
+    }
+
+    /// The bucket and those above it, as far as `levels` goes.
+    pub(super) fn chain(&self, bucket: usize, levels: usize) -> Vec<usize> {
+        let above = |at: &usize| self.buckets[*at].parent;
+        std::iter::successors(Some(bucket), above).take(levels).collect()
+    }
+}
+
+fn pick<'a, T>(rng: &mut Rng, from: &'a [T]) -> &'a T {
+    &from[rng.usize(..from.len())]
+}
+
+fn draw_limits(rng: &mut Rng) -> Arc<LimitSet> {
+    let rps = rng.u64(2..=20);
+    let rpm = rng.u64(5..=600);
+    let all = [
+        Limit::per_second("rps", rps).burst(rps * rng.u64(1..=3)),
+        Limit::per_minute("rpm", rpm).burst(rpm + rng.u64(..100)),
+        Limit::per_day("tpd", rng.u64(20..=3_000)),
+        // Neither divides the other: every refill leaves a remainder.
+        Limit::per("odd", 7, Duration::from_secs(13)).burst(rng.u64(3..=9)),
+    ];
+    let mut kept: Vec<Limit> = all.into_iter().filter(|_| rng.u32(..3) > 0).collect();
+    if kept.is_empty() {
+        kept.push(Limit::per_minute("rpm", rpm));
+    }
+    Arc::new(LimitSet::new(kept).expect("valid limits"))
+}
+
+fn draw_faults(rng: &mut Rng) -> Faults {
+    let calm = Faults { delay_us: 500..=8_000, lag_us: 200_000, ..Faults::none() };
+    let slow = Faults { slow: 0.05, slow_us: 50_000..=900_000, ..calm.clone() };
+    match rng.u32(..5) {
+        0 => calm,
+        1 => slow,
+        2 => Faults { lost_request: 0.05, lost_answer: 0.05, ..slow },
+        3 => Faults {
+            throttled: 0.05,
+            partition_throttled: 0.05,
+            conflict: 0.05,
+            partition_units: Some(40.0),
+            ..slow
+        },
+        _ => Faults {
+            lost_request: 0.03,
+            lost_answer: 0.03,
+            throttled: 0.02,
+            partition_throttled: 0.02,
+            conflict: 0.02,
+            partition_units: Some(1_000.0),
+            ..slow
+        },
+    }
+}
+
+/// Amounts by limit, within the capacity of every bucket that has the limit.
+pub(super) fn draw_amounts(
+    rng: &mut Rng,
+    targets: &[Arc<Target>],
+) -> BTreeMap<String, Millitokens> {
+    let mut most: BTreeMap<String, i64> = BTreeMap::new();
+    for target in targets {
+        for (name, rate) in target.limits().iter() {
+            let capacity = rate.capacity().get();
+            let least = most.entry(name.to_string()).or_insert(capacity);
+            *least = capacity.min(*least);
+        }
+    }
+    let named = most.into_iter().filter(|_| rng.u32(..5) > 0).collect::<Vec<_>>();
+    let amount = |rng: &mut Rng, most: i64| match rng.u32(..10) {
+        0 => 0,
+        1 => most,
+        2..=4 => rng.i64(1..=most),
+        _ => rng.i64(1..=(most / 6).max(1)),
+    };
+    named.into_iter().map(|(name, most)| (name, Millitokens::new(amount(rng, most)))).collect()
+}
+
+/// All of it back, some of it back, or more.
+pub(super) fn draw_differences(rng: &mut Rng, takes: &Takes) -> Takes {
+    let whole = rng.u32(..3) == 0;
+    let difference = |take: &Take| {
+        let taken = take.amount.get();
+        let amount = match rng.u32(..3) {
+            _ if whole => -taken,
+            0 => rng.i64(1..=5_000),
+            _ => -rng.i64(0..=taken),
+        };
+        Take { cell: take.cell, amount: Millitokens::new(amount) }
+    };
+    takes.iter().map(difference).collect()
+}
