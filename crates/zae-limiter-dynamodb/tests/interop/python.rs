@@ -15,20 +15,25 @@ pub(crate) enum Release {
     V0_17_0,
 }
 
-struct Process {
+pub(crate) struct Process {
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     // Ends with its input.
     _child: Child,
 }
 
+/// One of each release is enough for all tests that call one after the other.
 static PROCESSES: [LazyLock<Mutex<Process>>; 2] = [
-    LazyLock::new(|| Mutex::new(Process::start("ZAEL_PYTHON_0_10_3"))),
-    LazyLock::new(|| Mutex::new(Process::start("ZAEL_PYTHON_0_17_0"))),
+    LazyLock::new(|| Mutex::new(Process::start(Release::V0_10_3))),
+    LazyLock::new(|| Mutex::new(Process::start(Release::V0_17_0))),
 ];
 
 impl Process {
-    fn start(variable: &str) -> Self {
+    pub(crate) fn start(release: Release) -> Self {
+        let variable = match release {
+            Release::V0_10_3 => "ZAEL_PYTHON_0_10_3",
+            Release::V0_17_0 => "ZAEL_PYTHON_0_17_0",
+        };
         let program = std::env::var_os(variable).unwrap_or_else(|| {
             panic!("{variable} names no interpreter; eval \"$(tests/interop/venvs)\" sets it")
         });
@@ -43,21 +48,23 @@ impl Process {
         let output = BufReader::new(child.stdout.take().unwrap());
         Self { input, output, _child: child }
     }
-}
-
-impl Release {
-    /// Has a request carried out, one at a time.
-    pub(crate) fn call(self, request: &Value) -> Result<Value, String> {
-        let process = &PROCESSES[self as usize];
-        let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
-        writeln!(process.input, "{request}").unwrap();
+    pub(crate) fn call(&mut self, request: &Value) -> Result<Value, String> {
+        writeln!(self.input, "{request}").unwrap();
         let mut line = String::new();
-        process.output.read_line(&mut line).unwrap();
+        self.output.read_line(&mut line).unwrap();
         let answer: Value = serde_json::from_str(&line)
             .unwrap_or_else(|error| panic!("{request} is answered by {line:?}: {error}"));
         match answer.get("ok") {
             Some(ok) => Ok(ok.clone()),
             None => Err(format!("{}: {}", answer["error"], answer["message"])),
         }
+    }
+}
+
+impl Release {
+    /// Has a request carried out, one at a time.
+    pub(crate) fn call(self, request: &Value) -> Result<Value, String> {
+        let process = &PROCESSES[self as usize];
+        process.lock().unwrap_or_else(PoisonError::into_inner).call(request)
     }
 }
