@@ -305,7 +305,6 @@ impl Shared {
                 return Ok(());
             }
             let mut bucket = item.bucket.clone();
-            bucket.refill(bucket::moved(item.bucket.refilled_at(), now));
             bucket.replace_limits(target.limits(), now);
             let expiry = target.expiry(&bucket, now).map_or(Expiry::Never, Expiry::At);
             let owner = Owner { parent: target.parent() };

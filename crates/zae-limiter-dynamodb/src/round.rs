@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use zae_limiter_core::{
-    Ask, Bucket, Cell, Leg, LimitName, LimitStatus, Millitokens, Rate, Settlement, StoreErrorKind,
+    Ask, Bucket, Cell, Leg, LimitName, LimitStatus, Millitokens, Settlement, StoreErrorKind,
     Target, Timestamp, Verdict, decide, refused_statuses,
 };
 use zae_limiter_schema::bucket::{self, Alive, BucketItem, Expiry, Movement, Owner, Since};
@@ -33,15 +33,6 @@ impl Request {
             Self::Take(leg) => &leg.takes,
             Self::Settle(settlement) => &settlement.differences,
         }
-    }
-
-    /// Whether the bucket has to take on other limits for it.
-    fn changes_limits_of(&self, bucket: &Bucket) -> bool {
-        let Self::Take(leg) = self else { return false };
-        let is_other = |(name, rate): (&LimitName, &Rate)| {
-            bucket.cell(name.as_str()).is_none_or(|(_, current)| current != rate)
-        };
-        leg.target.limits().iter().any(is_other)
     }
 
     /// Whether it changes nothing at all.
@@ -157,9 +148,7 @@ impl Movements {
 fn on_item(key: &BucketItemKey, item: &BucketItem, requests: &[&Request], now: Timestamp) -> Round {
     let mut movements = Movements::of(item, now);
     let mut bucket = item.bucket.clone();
-    // New limits move the refill time; what it passes over is paid under the old ones.
-    let follows = requests.iter().any(|request| request.changes_limits_of(&bucket));
-    bucket.refill(if follows { bucket::moved(bucket.refilled_at(), now) } else { now });
+    bucket.refill(now);
     let mut fates = vec![Fate::Nothing; requests.len()];
     settle_all(&mut movements, &mut bucket, requests, &mut fates);
     let outcome = take_all(&mut bucket, requests, &mut fates, now);
@@ -180,7 +169,7 @@ fn on_item(key: &BucketItemKey, item: &BucketItem, requests: &[&Request], now: T
         bucket::rewrite(key, item, &bucket, &owner, expiry)
     } else {
         let alive = movements.keep_enough(item, &bucket, expiry, now);
-        add_or_refill(key, item, &mut movements, (expiry, alive), now)
+        add_or_refill(key, item, &movements, (expiry, alive), now)
     };
     Round { update: Some(update), fates }
 }
@@ -190,7 +179,7 @@ fn on_item(key: &BucketItemKey, item: &BucketItem, requests: &[&Request], now: T
 fn add_or_refill(
     key: &BucketItemKey,
     item: &BucketItem,
-    movements: &mut Movements,
+    movements: &Movements,
     (expiry, alive): (Expiry, Alive),
     now: Timestamp,
 ) -> Update {
@@ -213,7 +202,6 @@ fn add_or_refill(
             return add;
         }
     }
-    movements.pay_out(item, bucket::moved(item.bucket.refilled_at(), now));
     bucket::refill(key, item, &movements.0, expiry, alive, now)
 }
 
@@ -254,7 +242,7 @@ fn full(target: &Target, expired: Option<&BucketItem>, now: Timestamp) -> Bucket
     });
     let cells: Vec<Cell> = cells.collect();
     // Time never runs back, not even for an item that starts anew.
-    let since = expired.map_or(now, |item| bucket::moved(item.bucket.refilled_at(), now));
+    let since = expired.map_or(now, |item| item.bucket.refilled_at().max(now));
     Bucket::from_parts(Arc::clone(limits), cells, since)
 }
 

@@ -43,6 +43,9 @@ const REFILLED_AT: &str = "rf";
 /// The refill time that the remainders belong to. A client that does not know remainders moves `rf`
 /// and leaves them behind: they are then worth nothing.
 const REMAINDERS_AT: &str = "rm_at";
+/// Counts writes that change what others rely on without moving `rf`: within one millisecond, or by a
+/// clock that lags. Whoever remembers the item as it was must notice. Absent counts as 0.
+const GENERATION: &str = "gn";
 const SHARD_COUNT: &str = "shard_count";
 const TTL: &str = "ttl";
 
@@ -53,6 +56,8 @@ pub struct BucketItem {
     pub bucket: Bucket,
     /// The balance of the reserved limit; items of the first clients have none.
     pub wcu: Option<i64>,
+    /// How often it was changed without its refill time being moved.
+    pub generation: i64,
     /// Into how many parts the bucket is divided.
     pub shard_count: u32,
     /// From when on the item counts as absent, to the second.
@@ -108,6 +113,7 @@ impl BucketItem {
             // Both are in the order of the names.
             bucket: Bucket::from_parts(Arc::new(limits), cells.into_values(), refilled_at),
             wcu: if is_remnant { None } else { reader.optional(&attribute(WCU, "tk"))? },
+            generation: reader.optional(GENERATION)?.unwrap_or(0),
             shard_count: u32::try_from(shard_count)
                 .map_err(|_| reader.malformed(SHARD_COUNT, "a count of shards"))?,
             expires_at,
@@ -392,15 +398,31 @@ pub fn add(
     Some(Update { key: key.item_key(), actions, conditions })
 }
 
-/// The refill time after a [`refill`] or [`rewrite`]. It always moves, be it by a millisecond ahead
-/// of a clock that lags: whoever remembers the item as it was must notice that its limits, or its
-/// remainders, are others.
-pub fn moved(refilled_at: Timestamp, now: Timestamp) -> Timestamp {
-    now.max(refilled_at.saturating_add_millis(1))
+/// Pins what is known of an item's limits and remainders, and sees to it that whoever else knows the
+/// same notices this write.
+fn succeed(
+    known: &BucketItem,
+    after: Timestamp,
+    actions: &mut Vec<Action>,
+    conditions: &mut Vec<Condition>,
+) {
+    let before = known.bucket.refilled_at();
+    let refilled_at = REFILLED_AT.to_owned();
+    conditions.push(match known.is_remnant {
+        true => Condition::Absent(refilled_at),
+        false => Condition::Equal(refilled_at, Value::number(before.as_millis())),
+    });
+    conditions.push(match known.generation {
+        0 => Condition::Absent(GENERATION.to_owned()),
+        generation => Condition::Equal(GENERATION.to_owned(), Value::number(generation)),
+    });
+    if after == before {
+        actions.push(Action::Add(GENERATION.to_owned(), Value::number(1)));
+    }
 }
 
-/// Moves the refill time of a known item to [`moved`], and takes and gives. `movements` names every
-/// limit of the item, with what it has earned up to then.
+/// Moves the refill time of a known item to `now`, and takes and gives. `movements` names every limit
+/// of the item, with what it has earned up to then.
 pub fn refill(
     key: &BucketItemKey,
     known: &BucketItem,
@@ -411,8 +433,8 @@ pub fn refill(
 ) -> Update {
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     let before = known.bucket.refilled_at();
-    let after = moved(before, now);
-    conditions.push(Condition::Equal(REFILLED_AT.to_owned(), Value::number(before.as_millis())));
+    let after = before.max(now);
+    succeed(known, after, &mut actions, &mut conditions);
     for name in [REFILLED_AT, REMAINDERS_AT] {
         actions.push(Action::Set(name.to_owned(), Value::number(after.as_millis())));
     }
@@ -501,11 +523,7 @@ pub fn create(key: &BucketItemKey, bucket: &Bucket, owner: &Owner<'_>, expiry: E
 }
 
 /// Gives a known item other limits, or, where it has expired, a new life. `bucket` is what it holds
-/// afterwards, at a refill time that has [`moved`]; limits that it does not have are taken away. Net consumption goes on counting.
-///
-/// # Panics
-///
-/// When the refill time has not moved.
+/// afterwards; limits that it does not have are taken away. Net consumption goes on counting.
 pub fn rewrite(
     key: &BucketItemKey,
     known: &BucketItem,
@@ -515,12 +533,7 @@ pub fn rewrite(
 ) -> Update {
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     let before = known.bucket.refilled_at();
-    assert!(bucket.refilled_at() > before, "who remembers the old limits must notice");
-    let refilled_at = REFILLED_AT.to_owned();
-    conditions.push(match known.is_remnant {
-        true => Condition::Absent(refilled_at),
-        false => Condition::Equal(refilled_at, Value::number(before.as_millis())),
-    });
+    succeed(known, bucket.refilled_at(), &mut actions, &mut conditions);
     conditions.push(match known.expires_at {
         Some(expiry) => Condition::Equal(TTL.to_owned(), Value::number(ttl_of(expiry))),
         None => Condition::Absent(TTL.to_owned()),
