@@ -280,3 +280,36 @@ async fn a_name_is_written_as_other_clients_show_it() {
         assert!(parse_key(key).is_some());
     }
 }
+
+/// The first clients give back to a bucket, or to a limit of it, without looking whether it is gone.
+#[tokio::test]
+async fn what_is_given_back_to_nobody_is_in_nobodys_way() {
+    let (table, store) = open();
+    let key = BucketItemKey { bucket: bucket(), shard: 0 }.item_key();
+    let given_back = [("b_rpm_tk", Value::number(5_000)), ("b_rpm_tc", Value::number(-5_000))];
+    table.put(&key, &given_back);
+    let now = Timestamp::from_millis(2_000);
+    assert_eq!(store.peek(&[bucket()], now).await.unwrap(), [None]);
+
+    let n = Value::number;
+    let whole = [
+        ("b_rpm_tk", n(10_000)),
+        ("b_rpm_cp", n(100_000)),
+        ("b_rpm_ra", n(100_000)),
+        ("b_rpm_rp", n(60_000)),
+        ("b_gone_tk", n(5_000)),
+        ("b_gone_tc", n(-5_000)),
+        ("rf", n(1_000)),
+    ];
+    table.put(&key, &whole);
+    let found = store.peek(&[bucket()], now).await.unwrap().remove(0).unwrap();
+    assert_eq!(
+        found.limits().names().iter().map(|name| name.as_str()).collect::<Vec<_>>(),
+        ["rpm"]
+    );
+
+    // Anything else that lacks a part is broken, not gone.
+    table.put(&key, &whole[..6]);
+    let error = store.peek(&[bucket()], now).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+}

@@ -16,7 +16,8 @@ fn wrong_words() {
         "available key-1 gpt-4 -o yaml",
         "available key#1 gpt-4 -o json",
         "available key-1 gpt-4 --store redis:localhost",
-        "available key-1 gpt-4 -n my-stack --region eu-west-1",
+        "available key-1 gpt-4 -n my-stack --region eu-west-1 --endpoint-url http://127.0.0.1:1",
+        "available key-1 gpt-4 -n my-stack --endpoint-url 127.0.0.1:1",
         "available key-1 gpt-4 -N nowhere",
         "available key-1 gpt-4 -N no/where",
     ] {

@@ -85,6 +85,7 @@ mod tests {
             admitted_by_entity,
             span: (Timestamp::from_millis(500), Timestamp::from_millis(2_500)),
             interrupt: None,
+            cost: None,
         };
         // Twelve tokens each in two seconds, two for each call.
         let sound = check(&watched, &measured(vec![6, 0, 6]));

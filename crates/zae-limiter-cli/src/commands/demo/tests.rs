@@ -41,6 +41,14 @@ impl Generous {
 
 #[deny(clippy::missing_trait_methods)]
 impl Store for Generous {
+    fn cost(&self) -> Option<zae_limiter::Cost> {
+        self.store.cost()
+    }
+
+    fn books_usage(&self) -> bool {
+        self.store.books_usage()
+    }
+
     fn acquire_now(&self, _: &Plan) -> Option<Result<Admission, zae_limiter::StoreError>> {
         None
     }
