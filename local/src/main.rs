@@ -23,6 +23,9 @@ struct Args {
     /// The folder to keep the tables in; without it they are gone with the program
     #[arg(long)]
     folder: Option<PathBuf>,
+    /// Keep expired items: for tests whose clock is not this machine's
+    #[arg(long)]
+    no_sweep: bool,
     /// End when standard input ends, as it does with the program that started this one
     #[arg(long)]
     until_eof: bool,
@@ -47,7 +50,9 @@ async fn run(args: Args) -> Result<(), String> {
         listener.map_err(|error| format!("port {} cannot be used: {error}", args.port))?;
     let address = listener.local_addr().map_err(|error| error.to_string())?;
     println!("http://{address}");
-    tokio::spawn(sweep(database.clone()));
+    if !args.no_sweep {
+        tokio::spawn(sweep(database.clone()));
+    }
     dynoxide::server::serve_with_shutdown(listener, database, stopped(args.until_eof)).await
 }
 

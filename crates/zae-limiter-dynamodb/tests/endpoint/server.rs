@@ -23,7 +23,8 @@ static SERVER: LazyLock<Server> = LazyLock::new(|| {
         concat!(env!("CARGO_MANIFEST_DIR"), "/../../local/target/release/zae-limiter-local");
     let program = std::env::var_os("ZAEL_LOCAL").map_or_else(|| beside.into(), PathBuf::from);
     let mut child = Command::new(&program)
-        .arg("--until-eof")
+        // The checks have a time of their own.
+        .args(["--until-eof", "--no-sweep"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
