@@ -183,17 +183,12 @@ fn add_or_refill(
     (expiry, alive): (Expiry, Alive),
     now: Timestamp,
 ) -> Update {
-    let is_exact = |movement: &Movement| {
-        let Some((cell, rate)) = item.bucket.cell(movement.limit.as_str()) else { return false };
-        let balance = i128::from(cell.tokens.get());
-        let (credited, earned) = (i128::from(movement.credited), i128::from(movement.earned));
-        let needed = i128::from(movement.taken) + i128::from(movement.charged) - credited;
-        balance + credited + earned < i128::from(rate.capacity().get())
-            && (movement.taken == 0 || balance >= needed)
+    let fits = |movement: &Movement| {
+        let cell = item.bucket.cell(movement.limit.as_str());
+        cell.is_some_and(|(cell, _)| movement.can_be_added_to(cell.tokens.get()))
     };
-    let mut touched = movements.0.iter().filter(|movement| movement.is_touched());
-    if touched.all(is_exact) && !item.has_writes_to_pay_out(now) {
-        let since = Since::Known(item.bucket.refilled_at());
+    if movements.0.iter().all(fits) && !item.has_writes_to_pay_out(now) {
+        let since = Since::Known(item.bucket.refilled_at(), item.generation);
         let counts_writes = item.wcu.is_some();
         let shards = item.shard_count;
         if let Some(add) =
@@ -401,8 +396,8 @@ pub(crate) fn blind(key: &BucketItemKey, requests: &[&Request], now: Timestamp) 
         let (earned, _) = movement.rate.earned(window_ms, movement.rate.period_ms() - 1);
         movement.earned = earned.get();
         if movement.charged > 0 {
-            // No debt without knowing how deep: and it may have earned nothing of this yet.
-            movement.least_left = Some(movement.earned);
+            // No debt without knowing how deep.
+            movement.least_left = Some(0);
         }
     }
     let back = i64::try_from(window_ms).unwrap_or(i64::MAX);

@@ -6,9 +6,12 @@
 //! | write | what it does | what it pins |
 //! | --- | --- | --- |
 //! | [`create`] | a new item, full less what is taken | that there is none |
-//! | [`add`] | takes and gives without moving `rf` | the rates, and bounds of the balance within which the refill that follows later comes to the same |
-//! | [`refill`] | moves `rf`, pays out the time, takes and gives | `rf`, the rates, and on which side of the ceiling each balance ends |
+//! | [`add`] | takes and gives without moving `rf` | the generation, the rates, and bounds of the balance within which the refill that follows later comes to the same |
+//! | [`refill`] | moves `rf`, pays out the time, takes and gives | `rf`, the generation, the rates, and on which side of the ceiling each balance ends |
 //! | [`rewrite`] | gives the item other limits, or a new life | `rf` and everything it was computed from |
+//!
+//! All of them pin that an item that expires is full again by then: others may have taken more than
+//! is remembered, and an item that expired short would start anew as a full one.
 //!
 //! Exactness of [`add`]: with balance `b`, credits `c` and time earned since `rf` of `e`, the exact
 //! result is `min(cap, b + e + c) - taken`. Without the refill the balance becomes
@@ -43,8 +46,8 @@ const REFILLED_AT: &str = "rf";
 /// The refill time that the remainders belong to. A client that does not know remainders moves `rf`
 /// and leaves them behind: they are then worth nothing.
 const REMAINDERS_AT: &str = "rm_at";
-/// Counts writes that change what others rely on without moving `rf`: within one millisecond, or by a
-/// clock that lags. Whoever remembers the item as it was must notice. Absent counts as 0.
+/// Counts the writes that changed limits, and those that dropped a remainder without moving `rf`:
+/// whoever remembers the item as it was must notice. Absent counts as 0.
 const GENERATION: &str = "gn";
 const SHARD_COUNT: &str = "shard_count";
 const TTL: &str = "ttl";
@@ -228,8 +231,8 @@ pub struct Movement {
     pub earned: i64,
     /// What it has earned beyond that, less than a millitoken.
     pub remainder: u64,
-    /// The least balance afterwards, paid out, from which it is full again before the item expires.
-    /// A bucket that expired in debt, or short, would start anew as a full one.
+    /// The least balance afterwards from which it is full again before the item expires. A bucket
+    /// that expired in debt, or short, would start anew as a full one.
     pub least_left: Option<i64>,
 }
 
@@ -267,14 +270,19 @@ impl Movement {
         self.rate.capacity().get().saturating_sub(gain).saturating_sub(1)
     }
 
-    /// The least balance from which, with `gain`, everything can be taken, and from which enough is
-    /// left: what time has earned counts there, paid out or not.
+    /// The least balance from which, with `gain`, everything can be taken and enough is left.
     fn least_needed(&self, gain: i64) -> Option<i64> {
-        let out = self.taken.saturating_add(self.charged);
-        let to_take = (self.taken > 0).then(|| out.saturating_sub(gain));
-        let gained = self.credited.saturating_add(self.earned);
-        let to_leave = |left: i64| left.saturating_add(out).saturating_sub(gained);
-        to_take.max(self.least_left.map(to_leave))
+        let out = self.taken.saturating_add(self.charged).saturating_sub(gain);
+        let to_take = (self.taken > 0).then_some(out);
+        to_take.max(self.least_left.map(|left| left.saturating_add(out)))
+    }
+
+    /// Whether a balance is within the bounds of [`add`]: high enough without what time has earned,
+    /// because others may have paid that out and taken it, and low enough with it.
+    pub fn can_be_added_to(&self, balance: i64) -> bool {
+        let gain = self.credited.saturating_add(self.earned);
+        self.least_needed(self.credited).is_none_or(|least| balance >= least)
+            && (!self.is_touched() || balance <= self.highest_below_ceiling(gain))
     }
 
     fn pin_rate(&self, conditions: &mut Vec<Condition>) {
@@ -317,8 +325,9 @@ impl Expiry {
 /// What is known of the item that is about to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Since {
-    /// The refill time is at least this, as far as is known: `earned` counts from here.
-    Known(Timestamp),
+    /// The refill time is at least this, as far as is known: `earned` counts from here. The limits
+    /// are those of this generation.
+    Known(Timestamp, i64),
     /// Nothing is known. `earned` counts from this guess, and the write happens only if it holds.
     Guessed(Timestamp),
 }
@@ -366,7 +375,7 @@ pub fn add(
     alive: Alive,
 ) -> Option<Update> {
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
-    let (Since::Known(rf) | Since::Guessed(rf)) = since;
+    let (Since::Known(rf, _) | Since::Guessed(rf)) = since;
     conditions.push(Condition::AtLeast(REFILLED_AT.to_owned(), Value::number(rf.as_millis())));
     for movement in movements {
         let tokens = movement.attribute("tk");
@@ -387,6 +396,9 @@ pub fn add(
     if actions.is_empty() {
         return None;
     }
+    if let Since::Known(_, generation) = since {
+        conditions.push(pin_generation(generation));
+    }
     if counts_writes {
         actions.push(Action::Add(attribute(WCU, "tk"), Value::number(-ONE_WRITE)));
         actions.push(Action::Add(attribute(WCU, "tc"), Value::number(ONE_WRITE)));
@@ -398,27 +410,29 @@ pub fn add(
     Some(Update { key: key.item_key(), actions, conditions })
 }
 
-/// Pins what is known of an item's limits and remainders, and sees to it that whoever else knows the
-/// same notices this write.
-fn succeed(
-    known: &BucketItem,
-    after: Timestamp,
-    actions: &mut Vec<Action>,
-    conditions: &mut Vec<Condition>,
-) {
-    let before = known.bucket.refilled_at();
+fn pin_generation(generation: i64) -> Condition {
+    match generation {
+        0 => Condition::Absent(GENERATION.to_owned()),
+        _ => Condition::Equal(GENERATION.to_owned(), Value::number(generation)),
+    }
+}
+
+/// Whoever remembers the item as it was notices.
+fn next_generation() -> Action {
+    Action::Add(GENERATION.to_owned(), Value::number(1))
+}
+
+/// Pins what is known of an item's time, limits and remainders.
+fn pin_known(known: &BucketItem, conditions: &mut Vec<Condition>) {
     let refilled_at = REFILLED_AT.to_owned();
     conditions.push(match known.is_remnant {
         true => Condition::Absent(refilled_at),
-        false => Condition::Equal(refilled_at, Value::number(before.as_millis())),
+        false => {
+            let before = known.bucket.refilled_at().as_millis();
+            Condition::Equal(refilled_at, Value::number(before))
+        }
     });
-    conditions.push(match known.generation {
-        0 => Condition::Absent(GENERATION.to_owned()),
-        generation => Condition::Equal(GENERATION.to_owned(), Value::number(generation)),
-    });
-    if after == before {
-        actions.push(Action::Add(GENERATION.to_owned(), Value::number(1)));
-    }
+    conditions.push(pin_generation(known.generation));
 }
 
 /// Moves the refill time of a known item to `now`, and takes and gives. `movements` names every limit
@@ -434,7 +448,8 @@ pub fn refill(
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     let before = known.bucket.refilled_at();
     let after = before.max(now);
-    succeed(known, after, &mut actions, &mut conditions);
+    pin_known(known, &mut conditions);
+    let mut drops_remainder = false;
     for name in [REFILLED_AT, REMAINDERS_AT] {
         actions.push(Action::Set(name.to_owned(), Value::number(after.as_millis())));
     }
@@ -442,9 +457,10 @@ pub fn refill(
         movement.pin_rate(&mut conditions);
         let tokens = movement.attribute("tk");
         let gain = movement.credited.saturating_add(movement.earned);
-        let balance = known.bucket.cell(movement.limit.as_str());
-        let balance = balance.map_or(0, |(cell, _)| cell.tokens.get());
-        let fills_up = balance > movement.highest_below_ceiling(gain);
+        let cell = known.bucket.cell(movement.limit.as_str()).map(|(cell, _)| *cell);
+        let cell = cell.unwrap_or_default();
+        let fills_up = cell.tokens.get() > movement.highest_below_ceiling(gain);
+        drops_remainder |= fills_up && cell.remainder != 0;
         if fills_up {
             // Whatever it is exactly, as long as it is enough: a full bucket is a full bucket.
             let capacity = movement.rate.capacity().get();
@@ -468,6 +484,9 @@ pub fn refill(
         if movement.net() != 0 {
             actions.push(Action::Add(movement.attribute("tc"), Value::number(movement.net())));
         }
+    }
+    if drops_remainder && after == before {
+        actions.push(next_generation());
     }
     if let Some(writes) = known.wcu {
         count_write(&mut actions, writes, before, after);
@@ -533,7 +552,8 @@ pub fn rewrite(
 ) -> Update {
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     let before = known.bucket.refilled_at();
-    succeed(known, bucket.refilled_at(), &mut actions, &mut conditions);
+    pin_known(known, &mut conditions);
+    actions.push(next_generation());
     conditions.push(match known.expires_at {
         Some(expiry) => Condition::Equal(TTL.to_owned(), Value::number(ttl_of(expiry))),
         None => Condition::Absent(TTL.to_owned()),

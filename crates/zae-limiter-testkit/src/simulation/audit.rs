@@ -85,6 +85,8 @@ struct Books {
     /// When a bucket last lost a limit or started anew, and whether it may have expired.
     vanished_us: BTreeMap<String, u64>,
     expires_s: BTreeMap<String, Option<i64>>,
+    /// How far behind the refill time a writer's moment may have been.
+    lag_ms: BTreeMap<String, i64>,
     clients: BTreeMap<ClientId, ClientBook>,
     calls: u64,
     steps: u64,
@@ -404,9 +406,7 @@ impl Books {
                 self.vanished_us.insert(pk.clone(), wrote.at_us);
             }
         }
-        // A write may move the time by a millisecond, only to be noticed.
-        let latest = old.as_ref().map_or(i64::MIN, |old| old.rf + 1).max(true_ms + ahead_ms);
-        if new.rf > latest {
+        if new.rf > true_ms + ahead_ms {
             return Err(format!("{} ms were paid out before their time", new.rf - true_ms));
         }
         // An item that some clock takes for expired may start anew.
@@ -418,11 +418,14 @@ impl Books {
         if anew {
             self.vanished_us.insert(pk.clone(), wrote.at_us);
         }
-        // Which clock that was is not known: up to twice the error, between it and the last one.
-        let slack_ms = if anew && old.is_some() { 2 * ahead_ms } else { 0 };
+        // Which clock that was is not known: up to twice the error, between it and the last one,
+        // and its life may have been measured from a moment before the refill time.
+        let lag_ms = self.lag_ms.entry(pk.clone()).or_default();
+        let slack_ms = if anew && old.is_some() { 2 * ahead_ms + *lag_ms } else { 0 };
         let mut nets = Vec::new();
         let book = self.clients.entry(client).or_default();
         let oldest_ms = book.oldest_ms(pk);
+        *lag_ms = oldest_ms.map_or(0, |oldest| new.rf - oldest).max(*lag_ms);
         for (limit, cell) in &new.cells {
             let place = (pk.clone(), limit.clone());
             let before = old.as_ref().and_then(|old| Some((old, *old.cells.get(limit)?)));
@@ -437,6 +440,7 @@ impl Books {
                 oldest_ms,
             };
             step.check(net).map_err(|what| format!("{limit}: {what}"))?;
+            step.check_expiry(ahead_ms).map_err(|what| format!("{limit}: {what}"))?;
             nets.push((place, net));
         }
         for (place, net) in nets {
@@ -503,6 +507,22 @@ impl Step<'_> {
             return Err(format!("the remainder is {}, must be {remainder}", cell.remainder));
         }
         self.check_unmoved(net, elapsed, held, &old)
+    }
+
+    /// An item that expires is full by then: starting anew it is the same. The clock by which its
+    /// life was measured may be behind the one that moved the refill time, or have been read before.
+    fn check_expiry(&self, ahead_ms: i64) -> Result<(), String> {
+        let (reading, cell) = self.new;
+        let Some(ttl) = reading.ttl else { return Ok(()) };
+        let age_ms = self.oldest_ms.map_or(0, |oldest| (reading.rf - oldest).max(0));
+        let left_ms = ttl * 1_000 + 2 * ahead_ms + age_ms - reading.rf;
+        let left_ms = u64::try_from(left_ms).unwrap_or(0);
+        let (earned, _) = cell.rate.earned(left_ms, cell.remainder);
+        let ceiling = i128::from(cell.rate.capacity().get());
+        if i128::from(cell.tokens) + i128::from(earned.get()) < ceiling {
+            return Err(format!("it expires in {left_ms} ms and is not full by then"));
+        }
+        Ok(())
     }
 
     /// A full bucket that is taken from without moving the refill time is paid twice.
