@@ -5,6 +5,7 @@
 //! [`Report::digest`].
 
 mod audit;
+mod dividing;
 mod intervals;
 mod reading;
 mod scene;

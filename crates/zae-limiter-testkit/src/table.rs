@@ -70,6 +70,10 @@ pub trait Watch: Send + Sync {
     fn sent(&self, client: ClientId);
     /// A change was made.
     fn wrote(&self, wrote: &Wrote<'_>);
+    /// Changes were made, all in one step.
+    fn wrote_together(&self, wrote: &[Wrote<'_>]) {
+        wrote.iter().for_each(|wrote| self.wrote(wrote));
+    }
     /// A call is over: answered, failed (`faulted`), or lost with its client.
     fn done(&self, client: ClientId, faulted: bool);
 }
@@ -330,10 +334,11 @@ impl Inside {
         state.note(now_us, client, &(&answered, &wrote));
         // Still under the lock: whoever watches sees changes in their order.
         if let Some(watch) = &self.watch {
-            for (key, old, new) in &wrote {
+            let told = wrote.iter().map(|(key, old, new)| {
                 let (old, new) = (old.as_ref(), new.as_ref());
-                watch.wrote(&Wrote { client: Some(client), at_us: now_us, key, old, new });
-            }
+                Wrote { client: Some(client), at_us: now_us, key, old, new }
+            });
+            watch.wrote_together(&told.collect::<Vec<_>>());
         }
         answered
     }

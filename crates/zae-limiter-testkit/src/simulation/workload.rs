@@ -14,7 +14,7 @@ use zae_limiter_core::{
     Admission, Clock, Leg, Lifetime, LimitStatus, Plan, Settlement, Store, StoreError, Take, Takes,
     Target, Timestamp,
 };
-use zae_limiter_schema::Table;
+use zae_limiter_schema::{Table, Value, bucket_partition};
 
 use super::audit::{Ended, Kind, Part};
 use super::scene::{Scene, draw_amounts, draw_differences};
@@ -155,6 +155,19 @@ impl Stage {
         let clock = ClientClock::new(Arc::clone(&self.world.time), skew_us, offset, drift);
         let store = (self.build)(table, id);
         Arc::new(Client { id, store, clock, seen: Mutex::default() })
+    }
+
+    /// Whether a bucket is divided, and some part of it in debt.
+    fn has_part_in_debt(&self, target: &Target) -> bool {
+        let prefix = bucket_partition(target.key(), 0);
+        let prefix = prefix.trim_end_matches('0');
+        self.world.table.items().iter().any(|item| {
+            let number = |name: &str| item.get(name).and_then(Value::as_i64);
+            let tokens = item.keys().filter(|name| name.ends_with("_tk"));
+            item.get("PK").and_then(Value::as_str).is_some_and(|pk| pk.starts_with(prefix))
+                && number("shard_count").is_some_and(|count| count > 1)
+                && tokens.filter(|name| *name != "b_wcu_tk").any(|name| number(name) < Some(0))
+        })
     }
 
     async fn pause(&self) {
@@ -474,6 +487,8 @@ async fn check_liveness(stage: &Stage, bucket: usize) {
             // A bucket that expires by a clock that is wrong is full that much earlier.
             let is_kept = |leg: &Leg| leg.target.lifetime() == Lifetime::Forever;
             let exact = skew_us == 0 || first.legs.iter().all(is_kept);
+            // A part without debt admits while another repays.
+            let exact = exact && !first.legs.iter().any(|leg| stage.has_part_in_debt(&leg.target));
             if !admitted && (left.is_zero() || !exact) {
                 continue;
             }
