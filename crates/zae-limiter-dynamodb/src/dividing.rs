@@ -39,8 +39,8 @@ impl Shared {
     pub(crate) fn divide_if_hot(self: &Arc<Self>, lane: &Lane, state: &State, now: Timestamp) {
         let State::Item(item) = state else { return };
         let count = item.shard_count.next_power_of_two();
-        let may_grow = count < self.options.parts_max;
-        if item.writes_left(now) >= WRITES_LEFT_MIN || !item.is_live(now) || !may_grow {
+        let is_hot = item.writes_left(now) < WRITES_LEFT_MIN && item.is_live(now);
+        if !is_hot || count >= self.options.parts_max {
             return;
         }
         let (shared, bucket) = (Arc::clone(self), lane.key.bucket.clone());
@@ -57,7 +57,7 @@ impl Shared {
             let changed_at = division.changed_at;
             (division.count, changed_at.is_some_and(|at| now.millis_since(at) < PATIENCE_MS))
         });
-        if !is_early && count < self.options.parts_max {
+        if !is_early {
             self.double(bucket, count, now).await;
         }
     }
@@ -66,7 +66,7 @@ impl Shared {
     pub(crate) async fn double(self: &Arc<Self>, bucket: &BucketKey, from: u32, now: Timestamp) {
         let gate = self.division(bucket, now, |division| Arc::clone(&division.gate));
         let _turn = gate.lock().await;
-        if self.count(bucket) != from {
+        if self.count(bucket) != from || from >= self.options.parts_max {
             return;
         }
         match self.split(bucket, SHARD_ZERO, from, now).await {

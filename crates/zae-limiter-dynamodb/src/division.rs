@@ -117,7 +117,7 @@ impl Shared {
                 State::Absent => return None,
             }
         }
-        Some(Parts::live(items, now))
+        Some(Parts::live(items, now)).filter(Parts::is_complete)
     }
 
     /// The part that a take is sent to.

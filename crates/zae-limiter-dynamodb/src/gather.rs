@@ -55,9 +55,8 @@ impl Shared {
                 let request = Request::Take(leg.clone());
                 return self.submit_to(SHARD_ZERO, request, now).await.map(Some);
             };
-            let missing = parts.missing(self.count(leg.target.key()));
-            if !missing.is_empty() {
-                for shard in missing {
+            if !parts.is_complete() {
+                for shard in parts.missing(parts.count()) {
                     self.restore(&self.lanes.get(leg.target.key(), shard), now).await?;
                 }
                 continue;
@@ -113,7 +112,7 @@ impl Shared {
         self.dispatch(waiting);
     }
 
-    /// Reads all parts of a bucket, as many as the first one says there are, and remembers them.
+    /// Reads all parts of a bucket, as many as any of them says there are, and remembers them.
     pub(crate) async fn read_parts(
         &self,
         bucket: &BucketKey,
@@ -124,19 +123,16 @@ impl Shared {
             let key = |shard| BucketItemKey { bucket: bucket.clone(), shard };
             let keys: Vec<BucketItemKey> = (0..asked).map(key).collect();
             let items = self.read_buckets(&keys).await?;
-            let first = items.first().and_then(Option::as_ref);
-            let count = first.filter(|first| !first.is_expired(now));
-            let count = count.map_or(1, |first| first.shard_count.next_power_of_two());
             for (key, item) in keys.iter().zip(&items) {
                 let state = item.clone().map(State::Item);
                 self.lanes.get(bucket, key.shard).lock().known = state.map(|state| (state, now));
             }
-            self.set_count(bucket, count, now);
-            if count > asked {
-                asked = count;
-                continue;
+            let parts = Parts::live(items.into_iter().flatten(), now);
+            self.set_count(bucket, parts.count(), now);
+            if parts.count() <= asked {
+                return Ok(parts);
             }
-            return Ok(Parts::live(items.into_iter().flatten(), now));
+            asked = parts.count();
         }
     }
 

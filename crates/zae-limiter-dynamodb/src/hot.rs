@@ -100,27 +100,31 @@ impl Shared {
         Ok(parts.into_iter().map(|items| Parts::live(items, now).whole(Some(now))).collect())
     }
 
-    /// Reads all parts of buckets.
+    /// Reads all parts of buckets, as many as any of them says there are.
     pub(crate) async fn read_all_parts(
         &self,
         keys: &[BucketKey],
     ) -> Result<Vec<Vec<BucketItem>>, StoreError> {
-        let part = |bucket: &BucketKey, shard| BucketItemKey { bucket: bucket.clone(), shard };
-        let firsts: Vec<_> = keys.iter().map(|bucket| part(bucket, SHARD_ZERO)).collect();
-        let mut parts: Vec<Vec<BucketItem>> = Vec::with_capacity(keys.len());
-        let (mut further, mut places) = (Vec::new(), Vec::new());
-        for (place, first) in self.read_buckets(&firsts).await?.into_iter().enumerate() {
-            let count = first.as_ref().map_or(1, |first| first.shard_count.next_power_of_two());
-            for shard in SHARD_ZERO + 1..count {
-                further.push(part(&keys[place], shard));
-                places.push(place);
+        let mut parts: Vec<Vec<BucketItem>> = vec![Vec::new(); keys.len()];
+        let mut read = vec![0; keys.len()];
+        loop {
+            let (mut missing, mut places) = (Vec::new(), Vec::new());
+            for (place, bucket) in keys.iter().enumerate() {
+                let counts = parts[place].iter().map(|item| item.shard_count.next_power_of_two());
+                let count = counts.max().unwrap_or(1);
+                for shard in read[place]..count {
+                    missing.push(BucketItemKey { bucket: bucket.clone(), shard });
+                    places.push(place);
+                }
+                read[place] = count;
             }
-            parts.push(first.into_iter().collect());
+            if missing.is_empty() {
+                return Ok(parts);
+            }
+            for (place, item) in places.into_iter().zip(self.read_buckets(&missing).await?) {
+                parts[place].extend(item);
+            }
         }
-        for (place, item) in places.into_iter().zip(self.read_buckets(&further).await?) {
-            parts[place].extend(item);
-        }
-        Ok(parts)
     }
 
     /// Gives an existing bucket exactly the target's limits and lifetime, part by part.

@@ -38,6 +38,19 @@ impl Parts {
         Self(live)
     }
 
+    /// Whether their shares are the whole bucket.
+    pub(crate) fn is_complete(&self) -> bool {
+        const WHOLE: u64 = 1 << 32;
+        let share = |item: &BucketItem| WHOLE / u64::from(item.shard_count.next_power_of_two());
+        self.0.values().map(share).sum::<u64>() == WHOLE
+    }
+
+    /// The highest count that one of them knows of.
+    pub(crate) fn count(&self) -> u32 {
+        let counts = self.0.values().map(|item| item.shard_count.next_power_of_two());
+        counts.max().unwrap_or(1)
+    }
+
     /// Parts that should be there, of so many, and are not; those that are still to be divided from
     /// others are not missing.
     pub(crate) fn missing(&self, count: u32) -> Vec<u32> {
@@ -147,7 +160,6 @@ impl<'a> Cells<'a> {
         };
         let full = self.parts.iter().map(full).max().unwrap_or_default();
         let (mut least, mut most) = (0, u64::try_from(full.as_millis()).unwrap_or(u64::MAX));
-        // Where a part is missing they never do; then the time to fill what is there.
         while least < most {
             let half = least + (most - least) / 2;
             match self.at(now.saturating_add_millis(half)) >= amount {

@@ -98,6 +98,8 @@ struct Books {
     clients: BTreeMap<ClientId, ClientBook>,
     /// Buckets that were ever divided.
     divided: BTreeSet<String>,
+    /// Limits that some part of such a bucket has lacked: not all parts learn of a change at once.
+    mixed: BTreeSet<Place>,
     calls: u64,
     steps: u64,
     violation: Option<String>,
@@ -194,7 +196,8 @@ impl Auditor {
         let now_us = self.time.now_us();
         let latest_s = (self.time.now().as_millis() + self.ahead_ms) / 1_000;
         let mut books = self.lock();
-        let Books { clients, violation, limits, vanished_us, expires_s, divided, .. } = &mut *books;
+        let Books { clients, violation, limits, vanished_us, expires_s, divided, mixed, .. } =
+            &mut *books;
         for (client, book) in clients.iter_mut() {
             let busy = book.calls.values().any(|call| call.ended.is_none());
             if book.in_flight > 0 || (busy && !book.crashed) {
@@ -205,7 +208,7 @@ impl Auditor {
                     let vanished = vanished_us.get(&place.0).is_some_and(|at| *at >= call.began_us);
                     let expires = expires_s.get(&place.0).copied().flatten();
                     let expired = expires.is_some_and(|expires| expires <= latest_s);
-                    vanished || expired || !limits.contains_key(place)
+                    vanished || expired || mixed.contains(place) || !limits.contains_key(place)
                 });
             }
             if let Err(what) = book.balance(divided) {
@@ -508,6 +511,11 @@ impl Books {
             if old.cells.keys().any(|limit| !new.cells.contains_key(limit)) {
                 self.vanished_us.insert(base.to_owned(), wrote.at_us);
             }
+        }
+        if self.divided.contains(base) {
+            let named = self.wholes.keys().filter(|(at, _)| at == base);
+            let lacking = named.filter(|(_, limit)| !new.cells.contains_key(limit));
+            self.mixed.extend(lacking.cloned());
         }
         if new.rf > true_ms + ahead_ms {
             return Err(format!("{} ms were paid out before their time", new.rf - true_ms));
