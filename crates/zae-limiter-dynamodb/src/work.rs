@@ -27,8 +27,12 @@ const GROUP_MAX: usize = 1_024;
 /// How many parts a take asks before all of them are looked at together.
 const PARTS_TRIED_MAX: usize = 3;
 
-/// How often a request is sent on because a part is gone, too busy or too full.
+/// How often a request is sent on because a part is gone or too full.
 pub(crate) const MOVES_MAX: u32 = 128;
+
+/// How often a request is turned away by busy parts before its caller is told: whether and when it
+/// is worth another try is the caller's business.
+const THROTTLED_MAX: u32 = 8;
 
 pub(crate) type Answering = oneshot::Receiver<Result<Told, StoreError>>;
 
@@ -260,7 +264,7 @@ impl Shared {
         for mut waiting in group {
             waiting.moves += 1;
             match &waiting.request {
-                _ if waiting.moves > MOVES_MAX => drop(waiting.tell(Err(trouble.told()))),
+                _ if waiting.moves > THROTTLED_MAX => drop(waiting.tell(Err(trouble.told()))),
                 Request::Take(leg) => {
                     let shard = self.choose(leg, waiting.now, &[lane.key.shard]);
                     self.enqueue(shard, waiting);
