@@ -20,10 +20,10 @@ use crate::round::State;
 use crate::work::{ATTEMPTS_MAX, decode};
 
 /// A part is hot when it can take fewer writes than this at once.
-const WRITES_LEFT_MIN: i64 = 250;
+const WRITES_LEFT_MIN: i64 = 150;
 
 /// How long a new count is given to make a difference before the table's complaints count again.
-const PATIENCE_MS: u64 = 300;
+const PATIENCE_MS: u64 = 1_000;
 
 /// How often dividing a part is tried: others write to it all the time, that is why.
 const SPLITS_MAX: u32 = 64;
@@ -43,6 +43,9 @@ impl Shared {
         if !is_hot || count >= self.options.parts_max {
             return;
         }
+        if !self.is_busy_all_over(&lane.key.bucket, lane.key.shard, now) {
+            return;
+        }
         let (shared, bucket) = (Arc::clone(self), lane.key.bucket.clone());
         let busy = self.division(&bucket, now, |division| division.gate.try_lock().is_err());
         if !busy {
@@ -57,7 +60,7 @@ impl Shared {
             let changed_at = division.changed_at;
             (division.count, changed_at.is_some_and(|at| now.millis_since(at) < PATIENCE_MS))
         });
-        if !is_early {
+        if self.is_busy_all_over(bucket, lane.key.shard, now) && !is_early {
             self.double(bucket, count, now).await;
         }
     }

@@ -19,6 +19,9 @@ use crate::round::State;
 /// For how long a process goes by what it knows of the count before it asks the first part again.
 const COUNT_TRUSTED_MS: u64 = 60_000;
 
+/// For how long a part counts as busy that was.
+const BUSY_MS: u64 = 1_000;
+
 /// What a process knows of the parts of a bucket.
 #[derive(Debug)]
 pub(crate) struct Division {
@@ -30,6 +33,8 @@ pub(crate) struct Division {
     pub(crate) changed_at: Option<Timestamp>,
     /// The part that takes are sent to.
     current: u32,
+    /// A part that was too busy, and when.
+    busy: Option<(u32, Timestamp)>,
     /// Whoever divides the bucket, or puts it together, holds this.
     pub(crate) gate: Arc<tokio::sync::Mutex<()>>,
     /// When its writes were last counted, and how many there were by then.
@@ -43,6 +48,7 @@ impl Division {
             asked_at: now,
             changed_at: None,
             current: SHARD_ZERO,
+            busy: None,
             gate: Arc::default(),
             counted: None,
         }
@@ -73,11 +79,14 @@ impl Shared {
         if count == 1 && self.count(bucket) == 1 {
             return;
         }
+        let drawn = self.draw(count);
         self.division(bucket, now, |division| {
             if division.count != count {
                 division.count = count;
                 division.changed_at = Some(now);
-                division.current = if division.current < count { division.current } else { 0 };
+                // Else all processes would stay with the part that was too busy.
+                division.current = drawn;
+                division.busy = None;
             }
             division.asked_at = division.asked_at.max(now);
         });
@@ -129,11 +138,14 @@ impl Shared {
             return SHARD_ZERO;
         }
         let may_stay = self.options.group_commit && current < count && !avoid.contains(&current);
-        if may_stay && self.headroom(leg, current, now) >= Some(0) {
+        if may_stay && self.headroom(leg, current, now).is_none_or(|room| room >= 0) {
             return current;
         }
         let others: Vec<u32> = (0..count).filter(|shard| !avoid.contains(shard)).collect();
-        let draw = || others.get(self.draw(others.len())).copied();
+        let draw = || {
+            let drawn = self.draw(u32::try_from(others.len()).unwrap_or(0));
+            others.get(usize::try_from(drawn).unwrap_or(0)).copied()
+        };
         let better = match (draw(), draw()) {
             (Some(one), Some(other)) => {
                 let room = |shard| self.headroom(leg, shard, now).unwrap_or(0);
@@ -168,14 +180,32 @@ impl Shared {
         rooms.min()
     }
 
+    /// Takes note of a part that is too busy and turns to another one. True when the parts are busy
+    /// all over, because another was, just now.
+    pub(crate) fn is_busy_all_over(&self, bucket: &BucketKey, shard: u32, now: Timestamp) -> bool {
+        let drawn = self.draw(self.count(bucket));
+        self.division(bucket, now, |division| {
+            // Without group commit calls go to all parts anyway.
+            if division.count == 1 || !self.options.group_commit {
+                return true;
+            }
+            if division.current == shard {
+                division.current = drawn;
+            }
+            let busy = division.busy.filter(|(_, at)| now.millis_since(*at) < BUSY_MS);
+            division.busy = busy.or(Some((shard, now)));
+            busy.is_some_and(|(other, _)| other != shard)
+        })
+    }
+
     /// A number below `bound`, from the store's own seed.
-    fn draw(&self, bound: usize) -> usize {
+    fn draw(&self, bound: u32) -> u32 {
         // SplitMix64: any spread will do.
         let drawn = self.drawn.fetch_add(1, Ordering::Relaxed).wrapping_add(self.options.seed);
         let mixed = drawn.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        let mixed = usize::try_from((mixed ^ (mixed >> 31)) >> 32).unwrap_or(0);
+        let mixed = u32::try_from((mixed ^ (mixed >> 31)) >> 32).unwrap_or(0);
         if bound == 0 { 0 } else { mixed % bound }
     }
 

@@ -32,7 +32,7 @@ pub(crate) const MOVES_MAX: u32 = 128;
 
 /// How often a request is turned away by busy parts before its caller is told: whether and when it
 /// is worth another try is the caller's business.
-const THROTTLED_MAX: u32 = 8;
+const THROTTLED_MAX: u32 = 4;
 
 pub(crate) type Answering = oneshot::Receiver<Result<Told, StoreError>>;
 

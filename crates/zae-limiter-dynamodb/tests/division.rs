@@ -263,6 +263,9 @@ fn assert_never_too_many(admitted_us: &[u64], capacity: u64, per_second: u64) {
     }
 }
 
+/// Answers are up to 8 ms behind the taking: at 10,000 a second so many.
+const LATE: u64 = 80;
+
 /// So many acquires by processes that come at random to a table whose partitions take 1,000 write
 /// units a second, and what came of them.
 #[derive(Default)]
@@ -284,7 +287,7 @@ fn rush(
 ) -> Rush {
     World::play(7, 1, async move |world| {
         let faults = Faults { partition_units: Some(1_000.0), ..Faults::none() };
-        world.table.set_faults(Faults { delay_us: 1_000..=4_000, ..faults });
+        world.table.set_faults(Faults { delay_us: 500..=8_000, ..faults });
         let rush = Rush { parts: 1, ..Rush::default() };
         let rush = Arc::new(Mutex::new(rush));
         let target = target(limit);
@@ -335,8 +338,7 @@ fn a_rush_without_group_commit_reaches_its_rate_within_five_seconds() {
     for second in 5..7 {
         assert!(rush.admitted_by_second[&second] >= 9_000, "second {second}");
     }
-    // Answers are up to 4 ms behind the taking.
-    assert_never_too_many(&rush.admitted_us, 10_000 + 40, 10_000);
+    assert_never_too_many(&rush.admitted_us, 10_000 + LATE, 10_000);
 }
 
 #[test]
@@ -347,7 +349,7 @@ fn a_rush_with_group_commit_needs_few_parts() {
     println!("by second {:?}, {} parts", rush.admitted_by_second, rush.parts);
     println!("asked {}, refused {}, failed {}", rush.asked, rush.refused, rush.failed);
     assert!(rush.parts <= 4, "{} parts", rush.parts);
-    assert_never_too_many(&rush.admitted_us, 10_000 + 40, 10_000);
+    assert_never_too_many(&rush.admitted_us, 10_000 + LATE, 10_000);
     for second in 1..4 {
         assert!(rush.admitted_by_second[&second] >= 9_000, "second {second}");
     }

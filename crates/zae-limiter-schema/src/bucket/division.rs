@@ -32,7 +32,7 @@ const RETIRED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What a divided part may still take at once, of its writes in a second: enough that it is not
 /// divided again by the same rush, little enough that it is when the rush goes on.
-const WRITES_AFTER_SPLIT: i64 = WCU_CAPACITY * 4 / 10;
+const WRITES_AFTER_SPLIT: i64 = WCU_CAPACITY * 8 / 10;
 
 /// A part, and the one beside it that it was or is divided into.
 #[derive(Clone, Copy, Debug)]
