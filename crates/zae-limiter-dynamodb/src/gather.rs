@@ -14,7 +14,11 @@ use crate::error::Trouble;
 use crate::lane::{Told, Waiting};
 use crate::parts::{self, Parts};
 use crate::round::{Request, State, decided};
-use crate::work::{ATTEMPTS_MAX, MOVES_MAX, contended};
+use crate::work::{MOVES_MAX, contended};
+
+/// How often all parts are looked at because they changed meanwhile: others divide them, or put them
+/// together, one by one.
+const GATHERINGS_MAX: u32 = 128;
 
 impl Shared {
     /// Takes from as many parts as it needs, or refuses because all of them have too little.
@@ -45,7 +49,7 @@ impl Shared {
         waiting: &Waiting,
     ) -> Result<Option<Told>, StoreError> {
         let now = waiting.now;
-        for _ in 0..ATTEMPTS_MAX {
+        for _ in 0..GATHERINGS_MAX {
             if waiting.is_abandoned() {
                 return Ok(None);
             }

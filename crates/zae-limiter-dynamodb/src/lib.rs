@@ -72,6 +72,10 @@ impl DynamoStore {
 
     /// Divides a bucket into twice as many parts, whether it is hot or not; nothing happens to a
     /// bucket that does not exist.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] when the table does not answer.
     pub async fn double(&self, bucket: &BucketKey, now: Timestamp) -> Result<(), StoreError> {
         let parts = self.shared.read_parts(bucket, now).await?;
         if parts.iter().next().is_some() {
@@ -83,6 +87,10 @@ impl DynamoStore {
 
     /// Makes half as many parts of a bucket's, however hot it is; nothing happens to a bucket in one
     /// part.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] when the table does not answer.
     pub async fn halve(&self, target: &Target, now: Timestamp) -> Result<(), StoreError> {
         self.shared.read_parts(target.key(), now).await?;
         let count = self.shared.count(target.key());

@@ -500,6 +500,10 @@ impl Books {
         }
         if shard == 0 {
             self.expires_s.insert(pk.clone(), new.ttl);
+            // For a clock that is ahead it has expired already.
+            if new.ttl.is_some_and(|ttl| ttl * 1_000 <= true_ms + ahead_ms) {
+                self.vanished_us.insert(base.to_owned(), wrote.at_us);
+            }
         }
         if let Some(old) = &old {
             if old.count != new.count && new.count != 1 {
