@@ -1,0 +1,4 @@
+//! What the tests of the template share.
+
+pub(crate) mod cfn;
+pub(crate) mod iam;
