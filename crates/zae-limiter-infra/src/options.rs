@@ -335,7 +335,7 @@ impl StackOptions {
         self.check_tags()?;
         self.check_together()?;
         let mut tags = self.tags.clone();
-        tags.extend(tag::ours(&self.name));
+        tags.extend(tag::ours(&self.name, self.retain_table, self.aggregator));
         Ok(StackPlan {
             name: self.name.clone(),
             template: template(self.retain_table),
@@ -412,8 +412,7 @@ impl StackOptions {
 
     fn check_tags(&self) -> Result<(), InvalidOption> {
         let wrong = |value: &str, rule: &str| Err(InvalidOption::new("tag", value, rule));
-        let ours = tag::ours(&self.name);
-        let most = TAGS_MAX - ours.len();
+        let most = TAGS_MAX - tag::ALL.len();
         if self.tags.len() > most {
             let rule = format!("are more than the {most} tags there is room for");
             return wrong(&self.tags.len().to_string(), &rule);
@@ -428,7 +427,7 @@ impl StackOptions {
             if key.to_ascii_lowercase().starts_with("aws:") {
                 return wrong(key, "begins with aws:, which AWS keeps for itself");
             }
-            if ours.contains_key(key) {
+            if tag::ALL.contains(&key.as_str()) {
                 return wrong(key, "is a tag by which stacks are found; choose another");
             }
             let is_legal = |c: char| c.is_alphanumeric() || " _.:/=+-@".contains(c);

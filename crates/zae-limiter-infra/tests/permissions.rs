@@ -2,7 +2,7 @@
 //! is put before an evaluator of the template's policies, as IAM would do it.
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
-#[allow(dead_code, reason = "not every test looks at all of the stack")]
+#[allow(dead_code, reason = "not every test uses all of it")]
 mod common;
 
 use std::fmt;
