@@ -98,14 +98,15 @@ impl std::fmt::Debug for Package {
 }
 
 impl Package {
-    /// Packs an executable. The same one always gives the same bytes.
+    /// Packs an executable, for the processor that is wanted or for its own. The same one always gives
+    /// the same bytes.
     ///
     /// # Errors
     ///
     /// [`PackageError`], when Lambda could not start it.
-    pub fn of(program: &[u8], wanted: Architecture) -> Result<Self, PackageError> {
+    pub fn of(program: &[u8], wanted: Option<Architecture>) -> Result<Self, PackageError> {
         let (found, glibc) = inspect(program)?;
-        if found != wanted {
+        if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
             return Err(PackageError::Architecture { found, wanted });
         }
         if let Some(needed) = glibc.filter(|needed| *needed > GLIBC_MAX) {
@@ -221,7 +222,7 @@ mod tests {
     #[test]
     fn a_program_is_packed_as_bootstrap_and_can_be_run() {
         let program = a_program();
-        let package = Package::of(&program, here()).unwrap();
+        let package = Package::of(&program, None).unwrap();
         let mut zip = zip::ZipArchive::new(Cursor::new(package.zip())).unwrap();
         assert_eq!(zip.len(), 1);
         let mut file = zip.by_name("bootstrap").unwrap();
@@ -235,11 +236,11 @@ mod tests {
     #[test]
     fn the_same_program_packs_to_the_same_bytes_and_another_to_another_key() {
         let mut program = a_program();
-        let package = Package::of(&program, here()).unwrap();
-        let again = Package::of(&program, here()).unwrap();
+        let package = Package::of(&program, None).unwrap();
+        let again = Package::of(&program, None).unwrap();
         assert_eq!((again.zip(), again.key()), (package.zip(), package.key()));
         program.push(0);
-        assert_ne!(Package::of(&program, here()).unwrap().key(), package.key());
+        assert_ne!(Package::of(&program, None).unwrap().key(), package.key());
     }
 
     #[test]
@@ -248,7 +249,7 @@ mod tests {
             Architecture::X86_64 => Architecture::Arm64,
             Architecture::Arm64 => Architecture::X86_64,
         };
-        let error = Package::of(&a_program(), other).expect_err("another processor");
+        let error = Package::of(&a_program(), Some(other)).expect_err("another processor");
         assert_eq!(error, PackageError::Architecture { found: here(), wanted: other });
     }
 
@@ -256,19 +257,19 @@ mod tests {
     fn what_is_no_program_is_refused() {
         let program = a_program();
         for garbage in [&b""[..], b"#!/bin/sh\n", &program[..40], &program[..program.len() / 2]] {
-            assert!(Package::of(garbage, here()).is_err());
+            assert!(Package::of(garbage, None).is_err());
         }
     }
 
     #[test]
     fn a_newer_c_library_is_refused() {
         let program = a_program();
-        let Some(needed) = Package::of(&program, here()).unwrap().glibc() else { return };
+        let Some(needed) = Package::of(&program, None).unwrap().glibc() else { return };
         assert!(needed >= Glibc(2, 2), "{needed}");
         // The name of the newest version it needs, with another number of the same length.
         let (old, new) = (format!("GLIBC_{needed}\0"), "GLIBC_2.99\0");
         let patched = replace(&program, old.as_bytes(), new.as_bytes());
-        let error = Package::of(&patched, here()).expect_err("a newer C library");
+        let error = Package::of(&patched, None).expect_err("a newer C library");
         assert_eq!(error, PackageError::Glibc { needed: Glibc(2, 99) });
         assert!(error.hint().contains("zigbuild"));
     }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use common::fake::{FakeCloud, NoWait};
 use zae_limiter_infra::{
-    Architecture, Cause, Cloud as _, Deleted, DeployError, Deployed, Deployer, Package, Progress,
-    StackEvent, StackOptions, StackState, Wait,
+    Cause, Cloud as _, Deleted, DeployError, Deployed, Deployer, Package, Progress, StackEvent,
+    StackOptions, StackState, Wait,
 };
 
 /// Remembers what it is told.
@@ -37,9 +37,7 @@ impl Scene {
         let cloud = Arc::new(FakeCloud::default());
         let deployer = Deployer::new(Arc::clone(&cloud) as _, Arc::new(NoWait));
         let program = std::fs::read("/bin/sh").unwrap();
-        let here =
-            if cfg!(target_arch = "aarch64") { Architecture::Arm64 } else { Architecture::X86_64 };
-        Self { cloud, deployer, package: Package::of(&program, here).unwrap() }
+        Self { cloud, deployer, package: Package::of(&program, None).unwrap() }
     }
 
     async fn deploy(&self, options: &StackOptions) -> (Result<Deployed, DeployError>, Vec<String>) {

@@ -68,13 +68,8 @@ fn options_of_the_aggregator_reach_the_function() {
     check(options().aggregator_role_arn(ROLE), function, "/Role", json!(ROLE));
     let windows = options().snapshot_windows([Window::Monthly, Window::Hourly]);
     check(windows, function, &variable("SNAPSHOT_WINDOWS"), json!("hourly,monthly"));
-    check(
-        options().usage_retention_days(7),
-        function,
-        &variable("USAGE_RETENTION_DAYS"),
-        json!("7"),
-    );
-    check(options().no_audit_archival(), function, &variable("ARCHIVE_BUCKET"), json!(""));
+    check(options().usage_retention_days(7), function, &variable("SNAPSHOT_TTL_DAYS"), json!("7"));
+    check(options().no_audit_archival(), function, &variable("ENABLE_ARCHIVAL"), json!("false"));
     check(options().log_retention_days(7), "AggregatorLogs", "/RetentionInDays", json!("7"));
     let transition = "/LifecycleConfiguration/Rules/0/Transitions/0/TransitionInDays";
     check(options().audit_archive_glacier_days(5), "ArchiveBucket", transition, json!("5"));

@@ -73,6 +73,11 @@ fn of_service(service: &str, code: &str, said: &str, status: u16) -> (CloudError
         "Throttling" | "ThrottlingException" | "RequestLimitExceeded" | "SlowDown" => {
             (CloudErrorKind::Unavailable, format!("{service} is throttling; try again later"))
         }
+        // It says that all is well, in words that nobody understands.
+        _ if status < 400 => {
+            let message = format!("{service} gave an answer that cannot be read");
+            (CloudErrorKind::Unavailable, message)
+        }
         _ if status >= 500 => (CloudErrorKind::Unavailable, format!("{service} failed inside")),
         _ if status == 404 => {
             (CloudErrorKind::NotFound, format!("{service} does not find it: {code} {said}"))

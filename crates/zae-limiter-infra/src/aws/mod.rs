@@ -14,10 +14,12 @@ use aws_sdk_dynamodb::error::ProvideErrorMetadata as _;
 use aws_sdk_s3::types::{Delete, ObjectIdentifier};
 use aws_sdk_sqs::types::QueueAttributeName;
 pub use zae_limiter_dynamodb::aws::{AwsTable, DynamoAddress};
+use zae_limiter_schema::{Item, ItemKey};
 
 use crate::cloud::{
     Calling, Cloud, CloudError, CloudErrorKind, Maker, StackEvent, StackState, TableFigures, Update,
 };
+use crate::migrate::Scan;
 use crate::plan::StackPlan;
 use convert::{event, figures, parameters, stack, tags};
 use errors::told;
@@ -207,6 +209,15 @@ impl AwsCloud {
         let points = sent.map_err(|error| told("CloudWatch", error))?.datapoints;
         let values = points.unwrap_or_default().into_iter().filter_map(|point| point.maximum);
         Ok(values.reduce(f64::max))
+    }
+}
+
+impl Scan for AwsTable {
+    fn page<'a>(
+        &'a self,
+        after: Option<&'a ItemKey>,
+    ) -> zae_limiter_schema::Calling<'a, (Vec<Item>, Option<ItemKey>)> {
+        Box::pin(self.scan_page(after))
     }
 }
 

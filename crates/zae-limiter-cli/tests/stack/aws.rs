@@ -1,0 +1,111 @@
+//! An AWS on this machine, and the program against it.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+/// What has been tested with.
+const PACKAGES: [&str; 4] = ["ministack==1.5.33", "boto3", "cbor2", "cryptography"];
+
+/// The emulator. It ends with its standard input, and so with the test.
+struct Server {
+    _process: Child,
+    python: PathBuf,
+    endpoint: String,
+}
+
+fn tests_of_infra() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../zae-limiter-infra/tests"))
+}
+
+fn server() -> &'static Server {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    SERVER.get_or_init(|| {
+        let venv = Command::new(tests_of_infra().join("venv")).args(PACKAGES).output().unwrap();
+        assert!(venv.status.success(), "{}", String::from_utf8_lossy(&venv.stderr));
+        let venv = String::from_utf8(venv.stdout).unwrap();
+        let python = PathBuf::from(venv.trim()).join("bin/python");
+        let port = {
+            let any = TcpListener::bind("127.0.0.1:0").unwrap();
+            any.local_addr().unwrap().port()
+        };
+        let mut process = Command::new(&python)
+            .arg(tests_of_infra().join("aws.py"))
+            .arg(port.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(process.stderr.take().unwrap()).lines();
+        let ready = said.by_ref().map_while(Result::ok).any(|line| line.contains("Running on"));
+        assert!(ready, "ministack does not start");
+        // It must not be stopped by a pipe that nobody empties.
+        std::thread::spawn(move || said.for_each(drop));
+        Server { _process: process, python, endpoint: format!("http://127.0.0.1:{port}") }
+    })
+}
+
+/// What a run of the program came to.
+pub(crate) struct Ran {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Ran {
+    fn of(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Self {
+            code: output.status.code().unwrap(),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
+    }
+
+    /// The document it printed.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        assert_eq!(self.code, 0, "{}", self.err);
+        serde_json::from_str(&self.out).unwrap()
+    }
+}
+
+fn with_account(command: &mut Command) -> &mut Command {
+    command
+        .env_clear()
+        .env("AWS_ACCESS_KEY_ID", "test")
+        .env("AWS_SECRET_ACCESS_KEY", "test")
+        .env("AWS_EC2_METADATA_DISABLED", "true")
+        .stdin(Stdio::null())
+}
+
+/// Runs the program in the account.
+pub(crate) fn run(words: &str) -> Ran {
+    let home = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_zae-limiter"));
+    with_account(&mut command)
+        .env("HOME", home.path())
+        .args(["--region", "us-east-1", "--endpoint-url", &server().endpoint])
+        .args(words.split_whitespace());
+    Ran::of(command.output().unwrap())
+}
+
+/// Runs a line of Python with a client of each service.
+pub(crate) fn python(line: &str) -> String {
+    let server = server();
+    let script = format!(
+        "import boto3, json\n\
+         make = lambda name: boto3.client(name, endpoint_url={:?}, region_name='us-east-1')\n\
+         {line}",
+        server.endpoint
+    );
+    let mut command = Command::new(&server.python);
+    let ran = Ran::of(with_account(&mut command).args(["-c", &script]).output().unwrap());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    ran.out
+}

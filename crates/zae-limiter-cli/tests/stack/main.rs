@@ -1,0 +1,146 @@
+//! The life of a stack, with the real program and the real SDK against an AWS on this machine.
+#![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+
+mod aws;
+
+use aws::{python, run};
+
+/// A small program that every Linux has, in the aggregator's place: what it does is of no matter here.
+const CODE: &str = "--bootstrap /bin/sh";
+
+#[test]
+fn a_stack_is_made_used_changed_and_deleted() {
+    let deployed = run(&format!("deploy --name life {CODE} -o json")).json();
+    assert_eq!(deployed["result"], "created");
+    assert_eq!(deployed["outputs"]["AggregatorName"], "life-aggr");
+    let again = run(&format!("deploy --name life {CODE}"));
+    assert_eq!(again.code, 0, "{}", again.err);
+    assert!(again.err.contains("nothing to do: stack life is as it should be"), "{}", again.err);
+    let changed = run(&format!("deploy --name life {CODE} --lambda-memory 512 -o json")).json();
+    assert_eq!(changed["result"], "updated");
+    assert_eq!(memory_of("life-aggr"), "512");
+
+    // It is ready for whoever may only acquire: the namespace and the version are there.
+    run("resource set-defaults gpt-4 -l rpm:10 --name life").out;
+    let taken = run("acquire key-1 gpt-4 -c rpm:3 --name life -o json").json();
+    assert_eq!(taken["limits"][0]["available"], 7);
+
+    let status = run("status --name life -o json").json();
+    assert_eq!(status["table"]["status"], "ACTIVE");
+    assert_eq!(status["dead_letters"], 0);
+    assert_eq!(status["versions"]["verdict"], "up to date");
+    assert_eq!(run("check --name life -o json").json()["compatible"], true);
+    let list = run("list -o json").json();
+    assert!(list.as_array().unwrap().iter().any(|stack| stack["name"] == "life"), "{list}");
+
+    // An upgrade has nothing to do, and leaves the changed option alone.
+    let upgraded = run(&format!("upgrade --name life {CODE} -o json")).json();
+    assert_eq!(upgraded["changed"], false);
+    assert_eq!(memory_of("life-aggr"), "512");
+
+    let asked = run("delete --name life");
+    assert_eq!(asked.code, 2, "{}", asked.err);
+    assert!(asked.err.contains("will be deleted") && asked.err.contains("--yes"), "{}", asked.err);
+    let deleted = run("delete --name life --yes -o json").json();
+    let kept = deleted["kept"][0]["name"].as_str().unwrap();
+    assert!(kept.contains("archivebucket"), "{kept}");
+    assert_eq!(run("status --name life").code, 4);
+    assert_eq!(run("delete --name life --yes").code, 4);
+    // The archive does not stand in the way of a new stack of the same name.
+    assert_eq!(run(&format!("deploy --name life {CODE} -o json")).json()["result"], "created");
+    assert_eq!(run("delete --name life --yes").code, 0);
+}
+
+fn memory_of(function: &str) -> String {
+    let line = format!(
+        "print(make('lambda').get_function_configuration(FunctionName='{function}')['MemorySize'])"
+    );
+    python(&line).trim().to_owned()
+}
+
+#[test]
+fn a_failed_deployment_is_explained_and_can_be_tried_again() {
+    // A table of that name is there already.
+    python(
+        "make('dynamodb').create_table(TableName='taken', BillingMode='PAY_PER_REQUEST', \
+         KeySchema=[{'AttributeName': 'a', 'KeyType': 'HASH'}], \
+         AttributeDefinitions=[{'AttributeName': 'a', 'AttributeType': 'S'}])",
+    );
+    let options = "--no-aggregator --no-alarms";
+    let failed = run(&format!("deploy --name taken {options}"));
+    assert_eq!(failed.code, 1, "{} {}", failed.out, failed.err);
+    assert!(failed.err.contains("error: stack taken is ROLLBACK_COMPLETE"), "{}", failed.err);
+    assert!(failed.err.contains("cause: Table (DynamoDB::Table): taken already"), "{}", failed.err);
+    assert!(failed.err.contains("hint: a table of that name exists"), "{}", failed.err);
+    // What was in the way is still there, and once it is gone the same command succeeds.
+    python("make('dynamodb').delete_table(TableName='taken')");
+    let better = run(&format!("deploy --name taken {options}"));
+    assert_eq!(better.code, 0, "{}", better.err);
+    assert!(better.err.contains("an earlier attempt failed"), "{}", better.err);
+    assert_eq!(run("delete --name taken --yes").code, 0);
+}
+
+#[test]
+fn stacks_of_others_are_left_alone() {
+    let template = "Resources: {Q: {Type: 'AWS::SQS::Queue'}}";
+    let make = format!(
+        "make('cloudformation').create_stack(StackName='theirs', TemplateBody={template:?})"
+    );
+    python(&make);
+    for command in ["deploy --no-aggregator", "delete --yes"] {
+        let refused = run(&format!("{command} --name theirs"));
+        assert_eq!(refused.code, 1, "{command}");
+        assert!(refused.err.contains("not a limiter's"), "{}", refused.err);
+    }
+    let list = run("list -o json").json();
+    assert!(!list.to_string().contains("theirs"), "{list}");
+}
+
+#[test]
+fn wrong_options_are_refused_before_anything_is_sent() {
+    for (options, said) in [
+        (
+            "--lambda-timeout 901",
+            "invalid value \"901\" for --lambda-timeout: it must be from 1 to 900",
+        ),
+        ("--role-name-format corp", "must contain {}"),
+        ("--no-iam", "--no-iam"),
+        ("--bootstrap /etc/hostname", "cannot be the aggregator"),
+        ("--bootstrap /bin/sh --architecture arm64", "built for"),
+        ("--snapshot-windows weekly", "weekly"),
+        ("--tag team", "KEY=VALUE"),
+    ] {
+        let refused = run(&format!("deploy --name wrong {options}"));
+        assert_eq!(refused.code, 2, "{options}: {}", refused.err);
+        assert!(refused.err.contains(said), "{options}: {}", refused.err);
+    }
+    assert_eq!(run("status --name wrong").code, 4);
+}
+
+#[test]
+fn an_account_that_does_not_answer_is_said_so() {
+    let nobody = run("status --name nobody --endpoint-url http://127.0.0.1:9");
+    assert_eq!(nobody.code, 3, "{}", nobody.err);
+    assert!(nobody.err.contains("CloudFormation cannot be reached"), "{}", nobody.err);
+}
+
+#[test]
+fn a_table_of_the_python_client_is_adopted() {
+    let put = "t = make('dynamodb')\n\
+        keys = [('PK','SK')] + [(f'GSI{i}PK', f'GSI{i}SK') for i in range(1, 5)]\n\
+        schema = lambda k: [{'AttributeName': k[0], 'KeyType': 'HASH'}, {'AttributeName': k[1], 'KeyType': 'RANGE'}]\n\
+        t.create_table(TableName='adopted', BillingMode='PAY_PER_REQUEST', KeySchema=schema(keys[0]),\n\
+          AttributeDefinitions=[{'AttributeName': n, 'AttributeType': 'S'} for k in keys for n in k],\n\
+          GlobalSecondaryIndexes=[{'IndexName': f'GSI{i}', 'KeySchema': schema(keys[i]), 'Projection': {'ProjectionType': 'ALL'}} for i in range(1, 5)])\n\
+        for n in range(300):\n\
+        \x20 t.put_item(TableName='adopted', Item={'PK': {'S': f'abcdefghijk/ENTITY#e-{n}'}, 'SK': {'S': '#META'}, 'entity_id': {'S': f'e-{n}'}})\n\
+        t.put_item(TableName='adopted', Item={'PK': {'S': '_/SYSTEM#'}, 'SK': {'S': '#VERSION'}, 'schema_version': {'S': '0.9.0'}, 'updated_by': {'S': 'client:0.10.3'}})";
+    python(put);
+    let dry = run("upgrade --name adopted --dry-run -o json").json();
+    assert_eq!(dry["migration"]["index_entries"], 300);
+    let real = run("upgrade --name adopted -o json").json();
+    assert_eq!(real["migration"]["index_entries"], 300);
+    assert_eq!(run("check --name adopted -o json").json()["schema"], "0.10.0");
+    let again = run("upgrade --name adopted -o json").json();
+    assert_eq!(again["migration"], serde_json::Value::Null);
+}
