@@ -12,6 +12,7 @@ use crate::cloud::{Cloud, CloudError, Maker, StackState, Update};
 use crate::follow::{Cause, Follower, Progress, is_good};
 use crate::package::Package;
 use crate::plan::StackPlan;
+use crate::versions::{Verdict, Versions};
 
 /// Whether the command ends when the change is under way, or when it is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,7 +104,8 @@ impl Deployer {
     }
 
     /// Makes the stack what the plan says: creates it, changes it, or leaves it as it is. `code` is
-    /// the aggregator, where the plan has one.
+    /// the aggregator, where the plan has one; without it a stack keeps the one it has, and a new stack
+    /// has none yet.
     ///
     /// # Errors
     ///
@@ -126,6 +128,7 @@ impl Deployer {
             }
             Some(state) => {
                 check_maker(&state)?;
+                check_release(&state)?;
                 check_usable(&state)?;
                 self.change(plan, code, state, progress).await
             }
@@ -192,7 +195,15 @@ impl Deployer {
         state: StackState,
         progress: &mut dyn Progress,
     ) -> Result<Deployed, DeployError> {
-        let Some(code) = code else { return self.update(plan, &state, progress).await };
+        let Some(code) = code else {
+            let mut plan = plan.clone();
+            if let Some(key) = state.parameters.get(StackPlan::CODE_KEY)
+                && plan.has_aggregator
+            {
+                plan.parameters.insert(StackPlan::CODE_KEY.to_owned(), key.clone());
+            }
+            return self.update(&plan, &state, progress).await;
+        };
         if state.output("CodeBucketName").is_some() {
             return self.add_code(plan, code, &state, progress).await;
         }
@@ -303,6 +314,18 @@ pub(crate) fn check_maker(state: &StackState) -> Result<(), DeployError> {
         ),
     };
     Err(DeployError::NotOurs { message, hint })
+}
+
+/// Refuses a stack of a later release.
+fn check_release(state: &StackState) -> Result<(), DeployError> {
+    match Versions::of(Some(state), None).verdict() {
+        Verdict::ProgramTooOld(what) => Err(DeployError::Stuck {
+            stack: state.name.clone(),
+            status: format!("of a later release ({})", what.join(", ")),
+            hint: "upgrade this program; stacks are never downgraded".to_owned(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn check_usable(state: &StackState) -> Result<(), DeployError> {

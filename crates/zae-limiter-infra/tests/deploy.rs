@@ -262,3 +262,28 @@ async fn the_version_is_written_once() {
     assert_eq!((first.schema.as_str(), &first), ("0.10.0", &second));
     assert_eq!(read_version(&table).await.unwrap(), Some(first));
 }
+
+#[tokio::test]
+async fn a_stack_of_a_later_release_is_never_downgraded() {
+    let scene = Scene::new();
+    scene.deploy(&options()).await.0.unwrap();
+    let mut plan = options().plan().unwrap();
+    plan.parameters.insert("AggregatorCodeKey".to_owned(), scene.package.key());
+    plan.tags.insert("zae-limiter:version".to_owned(), "99.0.0".to_owned());
+    scene.cloud.update(&plan).await.unwrap();
+    scene.cloud.calls();
+    let (deployed, _) = scene.deploy(&options().lambda_memory(512)).await;
+    let Err(DeployError::Stuck { status, .. }) = deployed else { panic!("{deployed:?}") };
+    assert!(status.contains("stack 99.0.0"), "{status}");
+    assert_eq!(scene.cloud.calls(), [""; 0]);
+}
+
+#[tokio::test]
+async fn without_code_a_stack_keeps_the_aggregator_it_has() {
+    let scene = Scene::new();
+    scene.deploy(&options()).await.0.unwrap();
+    let plan = options().lambda_memory(512).plan().unwrap();
+    let deployed = scene.deployer.deploy(&plan, None, &mut Told::default()).await;
+    assert!(matches!(deployed, Ok(Deployed::Updated(_))), "{deployed:?}");
+    assert!(scene.cloud.parts("my-app").contains(&"Aggregator".to_owned()));
+}

@@ -37,12 +37,7 @@ fn check(options: StackOptions, resource: &str, pointer: &str, wanted: Value) {
 #[test]
 fn options_of_the_table_reach_the_table() {
     let table = "Table";
-    check(
-        options().enable_deletion_protection(),
-        table,
-        "/DeletionProtectionEnabled",
-        json!("true"),
-    );
+    check(options().enable_deletion_protection(), table, "/DeletionProtectionEnabled", json!(true));
     let days = "/PointInTimeRecoverySpecification/RecoveryPeriodInDays";
     check(options().pitr_recovery_days(7), table, days, json!("7"));
     let projection = "/GlobalSecondaryIndexes/1/Projection/ProjectionType";

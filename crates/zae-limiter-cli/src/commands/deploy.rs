@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use zae_limiter::dynamodb::aws::DynamoAddress;
-use zae_limiter_infra::versions::{Verdict, Versions};
-use zae_limiter_infra::{Deployed, StackState, Wait, records};
+use zae_limiter_infra::{Deployed, Wait, records};
 
 use crate::columns::{Cell, print_fields};
 use crate::context::Context;
@@ -56,8 +55,6 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     }
     let plan = options.plan()?;
     let account = stack::connect(context, &address).await?;
-    let before = account.cloud.stack(&address.table).await?;
-    refuse_later(before.as_ref())?;
     let wait = if args.no_wait { Wait::No } else { Wait::UntilDone };
     let deployer = account.deployer.wait(wait);
     let mut telling = Telling::new(&mut context.printer);
@@ -67,23 +64,6 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     }
     print(context, &address.table, deployed);
     Ok(ExitStatus::Done)
-}
-
-/// A stack of a later release is not changed by an earlier one.
-pub(super) fn refuse_later(state: Option<&StackState>) -> Result<(), Failure> {
-    let Some(state) = state.filter(|state| !state.status.never_was()) else { return Ok(()) };
-    if state.maker() != zae_limiter_infra::Maker::Us {
-        return Ok(());
-    }
-    match Versions::of(Some(state), None).verdict() {
-        Verdict::ProgramTooOld(what) => {
-            let message =
-                format!("stack {} is of a later release: {}", state.name, what.join(", "));
-            let failure = Failure::new(ExitStatus::Error, message);
-            Err(failure.hint("upgrade this program; stacks are never downgraded"))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// What the table needs before programs that may only acquire use it: its version, and the namespace

@@ -11,7 +11,7 @@ use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::printer::count;
 
-use super::deploy::{Bootstrap, WindowArg, prepare, refuse_later};
+use super::deploy::{Bootstrap, WindowArg, prepare};
 use super::stack::{self, Account, Telling};
 use super::status::unreadable;
 
@@ -95,7 +95,6 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
         let failure = Failure::new(ExitStatus::NotFound, format!("there is no table {name}"));
         return Err(failure.hint("zae-limiter deploy makes one"));
     }
-    refuse_later(state.as_ref())?;
     let counts = migrate_table(&args, context, &address).await?;
     let from = Versions::of(state.as_ref(), None).stack;
     let one_namespace = context.has_namespace();

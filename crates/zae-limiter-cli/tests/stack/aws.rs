@@ -50,6 +50,11 @@ fn server() -> &'static Server {
     })
 }
 
+/// Where it is.
+pub(crate) fn endpoint() -> &'static str {
+    &server().endpoint
+}
+
 /// What a run of the program came to.
 pub(crate) struct Ran {
     pub(crate) code: i32,
@@ -108,4 +113,38 @@ pub(crate) fn python(line: &str) -> String {
     let ran = Ran::of(with_account(&mut command).args(["-c", &script]).output().unwrap());
     assert_eq!(ran.code, 0, "{}", ran.err);
     ran.out
+}
+
+/// Has a release of the Python client carry out requests, one after the other, each in the namespace
+/// `default` of a table. `requests` are pairs of an operation and its arguments.
+pub(crate) fn python_client(release: &str, table: &str, requests: &[(&str, Value)]) -> Vec<Value> {
+    use std::io::Write as _;
+    let interop = concat!(env!("CARGO_MANIFEST_DIR"), "/../zae-limiter-dynamodb/tests/interop");
+    let venv = Command::new(tests_of_infra().join("venv"))
+        .args([&format!("zae-limiter=={release}")])
+        .output()
+        .unwrap();
+    assert!(venv.status.success(), "{}", String::from_utf8_lossy(&venv.stderr));
+    let venv = String::from_utf8(venv.stdout).unwrap();
+    let mut child = Command::new(PathBuf::from(venv.trim()).join("bin/python"))
+        .args([&format!("{interop}/client.py"), endpoint()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    for (op, arguments) in requests {
+        let mut request = arguments.clone();
+        request["op"] = Value::from(*op);
+        request["table"] = Value::from(table);
+        request["namespace"] = Value::from("default");
+        writeln!(input, "{request}").unwrap();
+    }
+    drop(input);
+    let output = child.wait_with_output().unwrap();
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let answers: Vec<Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(answers.len(), requests.len(), "{release}: {lines}");
+    answers
 }

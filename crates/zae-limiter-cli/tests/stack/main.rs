@@ -3,7 +3,8 @@
 
 mod aws;
 
-use aws::{python, run};
+use aws::{python, python_client, run};
+use serde_json::json;
 
 /// A small program that every Linux has, in the aggregator's place: what it does is of no matter here.
 const CODE: &str = "--bootstrap /bin/sh";
@@ -21,7 +22,7 @@ fn a_stack_is_made_used_changed_and_deleted() {
     assert_eq!(memory_of("life-aggr"), "512");
 
     // It is ready for whoever may only acquire: the namespace and the version are there.
-    run("resource set-defaults gpt-4 -l rpm:10 --name life").out;
+    assert_eq!(run("resource set-defaults gpt-4 -l rpm:10 --name life").code, 0);
     let taken = run("acquire key-1 gpt-4 -c rpm:3 --name life -o json").json();
     assert_eq!(taken["limits"][0]["available"], 7);
 
@@ -125,17 +126,17 @@ fn an_account_that_does_not_answer_is_said_so() {
 }
 
 #[test]
-fn a_table_of_the_python_client_is_adopted() {
-    let put = "t = make('dynamodb')\n\
+fn a_large_table_of_another_program_is_read_through() {
+    let make = "t = make('dynamodb')\n\
         keys = [('PK','SK')] + [(f'GSI{i}PK', f'GSI{i}SK') for i in range(1, 5)]\n\
         schema = lambda k: [{'AttributeName': k[0], 'KeyType': 'HASH'}, {'AttributeName': k[1], 'KeyType': 'RANGE'}]\n\
         t.create_table(TableName='adopted', BillingMode='PAY_PER_REQUEST', KeySchema=schema(keys[0]),\n\
           AttributeDefinitions=[{'AttributeName': n, 'AttributeType': 'S'} for k in keys for n in k],\n\
           GlobalSecondaryIndexes=[{'IndexName': f'GSI{i}', 'KeySchema': schema(keys[i]), 'Projection': {'ProjectionType': 'ALL'}} for i in range(1, 5)])\n\
         for n in range(300):\n\
-        \x20 t.put_item(TableName='adopted', Item={'PK': {'S': f'abcdefghijk/ENTITY#e-{n}'}, 'SK': {'S': '#META'}, 'entity_id': {'S': f'e-{n}'}})\n\
+        \x20 t.put_item(TableName='adopted', Item={'PK': {'S': f'abcdefghijk/ENTITY#e-{n}'}, 'SK': {'S': '#META'}, 'entity_id': {'S': f'e-{n}'}, 'metadata': {'S': 'x' * 5000}})\n\
         t.put_item(TableName='adopted', Item={'PK': {'S': '_/SYSTEM#'}, 'SK': {'S': '#VERSION'}, 'schema_version': {'S': '0.9.0'}, 'updated_by': {'S': 'client:0.10.3'}})";
-    python(put);
+    python(make);
     let dry = run("upgrade --name adopted --dry-run -o json").json();
     assert_eq!(dry["migration"]["index_entries"], 300);
     let real = run("upgrade --name adopted -o json").json();
@@ -143,4 +144,90 @@ fn a_table_of_the_python_client_is_adopted() {
     assert_eq!(run("check --name adopted -o json").json()["schema"], "0.10.0");
     let again = run("upgrade --name adopted -o json").json();
     assert_eq!(again["migration"], serde_json::Value::Null);
+}
+
+/// Fills a table with a release of the Python client, migrates it, and has everybody read it before
+/// and after.
+fn a_table_is_adopted(release: &str) {
+    // Nothing is refilled while the test runs.
+    let slow = json!([["rpm", 1_000, 1, 86_400]]);
+    let table = format!("from-{}", release.replace('.', "-"));
+    let none = || json!({});
+    let fill = [
+        ("create_table", none()),
+        ("set_resource", json!({ "resource": "gpt-4", "limits_": slow })),
+        ("create_entity", json!({ "entity": "org" })),
+        ("create_entity", json!({ "entity": "key-1", "parent": "org", "cascade": true })),
+        ("set_limits", json!({ "entity": "key-2", "resource": "gpt-4", "limits_": slow })),
+        ("acquire", json!({ "entity": "key-1", "resource": "gpt-4", "take": { "rpm": 100 } })),
+        ("acquire", json!({ "entity": "key-2", "resource": "gpt-4", "take": { "rpm": 7 } })),
+    ];
+    for (answer, (op, _)) in python_client(release, &table, &fill).iter().zip(&fill) {
+        assert!(answer.get("error").is_none(), "{release} {op}: {answer}");
+    }
+    let read = [
+        ("entity", json!({ "entity": "key-1" })),
+        ("children", json!({ "entity": "org" })),
+        ("resource", json!({ "resource": "gpt-4" })),
+        ("limits", json!({ "entity": "key-2", "resource": "gpt-4" })),
+        ("available", json!({ "entity": "key-1", "resource": "gpt-4" })),
+        ("available", json!({ "entity": "org", "resource": "gpt-4" })),
+        ("available", json!({ "entity": "key-2", "resource": "gpt-4" })),
+    ];
+    let ours = || {
+        ["key-1", "org", "key-2"].map(|entity| {
+            let status = run(&format!("available {entity} gpt-4 --name {table} -o json")).json();
+            status["limits"].clone()
+        })
+    };
+    let before = (python_client(release, &table, &read), ours());
+    assert_eq!(before.0[4]["ok"]["rpm"], 900, "{:?}", before.0);
+    assert_eq!(before.1[0][0]["available"], 900);
+    let upgraded = run(&format!("upgrade --name {table} -o json")).json();
+    assert_eq!(upgraded["migration"]["unknown_items"], 0, "{upgraded}");
+    let after = (python_client(release, &table, &read), ours());
+    assert_eq!(after, before, "{release}");
+    // Both go on together.
+    assert_eq!(run(&format!("acquire key-1 gpt-4 -c rpm:50 --name {table}")).code, 0);
+    let left = python_client(release, &table, &read[4..5]);
+    assert_eq!(left[0]["ok"]["rpm"], 850);
+    assert_eq!(run(&format!("check --name {table}")).code, 0);
+}
+
+#[test]
+fn a_table_of_the_python_client_0_10_3_is_adopted() {
+    a_table_is_adopted("0.10.3");
+}
+
+#[test]
+fn a_table_of_the_python_client_0_17_0_is_adopted() {
+    a_table_is_adopted("0.17.0");
+}
+
+#[tokio::test]
+async fn a_limiter_deploys_its_own_stack() {
+    use zae_limiter::dynamodb::aws::DynamoAddress;
+    use zae_limiter::infra::StackOptions;
+    use zae_limiter::{Limit, ensure_stack};
+
+    let address = DynamoAddress {
+        table: String::new(),
+        region: Some("us-east-1".to_owned()),
+        endpoint: Some(aws::endpoint().to_owned()),
+    };
+    let options = || StackOptions::new("own".parse().unwrap()).no_aggregator();
+    // Created, found as it is, changed.
+    for options in [options(), options(), options().no_alarms()] {
+        let builder = ensure_stack(&options, &address, None).await.unwrap();
+        let limiter = builder.open().await.unwrap();
+        limiter.set_resource_defaults("gpt-4", [Limit::per_minute("rpm", 10)]).await.unwrap();
+        let mut lease = limiter.acquire("key-1", "gpt-4").take("rpm", 1).await.unwrap();
+        lease.commit().await.unwrap();
+    }
+    let taken = run("available key-1 gpt-4 --name own -o json").json();
+    assert_eq!(taken["limits"][0]["capacity"], 10);
+    let alarms = "print(len([a for a in make('cloudwatch').describe_alarms()['MetricAlarms'] \
+                  if a['AlarmName'].startswith('own-')]))";
+    assert_eq!(python(alarms).trim(), "0");
+    assert_eq!(run("delete --name own --yes").code, 0);
 }
