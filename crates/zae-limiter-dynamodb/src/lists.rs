@@ -81,7 +81,7 @@ impl Shared {
             step: walk.step,
             limit: PAGE_ITEMS_MAX,
             after,
-            consistency: Consistency::Strong,
+            consistency: Consistency::freshest(walk.index),
         };
         let mut accepted = Vec::new();
         for _ in 0..TABLE_PAGES_MAX {
