@@ -130,6 +130,7 @@ impl Deployer {
                 check_maker(&state)?;
                 check_release(&state)?;
                 check_usable(&state)?;
+                check_same_index(&state, plan)?;
                 self.change(plan, code, state, progress).await
             }
         }
@@ -327,6 +328,23 @@ fn check_release(state: &StackState) -> Result<(), DeployError> {
         _ => Ok(()),
     }
 }
+
+/// Refuses to change what an index holds: DynamoDB cannot, and would leave the stack half changed.
+fn check_same_index(state: &StackState, plan: &StackPlan) -> Result<(), DeployError> {
+    let (there, wanted) = (state.parameters.get(PROJECTION), plan.parameters.get(PROJECTION));
+    if there == wanted || there.is_none() || wanted.is_none() {
+        return Ok(());
+    }
+    let is = there.map_or("", String::as_str).to_lowercase().replace('_', "-");
+    Err(DeployError::Stuck {
+        stack: state.name.clone(),
+        status: format!("deployed with --gsi2-projection {is}"),
+        hint: "what an index holds cannot be changed; keep it, or deploy another stack".to_owned(),
+    })
+}
+
+/// The parameter that says what the index by resource holds.
+const PROJECTION: &str = "ResourceIndexProjection";
 
 fn check_usable(state: &StackState) -> Result<(), DeployError> {
     if state.status.can_be_updated() {

@@ -145,6 +145,15 @@ impl Cause {
                     .to_owned(),
             );
         }
+        if has("already exists") && self.kind == "AWS::Logs::LogGroup" {
+            return Some(
+                "the logs of an earlier function of that name are still there; delete the log group"
+                    .to_owned(),
+            );
+        }
+        if has("deleted recently") || has("queuedeletedrecently") {
+            return Some("a queue's name is free again a minute after it was deleted".to_owned());
+        }
         if has("already exists") {
             return Some(
                 "something of that name exists outside this stack; delete it, choose another \

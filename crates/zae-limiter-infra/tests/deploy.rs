@@ -287,3 +287,15 @@ async fn without_code_a_stack_keeps_the_aggregator_it_has() {
     assert!(matches!(deployed, Ok(Deployed::Updated(_))), "{deployed:?}");
     assert!(scene.cloud.parts("my-app").contains(&"Aggregator".to_owned()));
 }
+
+#[tokio::test]
+async fn what_an_index_holds_is_not_changed() {
+    let scene = Scene::new();
+    scene.deploy(&options()).await.0.unwrap();
+    scene.cloud.calls();
+    let all = options().resource_index(zae_limiter_infra::ResourceIndex::All);
+    let (deployed, _) = scene.deploy(&all).await;
+    let Err(DeployError::Stuck { status, .. }) = deployed else { panic!("{deployed:?}") };
+    assert!(status.contains("--gsi2-projection keys-only"), "{status}");
+    assert_eq!(scene.cloud.calls(), [""; 0]);
+}

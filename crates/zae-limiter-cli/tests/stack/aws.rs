@@ -8,11 +8,8 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-/// What has been tested with.
-const PACKAGES: [&str; 4] = ["ministack==1.5.33", "boto3", "cbor2", "cryptography"];
-
-/// The emulator. It ends with its standard input, and so with the test.
-struct Server {
+/// An emulator. It ends with its standard input, and so with the test.
+pub(crate) struct Server {
     _process: Child,
     python: PathBuf,
     endpoint: String,
@@ -22,19 +19,22 @@ fn tests_of_infra() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../zae-limiter-infra/tests"))
 }
 
-fn server() -> &'static Server {
-    static SERVER: OnceLock<Server> = OnceLock::new();
-    SERVER.get_or_init(|| {
-        let venv = Command::new(tests_of_infra().join("venv")).args(PACKAGES).output().unwrap();
-        assert!(venv.status.success(), "{}", String::from_utf8_lossy(&venv.stderr));
-        let venv = String::from_utf8(venv.stdout).unwrap();
-        let python = PathBuf::from(venv.trim()).join("bin/python");
+/// A virtual environment with these packages.
+fn venv(packages: &[&str]) -> PathBuf {
+    let made = Command::new(tests_of_infra().join("venv")).args(packages).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    PathBuf::from(String::from_utf8(made.stdout).unwrap().trim())
+}
+
+impl Server {
+    fn start(script: &str, packages: &[&str]) -> Self {
+        let python = venv(packages).join("bin/python");
         let port = {
             let any = TcpListener::bind("127.0.0.1:0").unwrap();
             any.local_addr().unwrap().port()
         };
         let mut process = Command::new(&python)
-            .arg(tests_of_infra().join("aws.py"))
+            .arg(tests_of_infra().join(script))
             .arg(port.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -43,11 +43,51 @@ fn server() -> &'static Server {
             .unwrap();
         let mut said = BufReader::new(process.stderr.take().unwrap()).lines();
         let ready = said.by_ref().map_while(Result::ok).any(|line| line.contains("Running on"));
-        assert!(ready, "ministack does not start");
+        assert!(ready, "{script} does not start");
         // It must not be stopped by a pipe that nobody empties.
         std::thread::spawn(move || said.for_each(drop));
-        Server { _process: process, python, endpoint: format!("http://127.0.0.1:{port}") }
-    })
+        Self { _process: process, python, endpoint: format!("http://127.0.0.1:{port}") }
+    }
+
+    /// One that enforces permissions on tables.
+    pub(crate) fn with_iam() -> Self {
+        Self::start("iam.py", &["moto[server,all]==5.2.5", "boto3"])
+    }
+
+    /// Runs the program with these credentials.
+    pub(crate) fn run(&self, keys: (&str, &str), words: &str) -> Ran {
+        let home = tempfile::tempdir().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_zae-limiter"));
+        with_account(&mut command, keys)
+            .env("HOME", home.path())
+            .args(["--region", "us-east-1", "--endpoint-url", &self.endpoint])
+            .args(words.split_whitespace());
+        Ran::of(command.output().unwrap())
+    }
+
+    /// Runs a line of Python with a client of each service.
+    pub(crate) fn python(&self, line: &str) -> String {
+        let script = format!(
+            "import boto3, json\n\
+             make = lambda name: boto3.client(name, endpoint_url={:?}, region_name='us-east-1')\n\
+             {line}",
+            self.endpoint
+        );
+        let mut command = Command::new(&self.python);
+        let output = with_account(&mut command, ROOT).args(["-c", &script]).output().unwrap();
+        let ran = Ran::of(output);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        ran.out
+    }
+}
+
+/// Who may do everything.
+pub(crate) const ROOT: (&str, &str) = ("test", "test");
+
+fn server() -> &'static Server {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    let packages = ["ministack==1.5.33", "boto3", "cbor2", "cryptography"];
+    SERVER.get_or_init(|| Server::start("aws.py", &packages))
 }
 
 /// Where it is.
@@ -80,39 +120,23 @@ impl Ran {
     }
 }
 
-fn with_account(command: &mut Command) -> &mut Command {
+fn with_account<'a>(command: &'a mut Command, keys: (&str, &str)) -> &'a mut Command {
     command
         .env_clear()
-        .env("AWS_ACCESS_KEY_ID", "test")
-        .env("AWS_SECRET_ACCESS_KEY", "test")
+        .env("AWS_ACCESS_KEY_ID", keys.0)
+        .env("AWS_SECRET_ACCESS_KEY", keys.1)
         .env("AWS_EC2_METADATA_DISABLED", "true")
         .stdin(Stdio::null())
 }
 
-/// Runs the program in the account.
+/// Runs the program in the account that all tests share.
 pub(crate) fn run(words: &str) -> Ran {
-    let home = tempfile::tempdir().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_zae-limiter"));
-    with_account(&mut command)
-        .env("HOME", home.path())
-        .args(["--region", "us-east-1", "--endpoint-url", &server().endpoint])
-        .args(words.split_whitespace());
-    Ran::of(command.output().unwrap())
+    server().run(ROOT, words)
 }
 
-/// Runs a line of Python with a client of each service.
+/// Runs a line of Python there.
 pub(crate) fn python(line: &str) -> String {
-    let server = server();
-    let script = format!(
-        "import boto3, json\n\
-         make = lambda name: boto3.client(name, endpoint_url={:?}, region_name='us-east-1')\n\
-         {line}",
-        server.endpoint
-    );
-    let mut command = Command::new(&server.python);
-    let ran = Ran::of(with_account(&mut command).args(["-c", &script]).output().unwrap());
-    assert_eq!(ran.code, 0, "{}", ran.err);
-    ran.out
+    server().python(line)
 }
 
 /// Has a release of the Python client carry out requests, one after the other, each in the namespace
@@ -120,13 +144,8 @@ pub(crate) fn python(line: &str) -> String {
 pub(crate) fn python_client(release: &str, table: &str, requests: &[(&str, Value)]) -> Vec<Value> {
     use std::io::Write as _;
     let interop = concat!(env!("CARGO_MANIFEST_DIR"), "/../zae-limiter-dynamodb/tests/interop");
-    let venv = Command::new(tests_of_infra().join("venv"))
-        .args([&format!("zae-limiter=={release}")])
-        .output()
-        .unwrap();
-    assert!(venv.status.success(), "{}", String::from_utf8_lossy(&venv.stderr));
-    let venv = String::from_utf8(venv.stdout).unwrap();
-    let mut child = Command::new(PathBuf::from(venv.trim()).join("bin/python"))
+    let python = venv(&[&format!("zae-limiter=={release}")]).join("bin/python");
+    let mut child = Command::new(python)
         .args([&format!("{interop}/client.py"), endpoint()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 mod aws;
+mod permissions;
 
 use aws::{python, python_client, run};
 use serde_json::json;
