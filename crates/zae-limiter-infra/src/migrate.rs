@@ -1,9 +1,9 @@
 //! Bringing a table of the Python client into this release's format.
 //!
-//! Nothing is taken away and nothing that another client reads is changed: index entries that are
-//! missing are added, and usage that the Python aggregator booked into one item is written out for
-//! each window. Every write is conditional on its not having been made, so a run that was interrupted
-//! is simply started again, and clients may go on meanwhile.
+//! Index entries that are missing are added, and usage that the Python aggregator booked into one item
+//! is divided among its windows; limits, balances and everything else stay as they are. Every write is
+//! conditional on its not having been made, so a run that was interrupted is simply started again, and
+//! clients may go on meanwhile; the Python aggregator should have been switched off before.
 
 mod entries;
 mod usage;
@@ -42,10 +42,12 @@ pub struct Counts {
     pub seen: u64,
     /// Items that were given index entries.
     pub indexed: u64,
-    /// Usage records that were written out of a shared item.
+    /// Usage records of days and months that were written out of shared items.
     pub usage: u64,
-    /// Of those, the ones whose shares do not add up to whole tokens.
+    /// Shared items whose shares do not add up to whole tokens; the hour keeps the rest.
     pub inexact: u64,
+    /// Usage items that somebody booked into at that moment; they are left for the next run.
+    pub busy: u64,
     /// Buckets that have expired and were left alone.
     pub expired: u64,
     /// Items that are not known here, left alone too.
@@ -158,7 +160,7 @@ impl Migration {
                 None => break,
             }
         }
-        if self.run == Run::Real && self.namespace.is_none() {
+        if self.run == Run::Real && self.namespace.is_none() && counts.busy == 0 {
             self.write_version(table, version).await?;
         }
         Ok(counts)

@@ -51,7 +51,13 @@ impl Table for Failing {
     }
 
     fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
-        self.table.transact(changes)
+        Box::pin(async move {
+            if self.writes.load(Ordering::Relaxed) == 0 {
+                return Err(TableError::new(TableErrorKind::Unavailable, "cut off"));
+            }
+            self.writes.fetch_sub(1, Ordering::Relaxed);
+            self.table.transact(changes).await
+        })
     }
 
     fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
@@ -159,8 +165,8 @@ async fn a_table_of_the_python_client_is_adopted() {
     let counts = counts.unwrap();
     assert_eq!((counts.usage, counts.inexact, counts.expired, counts.unknown), (2, 0, 1, 0));
     assert!(told.len() > 3 && told.is_sorted(), "{told:?}");
-    // Everything that was there is there as it was, with entries beside it.
-    for old in &before {
+    // Everything that was there is there as it was, with entries beside it, but for shared usage.
+    for old in before.iter().filter(|old| !key_of(old).sk.ends_with("T00:00:00Z")) {
         let new = table.item(&key_of(old)).unwrap();
         for (name, value) in old.iter().filter(|(name, _)| !is_of_version(name)) {
             assert_eq!(new.get(name), Some(value), "{} {name}", key_of(old));
@@ -186,8 +192,22 @@ async fn a_table_of_the_python_client_is_adopted() {
         (&number(11), &number(2))
     );
     assert_eq!(day("2026-11-15")["window"], text("daily"));
+    let hour = day("2026-11-15T00:00:00Z");
+    assert_eq!((&hour["tpm"], &hour["total_events"]), (&number(7), &number(1)));
+    assert_eq!(total(&table.items()), total(&before));
+    assert!(item(&table, "ENTITY#key-1", "#USAGE#gpt-4#2026-11-16T00:00:00Z").is_none());
     let version = read_version(&table).await.unwrap().unwrap();
     assert_eq!((version.schema.as_str(), version.client_min.as_str()), ("0.10.0", "0.9.0"));
+}
+
+/// What all usage records add up to.
+fn total(items: &[Item]) -> i64 {
+    let usage = items.iter().filter(|item| key_of(item).sk.starts_with("#USAGE#"));
+    let amount = |item: &Item| match &item["tpm"] {
+        Value::N(number) => number.parse::<i64>().unwrap(),
+        other => panic!("{other:?}"),
+    };
+    usage.map(amount).sum()
 }
 
 fn is_of_version(name: &str) -> bool {
@@ -262,6 +282,10 @@ async fn a_month_is_told_from_its_first_day_and_hour() {
     assert_eq!(of("2026-11-01")["tpm"], number(10));
     assert_eq!(of("2026-11-02")["tpm"], number(3));
     assert_eq!(of("2026-11")["window"], text("monthly"));
+    assert_eq!(of("2026-11-01T00:00:00Z")["tpm"], number(4));
+    assert_eq!(of("2026-11-02T00:00:00Z")["tpm"], number(1));
+    // And again, in the other order: nothing is divided twice.
+    assert!(migrate(&table, &all).await.unwrap().is_clean());
 }
 
 #[tokio::test]
@@ -294,4 +318,20 @@ async fn a_table_of_a_later_release_is_refused() {
     put(&table, "_/SYSTEM#", "#VERSION", &[("schema_version", text("0.11.0"))]).await;
     let error = migrate(&table, &Migration::new(NOW)).await.unwrap_err();
     assert!(matches!(error, MigrateError::TooNew(_)));
+}
+
+#[tokio::test]
+async fn shares_that_do_not_add_up_lose_nothing() {
+    let table = SimTable::default();
+    usage(&table, "hourly", "2026-11-15T00:00:00Z", 10, 1).await;
+    usage(&table, "hourly", "2026-11-15T09:00:00Z", 3, 1).await;
+    let before = total(&table.items());
+    let counts = migrate(&table, &Migration::new(NOW)).await.unwrap();
+    assert_eq!((counts.usage, counts.inexact), (1, 1));
+    assert_eq!(total(&table.items()), before);
+    let of = |label: &str| item(&table, "ENTITY#key-1", &format!("#USAGE#gpt-4#{label}")).unwrap();
+    assert_eq!(
+        (&of("2026-11-15")["tpm"], &of("2026-11-15T00:00:00Z")["tpm"]),
+        (&number(6), &number(4))
+    );
 }

@@ -21,9 +21,10 @@ Examples:
   zae-limiter upgrade --name my-app
   zae-limiter upgrade --name my-app --bootstrap ./zae-limiter-arm64
 
-First the table: one that the Python client has made or written last is read through, and what this
-release needs is added; nothing is taken away, clients may go on meanwhile, and a run that was
-interrupted is started again. Then template and aggregator; every option and tag of the stack stays.
+First the table: one that the Python client has made or written last is read through, index entries
+that are missing are added, and usage that its aggregator booked into one item is divided. Limits and
+balances stay as they are, clients may go on meanwhile (the Python aggregator should not), and a run
+that was interrupted is started again. Then template and aggregator; every option and tag of the stack stays.
 With -N one namespace of the table is migrated and nothing else. A stack or table of a later release
 is refused: nothing is ever downgraded.";
 
@@ -68,7 +69,8 @@ struct CountsJson {
     items: u64,
     index_entries: u64,
     usage_records: u64,
-    inexact_usage_records: u64,
+    inexact_usage_items: u64,
+    busy_usage_items: u64,
     expired_buckets: u64,
     unknown_items: u64,
 }
@@ -79,7 +81,8 @@ impl From<Counts> for CountsJson {
             items: counts.seen,
             index_entries: counts.indexed,
             usage_records: counts.usage,
-            inexact_usage_records: counts.inexact,
+            inexact_usage_items: counts.inexact,
+            busy_usage_items: counts.busy,
             expired_buckets: counts.expired,
             unknown_items: counts.unknown,
         }
@@ -199,7 +202,15 @@ fn words(
             count(counts.usage, "usage record"),
         ));
         if counts.inexact > 0 {
-            lines.push(format!("{} of the usage records do not add up exactly", counts.inexact));
+            let items = count(counts.inexact, "usage item");
+            lines
+                .push(format!("{items} did not divide into whole tokens; the hour keeps the rest"));
+        }
+        if counts.busy > 0 {
+            let items = count(counts.busy, "usage item");
+            lines.push(format!(
+                "{items} changed meanwhile: switch the Python aggregator off, and again"
+            ));
         }
         if counts.expired > 0 {
             lines.push(format!("{} left alone", count(counts.expired, "expired bucket")));

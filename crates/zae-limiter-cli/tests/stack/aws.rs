@@ -167,3 +167,13 @@ pub(crate) fn python_client(release: &str, table: &str, requests: &[(&str, Value
     assert_eq!(answers.len(), requests.len(), "{release}: {lines}");
     answers
 }
+
+/// Books usage with a release of the Python aggregator, or reads it with the client: see `usage.py`.
+pub(crate) fn python_usage(release: &str, table: &str, what: &str) -> Value {
+    let python = venv(&[&format!("zae-limiter=={release}")]).join("bin/python");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stack/usage.py");
+    let output = Command::new(python).args([script, endpoint(), table, what]).output().unwrap();
+    let ran = Ran::of(output);
+    assert_eq!(ran.code, 0, "{release}: {}", ran.err);
+    serde_json::from_str(&ran.out).unwrap()
+}

@@ -4,7 +4,7 @@
 mod aws;
 mod permissions;
 
-use aws::{python, python_client, run};
+use aws::{python, python_client, python_usage, run};
 use serde_json::json;
 
 /// A small program that every Linux has, in the aggregator's place: what it does is of no matter here.
@@ -181,6 +181,8 @@ fn a_table_is_adopted(release: &str) {
             status["limits"].clone()
         })
     };
+    let booked = python_usage(release, &table, "book");
+    assert_eq!(requests(&booked, "hourly") + requests(&booked, "daily"), 76, "{booked}");
     let before = (python_client(release, &table, &read), ours());
     assert_eq!(before.0[4]["ok"]["rpm"], 900, "{:?}", before.0);
     assert_eq!(before.1[0][0]["available"], 900);
@@ -188,11 +190,29 @@ fn a_table_is_adopted(release: &str) {
     assert_eq!(upgraded["migration"]["unknown_items"], 0, "{upgraded}");
     let after = (python_client(release, &table, &read), ours());
     assert_eq!(after, before, "{release}");
+    assert_eq!(upgraded["migration"]["usage_records"], 2, "{upgraded}");
+    assert_eq!(upgraded["migration"]["inexact_usage_items"], 0, "{upgraded}");
+    // All in all the same, and each window by itself as it was used.
+    let divided = python_usage(release, &table, "read");
+    assert_eq!((requests(&divided, "hourly"), requests(&divided, "daily")), (38, 38), "{divided}");
+    for (window, wanted) in [("hourly", vec![7, 20, 11]), ("daily", vec![27, 11])] {
+        let words = format!("usage list -e key-1 -r gpt-4 -w {window} --start 2026-11-01");
+        let list = run(&format!("{words} --name {table} -o json")).json();
+        let list = list.as_array().unwrap().iter();
+        let used: Vec<i64> = list.map(|one| one["consumed"]["rpm"].as_i64().unwrap()).collect();
+        assert_eq!(used, wanted, "{window}");
+    }
     // Both go on together.
     assert_eq!(run(&format!("acquire key-1 gpt-4 -c rpm:50 --name {table}")).code, 0);
     let left = python_client(release, &table, &read[4..5]);
     assert_eq!(left[0]["ok"]["rpm"], 850);
     assert_eq!(run(&format!("check --name {table}")).code, 0);
+}
+
+/// The requests of all usage records of a window.
+fn requests(usage: &serde_json::Value, window: &str) -> i64 {
+    let rows = usage.as_array().unwrap().iter().filter(|row| row[0] == window);
+    rows.map(|row| row[2].as_i64().unwrap()).sum()
 }
 
 #[test]

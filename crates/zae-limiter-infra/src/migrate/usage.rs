@@ -8,16 +8,16 @@
 //! > V = x + (x + H) + (x + H + S)
 //!
 //! as far as the windows are booked at all. H and S are known from the other items, so x is, and with
-//! it the day and the month. The shared item stays as it is, for those who read it that way; the day
-//! and the month are written under names of their own.
+//! it the day and the month. They are written under names of their own, and the hour keeps the rest, in
+//! one transaction: what all records of the three windows add up to stays the same.
 
 use std::collections::BTreeMap;
 
 use zae_limiter_core::{Key, LimitName, Millitokens, Record, Timestamp, Usage, UsageKey, Window};
-use zae_limiter_schema::records::{Before, decode, encode};
+use zae_limiter_schema::records::{Before, Encoded, decode, encode};
 use zae_limiter_schema::{
-    Consistency, Item, ItemKey, PAGE_ITEMS_MAX, Query, Range, Step, Table, TableError,
-    TableErrorKind, Update, Updated, Value,
+    Change, Consistency, Item, ItemKey, PAGE_ITEMS_MAX, Query, Range, Step, Table, TableError,
+    TableErrorKind, Transacted, Update, Value,
 };
 
 use super::{Counts, MigrateError, Migration, Run};
@@ -25,16 +25,26 @@ use super::{Counts, MigrateError, Migration, Run};
 /// Amounts by limit, and the number of events under no name.
 type Amounts = BTreeMap<Option<LimitName>, i64>;
 
-/// What day and month come to, and whether that is exact.
+/// What an item is divided into.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Split {
+    hour: Amounts,
     day: Option<Amounts>,
     month: Option<Amounts>,
     inexact: bool,
 }
 
+/// The usage items of one entity on one resource in one month, by their first moment.
+#[derive(Debug, Default)]
+struct Month {
+    /// Those that are named by a moment.
+    moments: BTreeMap<Timestamp, Item>,
+    /// Those of days that have names of their own.
+    days: BTreeMap<Timestamp, Item>,
+}
+
 impl Migration {
-    /// Writes day and month out of an item that holds them, where they are not there yet.
+    /// Divides an item that holds an hour, a day and perhaps a month, where that is not done yet.
     pub(super) async fn split_usage(
         &self,
         table: &dyn Table,
@@ -43,30 +53,48 @@ impl Migration {
         counts: &mut Counts,
     ) -> Result<(), MigrateError> {
         let is_shared = key.window == Window::Hourly && Window::Daily.start(key.start) == key.start;
-        // Ours book windows apart and say so in the name.
-        let label = item.get("window_start").and_then(Value::as_str).unwrap_or_default();
-        if !is_shared || !label.ends_with("T00:00:00Z") || is_ours(item) {
+        let has_month = self.windows.contains(&Window::Monthly)
+            && Window::Monthly.start(key.start) == key.start;
+        if !is_shared || is_ours(item) || !(self.windows.contains(&Window::Daily) || has_month) {
             return Ok(());
         }
         let month = self.month_of(table, key).await?;
-        let split = self.split(key, item, &month)?;
-        for (window, amounts) in [(Window::Daily, split.day), (Window::Monthly, split.month)] {
+        if month.days.contains_key(&key.start) {
+            return Ok(());
+        }
+        let split = self.split(key, item, &month, has_month)?;
+        let mut changes = Vec::new();
+        for (window, amounts) in [(Window::Daily, &split.day), (Window::Monthly, &split.month)] {
             let Some(amounts) = amounts else { continue };
-            let record = usage_of(key, window, &amounts, item);
-            if self.write_usage(table, record).await? {
-                counts.usage += 1;
-                counts.inexact += u64::from(split.inexact);
+            changes.push(change(usage_of(key, window, amounts, item), Before::Absent));
+        }
+        let written = changes.len() as u64;
+        let hour = usage_of(key, Window::Hourly, &split.hour, item);
+        changes.push(match split.hour.values().all(|amount| *amount == 0) {
+            // Nothing was used in that hour: the item was the day's alone.
+            true => Change::Delete(item_key(key), encode_over(hour, item).pins),
+            false => change(hour, Before::Item(item)),
+        });
+        if self.run == Run::Real {
+            match table.transact(&changes).await? {
+                Transacted::Done(_) => {}
+                // Somebody has divided it meanwhile, or booked something into it.
+                Transacted::Unmet(failed, _) if failed.first().is_some_and(Option::is_some) => {
+                    return Ok(());
+                }
+                Transacted::Unmet(..) => {
+                    counts.busy += 1;
+                    return Ok(());
+                }
             }
         }
+        counts.usage += written;
+        counts.inexact += u64::from(split.inexact);
         Ok(())
     }
 
-    /// All usage items of the entity on the resource in the month, by their first moment.
-    async fn month_of(
-        &self,
-        table: &dyn Table,
-        key: &UsageKey,
-    ) -> Result<BTreeMap<Timestamp, Item>, MigrateError> {
+    /// All usage items of the entity on the resource in the month.
+    async fn month_of(&self, table: &dyn Table, key: &UsageKey) -> Result<Month, MigrateError> {
         let month = Window::Monthly.label(Window::Monthly.start(key.start));
         let prefix = format!("#USAGE#{}#{month}-", key.resource);
         let partition = ItemKey::of(&Key::Usage(key.clone())).pk;
@@ -79,14 +107,16 @@ impl Migration {
             consistency: Consistency::Strong,
             after: None,
         };
-        let mut found = BTreeMap::new();
+        let mut found = Month::default();
         loop {
             let answer = table.query(&query).await?;
             for item in answer.items {
                 let label = item.get("SK").and_then(Value::as_str).unwrap_or_default();
                 let label = label.rsplit('#').next().unwrap_or_default();
-                if let Some(start) = Window::Hourly.start_of(label).filter(|_| label.len() == 20) {
-                    found.insert(start, item);
+                if let Some(start) = Window::Daily.start_of(label).filter(|_| label.len() == 10) {
+                    found.days.insert(start, item);
+                } else if let Some(start) = Window::Hourly.start_of(label) {
+                    found.moments.insert(start, item);
                 }
             }
             match answer.next {
@@ -100,88 +130,100 @@ impl Migration {
         &self,
         key: &UsageKey,
         item: &Item,
-        month: &BTreeMap<Timestamp, Item>,
+        month: &Month,
+        has_month: bool,
     ) -> Result<Split, MigrateError> {
-        let has = |window| self.windows.contains(&window);
-        let has_month = has(Window::Monthly) && Window::Monthly.start(key.start) == key.start;
-        let (day, mut inexact) = self.day(key, item, month, has_month)?;
-        let mut split = Split::default();
+        let others = self.other_days(key, month, has_month)?;
+        let (day, inexact) = self.day(key, item, month, has_month.then_some(&others))?;
+        let mut split = Split { inexact, hour: amounts(key, item)?, ..Split::default() };
+        if self.windows.contains(&Window::Daily) {
+            subtract(&mut split.hour, &day);
+            split.day = Some(day.clone());
+        }
         if has_month {
-            let mut total = day.clone();
-            let days = month.iter().filter(|(start, _)| {
-                **start > key.start && Window::Daily.start(**start) == **start
-            });
-            for (start, item) in days {
-                let other = UsageKey { start: *start, ..key.clone() };
-                let (amounts, odd) = self.day(&other, item, month, false)?;
-                inexact |= odd;
-                add(&mut total, &amounts);
-            }
+            let mut total = day;
+            add(&mut total, &others);
+            subtract(&mut split.hour, &total);
             split.month = Some(total);
         }
-        if has(Window::Daily) {
-            split.day = Some(day);
-        }
-        split.inexact = inexact;
         Ok(split)
     }
 
-    /// What was used on the day that begins with `key`, and whether the shares do not add up.
+    /// What was used on the other days of the month that begins with `key`.
+    fn other_days(
+        &self,
+        key: &UsageKey,
+        month: &Month,
+        has_month: bool,
+    ) -> Result<Amounts, MigrateError> {
+        let mut total = Amounts::new();
+        let is_other_day =
+            |at: &Timestamp| *at > key.start && Window::Daily.start(*at) == *at && has_month;
+        for (start, item) in month.days.iter().filter(|(at, _)| is_other_day(at)) {
+            add(&mut total, &amounts(&UsageKey { start: *start, ..key.clone() }, item)?);
+        }
+        for (start, item) in month.moments.iter().filter(|(at, _)| is_other_day(at)) {
+            if !month.days.contains_key(start) {
+                let other = UsageKey { start: *start, ..key.clone() };
+                add(&mut total, &self.day(&other, item, month, None)?.0);
+            }
+        }
+        Ok(total)
+    }
+
+    /// What was used on the day that begins with `key`, by the item that holds its first hour too, and
+    /// whether the shares do not add up. `others` is what was used on the other days, where the item
+    /// holds the month as well.
     fn day(
         &self,
         key: &UsageKey,
         item: &Item,
-        month: &BTreeMap<Timestamp, Item>,
-        has_month: bool,
+        month: &Month,
+        others: Option<&Amounts>,
     ) -> Result<(Amounts, bool), MigrateError> {
-        let shared = amounts(key, item)?;
-        let mut others = Amounts::new();
+        let mut hours = Amounts::new();
         let end = Window::Daily.end(key.start);
-        for (start, item) in month.iter().filter(|(at, _)| **at > key.start && **at < end) {
-            add(&mut others, &amounts(&UsageKey { start: *start, ..key.clone() }, item)?);
-        }
-        let mut other_days = Amounts::new();
-        if has_month {
-            for (start, item) in
-                month.iter().filter(|(at, _)| **at > key.start && Window::Daily.start(**at) == **at)
-            {
-                let other = UsageKey { start: *start, ..key.clone() };
-                add(&mut other_days, &self.day(&other, item, month, false)?.0);
-            }
+        for (start, item) in month.moments.iter().filter(|(at, _)| **at > key.start && **at < end) {
+            add(&mut hours, &amounts(&UsageKey { start: *start, ..key.clone() }, item)?);
         }
         // Who wrote the item first: without the hour among them, nothing was used in it.
-        let first = item.get("window").and_then(Value::as_str).unwrap_or("hourly");
-        let has_hour = first == "hourly";
+        let has_hour = item.get("window").and_then(Value::as_str) != Some("daily")
+            && item.get("window").and_then(Value::as_str) != Some("monthly");
         let has_day = self.windows.contains(&Window::Daily);
-        let times = i64::from(has_hour) + i64::from(has_day) + i64::from(has_month);
+        let times = i64::from(has_hour) + i64::from(has_day) + i64::from(others.is_some());
         let (mut day, mut inexact) = (Amounts::new(), false);
-        for (name, total) in &shared {
-            let of = |amounts: &Amounts| amounts.get(name).copied().unwrap_or(0);
-            let known = i64::from(has_day) * of(&others)
-                + i64::from(has_month) * (of(&others) + of(&other_days));
+        for (name, total) in amounts(key, item)? {
+            let of = |amounts: &Amounts| amounts.get(&name).copied().unwrap_or(0);
+            let known = i64::from(has_day) * of(&hours)
+                + others.map_or(0, |others| of(&hours) + of(others));
             let rest = (total - known).max(0);
             let unit = if name.is_some() { 1_000 } else { 1 };
-            inexact |= total < &known || rest % (times.max(1) * unit) != 0;
-            day.insert(name.clone(), rest / times.max(1) + of(&others));
+            inexact |= total < known || rest % (times.max(1) * unit) != 0;
+            let in_hour = rest / times.max(1) / unit * unit;
+            // Where the item holds nothing but the day, that is the day.
+            let alone = !has_hour && others.is_none();
+            let used = if alone { total } else { in_hour + of(&hours) };
+            day.insert(name, used);
         }
         Ok((day, inexact))
     }
-
-    /// Whether the record was not there. A dry run looks, and writes nothing.
-    async fn write_usage(&self, table: &dyn Table, usage: Usage) -> Result<bool, MigrateError> {
-        let key = ItemKey::of(&Key::Usage(usage.key.clone()));
-        if self.run == Run::Dry {
-            let read = table.read(&[key], Consistency::Strong).await?;
-            return Ok(read.items.is_empty());
-        }
-        let encoded = encode(&Record::Usage(usage), Before::Absent);
-        let update = Update { key, actions: encoded.actions, conditions: encoded.pins };
-        Ok(matches!(table.update(&update).await?, Updated::Done(..)))
-    }
 }
 
-/// Only items of the Python aggregator call themselves by the first moment and say `daily` beside an
-/// hour's name, or share one; ours carry the last sequence number that was booked.
+fn item_key(key: &UsageKey) -> ItemKey {
+    ItemKey::of(&Key::Usage(key.clone()))
+}
+
+fn encode_over(usage: Usage, item: &Item) -> Encoded {
+    encode(&Record::Usage(usage), Before::Item(item))
+}
+
+fn change(usage: Usage, before: Before<'_>) -> Change {
+    let key = item_key(&usage.key);
+    let encoded = encode(&Record::Usage(usage), before);
+    Change::Update(Update { key, actions: encoded.actions, conditions: encoded.pins })
+}
+
+/// Items that this program's aggregator has booked carry the last sequence number.
 fn is_ours(item: &Item) -> bool {
     item.keys().any(|name| name.starts_with("seq"))
 }
@@ -201,6 +243,12 @@ fn amounts(key: &UsageKey, item: &Item) -> Result<Amounts, MigrateError> {
 fn add(to: &mut Amounts, more: &Amounts) {
     for (name, amount) in more {
         *to.entry(name.clone()).or_default() += amount;
+    }
+}
+
+fn subtract(from: &mut Amounts, less: &Amounts) {
+    for (name, amount) in less {
+        *from.entry(name.clone()).or_default() -= amount;
     }
 }
 
