@@ -76,11 +76,11 @@ pub(crate) struct Globals {
     pub name: Option<zae_limiter::StackName>,
 
     /// The AWS region of the stack
-    #[arg(long, global = true, value_name = "REGION", requires = "stack")]
+    #[arg(long, global = true, value_name = "REGION", conflicts_with = "store")]
     pub region: Option<String>,
 
     /// The address of another DynamoDB endpoint
-    #[arg(long, global = true, value_name = "URL", requires = "stack")]
+    #[arg(long, global = true, value_name = "URL", conflicts_with = "store")]
     pub endpoint_url: Option<String>,
 
     /// The namespace to work in [env: ZAEL_NAMESPACE] [default: default]
@@ -126,6 +126,22 @@ pub(crate) enum Command {
     Usage(commands::usage::Args),
     /// Who changed what, and when
     Audit(commands::audit::Args),
+    /// Put the limiter into an AWS account, or change it there
+    Deploy(commands::deploy::Args),
+    /// Take a stack away
+    Delete(commands::delete::Args),
+    /// Show how a stack is
+    Status(commands::status::Args),
+    /// List the stacks of the account and region
+    List(commands::list::Args),
+    /// Bring a stack to this release; its options stay
+    Upgrade(commands::upgrade::Args),
+    /// Check which releases meet in a stack, and whether they fit
+    Check(commands::check::Args),
+    /// Print the stack's CloudFormation template
+    CfnTemplate(commands::cfn_template::Args),
+    /// Write the aggregator as a zip for Lambda
+    LambdaExport(commands::lambda_export::Args),
     /// A DynamoDB endpoint on this machine: no Docker, no Java, no account
     Local(commands::local::Args),
     /// Print a script that completes commands and options in a shell

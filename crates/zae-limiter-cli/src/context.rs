@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use zae_limiter::dynamodb::aws::DynamoAddress;
 use zae_limiter::{Builder, Clock, Entropy, Error, NamespaceName, RateLimiter, Store, StoreUrl};
 
 use crate::cli::Globals;
@@ -31,6 +32,9 @@ pub(crate) struct Context {
     entropy: fn() -> Entropy,
     stdin: Box<dyn BufRead + Send>,
     store: Option<String>,
+    /// Of a stack that was not named.
+    nameless: DynamoAddress,
+    program: Option<PathBuf>,
     namespace: Option<NamespaceName>,
     env: BTreeMap<String, String>,
     data_dir: Option<PathBuf>,
@@ -51,6 +55,11 @@ impl Context {
             (false, true) => Verbosity::Verbose,
             (false, false) => Verbosity::Normal,
         };
+        let nameless = DynamoAddress {
+            table: String::new(),
+            region: globals.region.clone(),
+            endpoint: globals.endpoint_url.clone(),
+        };
         let store = globals.store.or_else(|| {
             let stack = globals.name?;
             let region = globals.region.map(|region| format!("region={region}"));
@@ -67,6 +76,8 @@ impl Context {
             entropy: world.entropy,
             stdin: world.stdin,
             store,
+            nameless,
+            program: world.program,
             namespace: globals.namespace,
             env: world.env,
             data_dir: world.data_dir,
@@ -85,6 +96,10 @@ impl Context {
     pub(crate) fn chosen_store_url(&self) -> Result<Option<String>, Failure> {
         if let Some(url) = &self.store {
             return Ok(Some(url.clone()));
+        }
+        if self.nameless.region.is_some() || self.nameless.endpoint.is_some() {
+            let failure = Failure::usage("--region and --endpoint-url say where a stack is");
+            return Err(failure.hint("name it: --name STACK"));
         }
         let Some(url) = self.var(vars::STORE) else { return Ok(None) };
         let read = grammar::store_url(url).map_err(|misread| {
@@ -109,6 +124,49 @@ impl Context {
         Ok(format!("sqlite:{}", folder.join("limits.db").display()))
     }
 
+    /// The stack that was named, with `--name` or as the store.
+    ///
+    /// # Errors
+    ///
+    /// When none was.
+    pub(crate) fn stack(&self) -> Result<DynamoAddress, Failure> {
+        if let Some(url) = self.chosen_store_url()?
+            && let StoreUrl::Dynamodb(address) = url.parse().map_err(Error::Invalid)?
+        {
+            return Ok(address);
+        }
+        Err(Failure::usage("no stack is named").hint("name it: --name STACK"))
+    }
+
+    /// The account and region that were asked for, whatever the stack.
+    ///
+    /// # Errors
+    ///
+    /// When the store's address is none.
+    pub(crate) fn account(&self) -> Result<DynamoAddress, Failure> {
+        if self.nameless.region.is_some() || self.nameless.endpoint.is_some() {
+            return Ok(self.nameless.clone());
+        }
+        match self.stack() {
+            Ok(address) => Ok(address),
+            Err(_) if self.store.is_none() => Ok(self.nameless.clone()),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// This program's own file.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system does not tell.
+    pub(crate) fn program(&self) -> Result<&std::path::Path, Failure> {
+        self.program.as_deref().ok_or_else(|| {
+            let failure =
+                Failure::new(ExitStatus::Error, "this program does not find its own file");
+            failure.hint("name it: --bootstrap FILE")
+        })
+    }
+
     /// The namespace that was asked for.
     ///
     /// # Errors
@@ -125,6 +183,11 @@ impl Context {
                 vars::NAMESPACE.name
             ))
         })
+    }
+
+    /// Whether a namespace was named with `-N`.
+    pub(crate) fn has_namespace(&self) -> bool {
+        self.namespace.is_some()
     }
 
     /// Opens the store that was asked for, and a limiter in the namespace that was asked for.
@@ -246,6 +309,33 @@ impl Context {
             self.printer.write_err("\n");
         }
         if matches!(answer.trim(), "y" | "Y" | "yes" | "Yes") {
+            return Ok(());
+        }
+        Err(Failure::new(ExitStatus::Error, "nothing was changed"))
+    }
+
+    /// Asks for a name to be typed before something is destroyed for good, unless `--yes` answers
+    /// already.
+    ///
+    /// # Errors
+    ///
+    /// When nobody can answer, or the answer is another one.
+    pub(crate) fn confirm_name(&mut self, yes: Yes, name: &str) -> Result<(), Failure> {
+        if yes.yes {
+            return Ok(());
+        }
+        if !self.printer.terminal.stdin {
+            let failure = Failure::usage(format!("nobody is there to confirm that {name} goes"));
+            return Err(failure.hint("say --yes to go ahead"));
+        }
+        self.printer.write_err(&format!("Type {name} to go ahead: "));
+        let mut answer = String::new();
+        // A stream that cannot be read gives no answer, and no answer is a no.
+        let _ = self.stdin.read_line(&mut answer);
+        if !answer.ends_with('\n') {
+            self.printer.write_err("\n");
+        }
+        if answer.trim() == name {
             return Ok(());
         }
         Err(Failure::new(ExitStatus::Error, "nothing was changed"))

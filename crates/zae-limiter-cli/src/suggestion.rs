@@ -40,6 +40,12 @@ impl Place {
                 &format!("zae-limiter{store}{namespace} {command} "),
             );
         }
+        for command in ["deploy", "delete", "status", "upgrade", "check"] {
+            text = text.replace(
+                &format!("zae-limiter {command}"),
+                &format!("zae-limiter{store} {command}"),
+            );
+        }
         text.replace("zae-limiter namespace ", &format!("zae-limiter{store} namespace "))
     }
 }

@@ -44,6 +44,8 @@ pub struct World {
     pub env: BTreeMap<String, String>,
     /// Where the default store is kept.
     pub data_dir: Option<PathBuf>,
+    /// This program's own file.
+    pub program: Option<PathBuf>,
     /// The limiter's clock.
     pub clock: Arc<dyn Clock>,
     /// The clock by which the program itself waits (`--wait`, the pictures of the demo), apart from
@@ -73,6 +75,7 @@ impl World {
             data_dir: etcetera::choose_base_strategy()
                 .ok()
                 .map(|dirs| etcetera::BaseStrategy::data_dir(&dirs).join("zae-limiter")),
+            program: std::env::current_exe().ok(),
             clock: Arc::new(SystemClock),
             pace: Arc::new(SystemClock),
             entropy: Entropy::from_os,

@@ -1,6 +1,8 @@
 #![doc = include_str!("../../../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "infra")]
+mod stack;
 mod url;
 
 use std::sync::Arc;
@@ -11,9 +13,15 @@ pub use zae_limiter_core::*;
 #[cfg(feature = "dynamodb")]
 #[doc(inline)]
 pub use zae_limiter_dynamodb::{self as dynamodb, DynamoOptions, DynamoStore};
+#[cfg(feature = "infra")]
+#[doc(inline)]
+pub use zae_limiter_infra as infra;
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use zae_limiter_sqlite::{Durability, SqliteOptions, SqliteStore};
+
+#[cfg(feature = "infra")]
+pub use stack::{StackError, ensure_stack};
 
 /// Opens the limiter of the namespace `default` on the store at `url`: see [`StoreUrl`].
 ///

@@ -86,6 +86,7 @@ impl Session {
             args: words(line).into_iter().map(Into::into).collect(),
             env: self.env.clone(),
             data_dir: Some(self.folder.path().join("data")),
+            program: None,
             clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
             pace: Arc::new(Jumping { clock, interrupt_at, interrupter }),
             entropy: || Entropy::seeded(SEED.get()),

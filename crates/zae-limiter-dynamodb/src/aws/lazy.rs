@@ -42,6 +42,11 @@ impl DynamoAddress {
 
     /// A client for this address, with credentials from the environment, a profile, or the machine.
     pub async fn client(&self) -> Client {
+        Client::new(&self.config().await)
+    }
+
+    /// What clients of any service at this address are made of. Nothing is tried again by itself.
+    pub async fn config(&self) -> aws_config::SdkConfig {
         let http = Builder::new()
             .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
             .build_https();
@@ -66,7 +71,7 @@ impl DynamoAddress {
         if let Some(endpoint) = &self.endpoint {
             loader = loader.endpoint_url(endpoint);
         }
-        Client::new(&loader.load().await)
+        loader.load().await
     }
 }
 

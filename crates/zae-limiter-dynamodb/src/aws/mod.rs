@@ -8,6 +8,7 @@ mod convert;
 mod create;
 mod errors;
 mod lazy;
+mod scan;
 
 use std::collections::HashMap;
 use std::fmt;

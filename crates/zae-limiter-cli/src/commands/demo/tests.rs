@@ -136,6 +136,7 @@ fn context(clock: &Arc<ManualClock>) -> Context {
         args: Vec::new(),
         env: BTreeMap::new(),
         data_dir: None,
+        program: None,
         clock: Arc::clone(clock) as Arc<dyn Clock>,
         pace: Arc::new(Jumping(Arc::clone(clock))),
         entropy: || Entropy::seeded(1),

@@ -1,0 +1,37 @@
+//! `cfn-template`
+
+use zae_limiter_infra::{RetainTable, template};
+
+use crate::context::Context;
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+
+const AFTER_HELP: &str = "\
+Examples:
+  zae-limiter cfn-template > stack.yaml
+  aws cloudformation deploy --template-file stack.yaml --stack-name my-app \\
+      --capabilities CAPABILITY_NAMED_IAM --parameter-overrides EnableAggregator=false
+
+With an aggregator, put the zip of `lambda-export` into a bucket and name both with the parameters
+AggregatorCodeBucket and AggregatorCodeKey.";
+
+/// Arguments of `cfn-template`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct Args {
+    /// Keep the table when the stack is deleted
+    #[arg(long)]
+    retain_table: bool,
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "as all commands")]
+pub(crate) fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
+    let retain = if args.retain_table { RetainTable::Yes } else { RetainTable::No };
+    let template = template(retain);
+    if context.printer.is_json() {
+        context.printer.json(&serde_json::json!({ "template": template }));
+    } else {
+        context.printer.write(&template);
+    }
+    Ok(ExitStatus::Done)
+}

@@ -1,0 +1,50 @@
+//! `check`
+
+use zae_limiter_infra::records;
+use zae_limiter_infra::versions::{Verdict, Versions};
+
+use crate::columns::print_fields;
+use crate::context::Context;
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+
+use super::stack;
+use super::status::{VersionsJson, unreadable, version_fields};
+
+const AFTER_HELP: &str = "\
+Exit status 0 when this program can use the table, 1 when it cannot, 4 when there is no table.";
+
+/// Arguments of `check`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct Args {}
+
+pub(crate) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
+    let address = context.stack()?;
+    let account = stack::connect(context, &address).await?;
+    let name = &address.table;
+    let state = account.cloud.stack(name).await?;
+    if account.cloud.table(name).await?.is_none() {
+        let failure = Failure::new(ExitStatus::NotFound, format!("there is no table {name}"));
+        return Err(failure.hint("zae-limiter deploy makes one"));
+    }
+    let table = stack::table(context, &address).await;
+    let record = records::read_version(&table).await.map_err(unreadable)?;
+    let versions = Versions::of(state.as_ref(), record.as_ref());
+    let json = VersionsJson::from(&versions);
+    if context.printer.is_json() {
+        context.printer.json(&json);
+    } else {
+        print_fields(&mut context.printer, version_fields(&json));
+        match versions.verdict() {
+            Verdict::Current => {}
+            Verdict::Behind(_) => context.printer.say("bring it up to date: zae-limiter upgrade"),
+            Verdict::NeedsMigration => {
+                context.printer.say("migrate the table: zae-limiter upgrade");
+            }
+            Verdict::ProgramTooOld(_) => context.printer.say("upgrade this program"),
+        }
+    }
+    let compatible = versions.verdict().is_compatible();
+    Ok(if compatible { ExitStatus::Done } else { ExitStatus::Error })
+}

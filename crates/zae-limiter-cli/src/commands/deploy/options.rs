@@ -1,0 +1,241 @@
+//! The options of a stack, as they are typed.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use zae_limiter::Window;
+use zae_limiter_infra::{Architecture, Iam, NameFormat, ResourceIndex, RetainTable, StackOptions};
+
+use crate::failure::Failure;
+
+/// Options of the stack. What is not given is the default.
+#[derive(clap::Args, Debug)]
+pub(crate) struct OptionArgs {
+    /// The windows in which usage is booked
+    #[arg(
+        long,
+        value_name = "WINDOWS",
+        value_enum,
+        value_delimiter = ',',
+        help_heading = "Aggregator",
+        default_value = "hourly,daily"
+    )]
+    snapshot_windows: Vec<WindowArg>,
+
+    /// How long usage is kept
+    #[arg(long, value_name = "DAYS", default_value_t = 90, help_heading = "Aggregator")]
+    usage_retention_days: u32,
+
+    /// Without aggregator: no usage records, no archive, no refill ahead of need
+    #[arg(long, help_heading = "Aggregator")]
+    no_aggregator: bool,
+
+    /// After how many seconds the aggregator is stopped
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, help_heading = "Aggregator")]
+    lambda_timeout: u32,
+
+    /// How much memory the aggregator has, in MB
+    #[arg(long, value_name = "MB", default_value_t = 256, help_heading = "Aggregator")]
+    lambda_memory: u32,
+
+    /// How long the aggregator's logs are kept
+    #[arg(long, value_name = "DAYS", default_value_t = 30, help_heading = "Aggregator")]
+    log_retention_days: u32,
+
+    /// Send traces of the aggregator to X-Ray
+    #[arg(long, help_heading = "Aggregator")]
+    enable_tracing: bool,
+
+    /// How long audit events stay in the table, for programs that open the limiter with the stack's
+    /// options
+    #[arg(long, value_name = "DAYS", default_value_t = 90, help_heading = "Audit")]
+    audit_retention_days: u32,
+
+    /// Let expired audit events go, without an archive in S3
+    #[arg(long, help_heading = "Audit")]
+    no_audit_archival: bool,
+
+    /// After how many days archived events move to Glacier
+    #[arg(long, value_name = "DAYS", default_value_t = 90, help_heading = "Audit")]
+    audit_archive_glacier_days: u32,
+
+    /// How far back the table can be restored
+    #[arg(long, value_name = "DAYS", default_value_t = 35, help_heading = "Table")]
+    pitr_recovery_days: u32,
+
+    /// Let the table refuse to be deleted
+    #[arg(long, help_heading = "Table")]
+    enable_deletion_protection: bool,
+
+    /// Keep the table when the stack is deleted
+    #[arg(long, help_heading = "Table")]
+    retain_table: bool,
+
+    /// What the index by resource holds; `all` is for Python readers and doubles every write
+    #[arg(long, value_enum, default_value_t, value_name = "KIND", help_heading = "Table")]
+    gsi2_projection: ProjectionArg,
+
+    /// Without alarms
+    #[arg(long, help_heading = "Alarms")]
+    no_alarms: bool,
+
+    /// The SNS topic that alarms notify
+    #[arg(long, value_name = "ARN", help_heading = "Alarms")]
+    alarm_sns_topic: Option<String>,
+
+    /// Make roles for applications, administrators and readers
+    #[arg(long, conflicts_with = "no_iam", help_heading = "Permissions")]
+    create_iam_roles: bool,
+
+    /// Make no policies and no roles
+    #[arg(long, help_heading = "Permissions")]
+    no_iam: bool,
+
+    /// A role for the aggregator that is there already
+    #[arg(long, value_name = "ARN", help_heading = "Permissions")]
+    aggregator_role_arn: Option<String>,
+
+    /// The policy that bounds every role: its name or ARN
+    #[arg(long, value_name = "POLICY", help_heading = "Permissions")]
+    permission_boundary: Option<String>,
+
+    /// How roles are called; {} stands for the default name
+    #[arg(long, value_name = "FORMAT", help_heading = "Permissions")]
+    role_name_format: Option<String>,
+
+    /// How policies are called; {} stands for the default name
+    #[arg(long, value_name = "FORMAT", help_heading = "Permissions")]
+    policy_name_format: Option<String>,
+
+    /// A tag on everything in the stack; can be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value, help_heading = "Command options")]
+    tag: Vec<(String, String)>,
+}
+
+/// Where the aggregator comes from.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Bootstrap {
+    /// The aggregator's executable, where it is not this program: a build for another processor
+    #[arg(long, value_name = "FILE", help_heading = "Aggregator")]
+    pub(super) bootstrap: Option<PathBuf>,
+
+    /// For which processor it has to be; without it, the executable's own
+    #[arg(long, value_enum, value_name = "NAME", help_heading = "Aggregator")]
+    architecture: Option<ArchitectureArg>,
+}
+
+impl Bootstrap {
+    pub(crate) fn architecture(&self) -> Option<Architecture> {
+        self.architecture.map(|one| match one {
+            ArchitectureArg::X86_64 => Architecture::X86_64,
+            ArchitectureArg::Arm64 => Architecture::Arm64,
+        })
+    }
+
+    pub(crate) fn into_file(self) -> Option<PathBuf> {
+        self.bootstrap
+    }
+}
+
+/// A window in which usage is booked.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum WindowArg {
+    Hourly,
+    Daily,
+    Monthly,
+}
+
+impl WindowArg {
+    pub(crate) fn window(self) -> Window {
+        match self {
+            Self::Hourly => Window::Hourly,
+            Self::Daily => Window::Daily,
+            Self::Monthly => Window::Monthly,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ArchitectureArg {
+    #[value(name = "x86_64")]
+    X86_64,
+    Arm64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum ProjectionArg {
+    /// Keys: a write of a bucket does not write the index.
+    #[default]
+    KeysOnly,
+    /// Everything, as the Python client has it.
+    All,
+}
+
+fn key_and_value(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) => Ok((key.to_owned(), value.to_owned())),
+        None => Err("write KEY=VALUE".to_owned()),
+    }
+}
+
+impl OptionArgs {
+    /// What was typed, as the stack's options; their rules are checked when they become a plan.
+    pub(super) fn stack_options(&self, name: &str) -> Result<StackOptions, Failure> {
+        let windows = self.snapshot_windows.iter().map(|one| one.window());
+        let name = name.parse().map_err(zae_limiter::Error::Invalid)?;
+        let mut options = StackOptions::new(name)
+            .snapshot_windows(windows)
+            .usage_retention_days(self.usage_retention_days)
+            .audit_retention_days(self.audit_retention_days)
+            .audit_archive_glacier_days(self.audit_archive_glacier_days)
+            .pitr_recovery_days(self.pitr_recovery_days)
+            .log_retention_days(self.log_retention_days)
+            .lambda_timeout(self.lambda_timeout)
+            .lambda_memory(self.lambda_memory)
+            .iam(match (self.no_iam, self.create_iam_roles) {
+                (true, _) => Iam::None,
+                (false, true) => Iam::Roles,
+                (false, false) => Iam::Policies,
+            })
+            .resource_index(match self.gsi2_projection {
+                ProjectionArg::KeysOnly => ResourceIndex::KeysOnly,
+                ProjectionArg::All => ResourceIndex::All,
+            })
+            .retain_table(if self.retain_table { RetainTable::Yes } else { RetainTable::No });
+        type Switch = fn(StackOptions) -> StackOptions;
+        let switches: [(bool, Switch); 5] = [
+            (self.no_aggregator, StackOptions::no_aggregator),
+            (self.no_alarms, StackOptions::no_alarms),
+            (self.no_audit_archival, StackOptions::no_audit_archival),
+            (self.enable_tracing, StackOptions::enable_tracing),
+            (self.enable_deletion_protection, StackOptions::enable_deletion_protection),
+        ];
+        for (_, switch) in switches.into_iter().filter(|(is_on, _)| *is_on) {
+            options = switch(options);
+        }
+        if let Some(arn) = &self.alarm_sns_topic {
+            options = options.alarm_sns_topic(arn);
+        }
+        if let Some(arn) = &self.aggregator_role_arn {
+            options = options.aggregator_role_arn(arn);
+        }
+        if let Some(policy) = &self.permission_boundary {
+            options = options.permission_boundary(policy);
+        }
+        if let Some(format) = &self.role_name_format {
+            options = options.role_name_format(name_format("role-name-format", format)?);
+        }
+        if let Some(format) = &self.policy_name_format {
+            options = options.policy_name_format(name_format("policy-name-format", format)?);
+        }
+        for (key, value) in &self.tag {
+            options = options.tag(key, value);
+        }
+        Ok(options)
+    }
+}
+
+fn name_format(option: &'static str, format: &str) -> Result<NameFormat, Failure> {
+    let parsed: Result<NameFormat, _> = format.parse();
+    Ok(parsed.map_err(|error| zae_limiter_infra::InvalidOption { option, ..error })?)
+}

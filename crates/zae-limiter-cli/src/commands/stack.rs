@@ -1,0 +1,143 @@
+//! What the commands about stacks share.
+
+use std::sync::Arc;
+
+use zae_limiter::dynamodb::aws::{AwsTable, DynamoAddress};
+use zae_limiter_infra::aws::AwsCloud;
+use zae_limiter_infra::{
+    Architecture, Cloud, CloudError, CloudErrorKind, DeployError, Deployer, InvalidOption, Package,
+    PackageError, Progress, StackEvent,
+};
+
+use crate::context::Context;
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+use crate::printer::Printer;
+
+/// An account, and what deploys there.
+pub(crate) struct Account {
+    pub(crate) cloud: Arc<dyn Cloud>,
+    pub(crate) deployer: Deployer,
+}
+
+/// The account and region of an address.
+pub(crate) async fn connect(
+    context: &Context,
+    address: &DynamoAddress,
+) -> Result<Account, Failure> {
+    let cloud: Arc<dyn Cloud> = Arc::new(AwsCloud::connect(address).await?);
+    let deployer = Deployer::new(Arc::clone(&cloud), Arc::clone(&context.pace));
+    Ok(Account { cloud, deployer })
+}
+
+/// The table of an address.
+pub(crate) async fn table(context: &Context, address: &DynamoAddress) -> AwsTable {
+    AwsTable::new(address.client().await, &address.table, Arc::clone(&context.pace))
+}
+
+/// The aggregator: this program, or the file that was named.
+pub(crate) fn package(
+    context: &Context,
+    bootstrap: Option<&std::path::Path>,
+    wanted: Option<Architecture>,
+) -> Result<Package, Failure> {
+    let file = match bootstrap {
+        Some(file) => file,
+        None => context.program()?,
+    };
+    let program = std::fs::read(file).map_err(|error| {
+        let message = format!("{} cannot be read", file.display());
+        Failure::new(ExitStatus::Error, message).caused_by(&error)
+    })?;
+    Package::of(&program, wanted).map_err(|error: PackageError| {
+        let message = format!("{} cannot be the aggregator", file.display());
+        Failure::usage(message).caused_by(&error).hint(error.hint())
+    })
+}
+
+/// Tells a person what happens to a stack: a line for everything that is done or failed, and a line
+/// of progress for what is under way.
+pub(crate) struct Telling<'a> {
+    printer: &'a mut Printer,
+    done: u32,
+}
+
+impl<'a> Telling<'a> {
+    pub(crate) fn new(printer: &'a mut Printer) -> Self {
+        Self { printer, done: 0 }
+    }
+}
+
+impl Progress for Telling<'_> {
+    fn event(&mut self, event: &StackEvent) {
+        let status = event.status.as_str().to_lowercase().replace('_', " ");
+        let line = format!("  {status:<20} {:<28} {}", short(&event.kind), event.resource);
+        if event.is_stack() {
+            self.printer.progress(format!("stack is {status}"));
+        } else if event.status.is_under_way() {
+            self.printer.progress(format!("{} done; {}", self.done, line.trim_start()));
+        } else {
+            self.done += 1;
+            self.printer.say_unless_json(line);
+            if let Some(reason) = event.reason.as_ref().filter(|_| event.status.is_bad()) {
+                self.printer.say_unless_json(format!("    {reason}"));
+            }
+        }
+    }
+
+    fn step(&mut self, what: &str) {
+        self.printer.say_unless_json(what);
+    }
+}
+
+/// `AWS::DynamoDB::Table` without what all of them have.
+fn short(kind: &str) -> &str {
+    kind.strip_prefix("AWS::").unwrap_or(kind)
+}
+
+impl From<CloudError> for Failure {
+    fn from(error: CloudError) -> Self {
+        let status = match error.kind {
+            CloudErrorKind::Unavailable => ExitStatus::Unavailable,
+            CloudErrorKind::NotFound => ExitStatus::NotFound,
+            CloudErrorKind::Denied | CloudErrorKind::Rejected => ExitStatus::Error,
+        };
+        let failure = Self::new(status, error.message.clone());
+        match std::error::Error::source(&error) {
+            // What AWS says is in the message already, where it said something.
+            Some(source) if error.kind == CloudErrorKind::Unavailable => failure.caused_by(source),
+            _ => failure,
+        }
+    }
+}
+
+impl From<InvalidOption> for Failure {
+    fn from(error: InvalidOption) -> Self {
+        let InvalidOption { option, value, rule } = error;
+        let failure = Self::usage(format!("invalid value {value:?} for --{option}: it {rule}"));
+        failure.hint("nothing was sent")
+    }
+}
+
+impl From<DeployError> for Failure {
+    fn from(error: DeployError) -> Self {
+        let message = error.to_string();
+        match error {
+            DeployError::Cloud(error) => error.into(),
+            DeployError::NotOurs { hint, .. } | DeployError::Stuck { hint, .. } => {
+                Self::new(ExitStatus::Error, message).hint(hint)
+            }
+            DeployError::NoStack { .. } => Self::new(ExitStatus::NotFound, message)
+                .hint("zae-limiter list shows those there are; zae-limiter deploy makes one"),
+            DeployError::Failed { cause, .. } => {
+                let mut failure = Self::new(ExitStatus::Error, message);
+                if let Some(cause) = cause {
+                    let what = format!("{} ({})", cause.resource, short(&cause.kind));
+                    failure.causes.push(format!("{what}: {}", cause.reason));
+                    failure.hint = cause.hint();
+                }
+                failure
+            }
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! `upgrade`
+
+use serde::Serialize;
+use zae_limiter::dynamodb::aws::DynamoAddress;
+use zae_limiter_infra::migrate::{self, Counts, MigrateError, Migration, Run};
+use zae_limiter_infra::versions::{PROGRAM, Versions};
+use zae_limiter_infra::{Deployed, Maker, StackPlan, StackState, records};
+
+use crate::context::Context;
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+use crate::printer::count;
+
+use super::deploy::{Bootstrap, WindowArg, prepare};
+use super::stack::{self, Account, Telling};
+use super::status::unreadable;
+
+const AFTER_HELP: &str = "\
+Examples:
+  zae-limiter upgrade --name my-app --dry-run
+  zae-limiter upgrade --name my-app
+  zae-limiter upgrade --name my-app --bootstrap ./zae-limiter-arm64
+
+First the table: one that the Python client has made or written last is read through, index entries
+that are missing are added, and usage that its aggregator booked into one item is divided. Limits and
+balances stay as they are, clients may go on meanwhile (the Python aggregator should not), and a run
+that was interrupted is started again. Then template and aggregator; every option and tag of the stack stays.
+With -N one namespace of the table is migrated and nothing else. A stack or table of a later release
+is refused: nothing is ever downgraded.";
+
+/// Arguments of `upgrade`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct Args {
+    /// Say what there is to do, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Migrate the table and leave the stack alone
+    #[arg(long)]
+    table_only: bool,
+
+    /// The windows that the Python aggregator was set to book
+    #[arg(
+        long,
+        value_name = "WINDOWS",
+        value_enum,
+        value_delimiter = ',',
+        default_value = "hourly,daily"
+    )]
+    snapshot_windows: Vec<WindowArg>,
+
+    #[command(flatten)]
+    bootstrap: Bootstrap,
+}
+
+#[derive(Serialize)]
+struct UpgradeJson<'a> {
+    stack: &'a str,
+    from: Option<String>,
+    to: &'static str,
+    changed: bool,
+    dry_run: bool,
+    migration: Option<CountsJson>,
+}
+
+#[derive(Serialize)]
+struct CountsJson {
+    items: u64,
+    index_entries: u64,
+    usage_records: u64,
+    inexact_usage_items: u64,
+    busy_usage_items: u64,
+    expired_buckets: u64,
+    unknown_items: u64,
+}
+
+impl From<Counts> for CountsJson {
+    fn from(counts: Counts) -> Self {
+        Self {
+            items: counts.seen,
+            index_entries: counts.indexed,
+            usage_records: counts.usage,
+            inexact_usage_items: counts.inexact,
+            busy_usage_items: counts.busy,
+            expired_buckets: counts.expired,
+            unknown_items: counts.unknown,
+        }
+    }
+}
+
+pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
+    let address = context.stack()?;
+    let account = stack::connect(context, &address).await?;
+    let name = address.table.clone();
+    let state = account.cloud.stack(&name).await?;
+    if account.cloud.table(&name).await?.is_none() {
+        let failure = Failure::new(ExitStatus::NotFound, format!("there is no table {name}"));
+        return Err(failure.hint("zae-limiter deploy makes one"));
+    }
+    let counts = migrate_table(&args, context, &address).await?;
+    let from = Versions::of(state.as_ref(), None).stack;
+    let one_namespace = context.has_namespace();
+    let ours = state.filter(|state| state.maker() == Maker::Us);
+    let changed = match ours {
+        Some(_) if args.dry_run || args.table_only || one_namespace => false,
+        Some(state) => upgrade_stack(args.bootstrap, context, &account, &address, &state).await?,
+        None => false,
+    };
+    let words = words(&name, args.dry_run, changed, from.as_deref(), counts.as_ref());
+    let migration = counts.map(CountsJson::from);
+    let document =
+        UpgradeJson { stack: &name, from, to: PROGRAM, changed, dry_run: args.dry_run, migration };
+    context.printer.done(&document, words);
+    Ok(ExitStatus::Done)
+}
+
+/// Migrates the table where that is still to be done.
+async fn migrate_table(
+    args: &Args,
+    context: &mut Context,
+    address: &DynamoAddress,
+) -> Result<Option<Counts>, Failure> {
+    let table = stack::table(context, address).await;
+    let version = records::read_version(&table).await.map_err(unreadable)?;
+    if !migrate::is_needed(version.as_ref()) {
+        return Ok(None);
+    }
+    let run = if args.dry_run { Run::Dry } else { Run::Real };
+    let windows = args.snapshot_windows.iter().map(|one| one.window());
+    let mut migration = Migration::new(context.clock.now()).run(run).windows(windows);
+    if context.has_namespace() {
+        let limiter = context.limiter().await?;
+        migration = migration.namespace(limiter.namespace_id().clone());
+    }
+    let printer = &mut context.printer;
+    printer.progress(format!("reading table {}", address.table));
+    let mut progress = |so_far: &Counts| {
+        printer.progress(format!(
+            "{} read, {} added",
+            count(so_far.seen, "item"),
+            so_far.indexed + so_far.usage
+        ));
+    };
+    let counts = migration.migrate(&table, &table, &mut progress).await;
+    Ok(Some(counts.map_err(migration_failure)?))
+}
+
+fn migration_failure(error: MigrateError) -> Failure {
+    let status = match &error {
+        MigrateError::Table(_) => ExitStatus::Unavailable,
+        MigrateError::TooOld(_) | MigrateError::TooNew(_) => ExitStatus::Error,
+    };
+    let failure = Failure::new(status, error.to_string()).hint(error.hint());
+    match std::error::Error::source(&error) {
+        Some(source) => failure.caused_by(source),
+        None => failure,
+    }
+}
+
+/// Brings template and aggregator to this release. Whether that changed anything.
+async fn upgrade_stack(
+    bootstrap: Bootstrap,
+    context: &mut Context,
+    account: &Account,
+    address: &DynamoAddress,
+    state: &StackState,
+) -> Result<bool, Failure> {
+    let stack_name = address.table.parse().map_err(zae_limiter::Error::Invalid)?;
+    let mut plan = StackPlan::upgrade_of(state, stack_name);
+    let package = match plan.has_aggregator {
+        true => {
+            let wanted = bootstrap.architecture();
+            Some(stack::package(context, bootstrap.into_file().as_deref(), wanted)?)
+        }
+        false => None,
+    };
+    if let Some(package) = &package {
+        let architecture = package.architecture().as_str().to_owned();
+        plan.parameters.insert("AggregatorArchitecture".to_owned(), architecture);
+    }
+    let mut telling = Telling::new(&mut context.printer);
+    let deployed = account.deployer.deploy(&plan, package.as_ref(), &mut telling).await?;
+    prepare(context, address).await?;
+    Ok(!matches!(deployed, Deployed::Unchanged(_)))
+}
+
+fn words(
+    name: &str,
+    dry_run: bool,
+    changed: bool,
+    from: Option<&str>,
+    counts: Option<&Counts>,
+) -> String {
+    let mut lines = Vec::new();
+    if let Some(counts) = counts {
+        let verb = if dry_run { "would add" } else { "added" };
+        lines.push(format!(
+            "table {name}: {} read; {verb} index entries to {}, and {}",
+            count(counts.seen, "item"),
+            count(counts.indexed, "item"),
+            count(counts.usage, "usage record"),
+        ));
+        if counts.inexact > 0 {
+            let items = count(counts.inexact, "usage item");
+            lines
+                .push(format!("{items} did not divide into whole tokens; the hour keeps the rest"));
+        }
+        if counts.busy > 0 {
+            let items = count(counts.busy, "usage item");
+            lines.push(format!(
+                "{items} changed meanwhile: switch the Python aggregator off, and again"
+            ));
+        }
+        if counts.expired > 0 {
+            lines.push(format!("{} left alone", count(counts.expired, "expired bucket")));
+        }
+    }
+    lines.push(match (changed, from) {
+        (true, Some(from)) if from != PROGRAM => {
+            format!("upgraded stack {name} from {from} to {PROGRAM}")
+        }
+        (true, _) => format!("brought stack {name} to this build of release {PROGRAM}"),
+        (false, Some(_)) if dry_run => format!("stack {name} was left as it is"),
+        (false, Some(PROGRAM)) if counts.is_none() => {
+            format!("nothing to do: stack {name} is of release {PROGRAM}")
+        }
+        (false, _) => format!("stack {name} was left as it is"),
+    });
+    lines.join("\n")
+}

@@ -1,0 +1,260 @@
+//! The life of a stack, with the real program and the real SDK against an AWS on this machine.
+#![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+
+mod aws;
+mod permissions;
+
+use aws::{python, python_client, python_usage, run};
+use serde_json::json;
+
+/// A small program that every Linux has, in the aggregator's place: what it does is of no matter here.
+const CODE: &str = "--bootstrap /bin/sh";
+
+#[test]
+fn a_stack_is_made_used_changed_and_deleted() {
+    let deployed = run(&format!("deploy --name life {CODE} -o json")).json();
+    assert_eq!(deployed["result"], "created");
+    assert_eq!(deployed["outputs"]["AggregatorName"], "life-aggr");
+    let again = run(&format!("deploy --name life {CODE}"));
+    assert_eq!(again.code, 0, "{}", again.err);
+    assert!(again.err.contains("nothing to do: stack life is as it should be"), "{}", again.err);
+    let changed = run(&format!("deploy --name life {CODE} --lambda-memory 512 -o json")).json();
+    assert_eq!(changed["result"], "updated");
+    assert_eq!(memory_of("life-aggr"), "512");
+
+    // It is ready for whoever may only acquire: the namespace and the version are there.
+    assert_eq!(run("resource set-defaults gpt-4 -l rpm:10 --name life").code, 0);
+    let taken = run("acquire key-1 gpt-4 -c rpm:3 --name life -o json").json();
+    assert_eq!(taken["limits"][0]["available"], 7);
+
+    let status = run("status --name life -o json").json();
+    assert_eq!(status["table"]["status"], "ACTIVE");
+    assert_eq!(status["dead_letters"], 0);
+    assert_eq!(status["versions"]["verdict"], "up to date");
+    assert_eq!(run("check --name life -o json").json()["compatible"], true);
+    let list = run("list -o json").json();
+    assert!(list.as_array().unwrap().iter().any(|stack| stack["name"] == "life"), "{list}");
+
+    // An upgrade has nothing to do, and leaves the changed option alone.
+    let upgraded = run(&format!("upgrade --name life {CODE} -o json")).json();
+    assert_eq!(upgraded["changed"], false);
+    assert_eq!(memory_of("life-aggr"), "512");
+
+    let asked = run("delete --name life");
+    assert_eq!(asked.code, 2, "{}", asked.err);
+    assert!(asked.err.contains("will be deleted") && asked.err.contains("--yes"), "{}", asked.err);
+    let deleted = run("delete --name life --yes -o json").json();
+    let kept = deleted["kept"][0]["name"].as_str().unwrap();
+    assert!(kept.contains("archivebucket"), "{kept}");
+    assert_eq!(run("status --name life").code, 4);
+    assert_eq!(run("delete --name life --yes").code, 4);
+    // The archive does not stand in the way of a new stack of the same name.
+    assert_eq!(run(&format!("deploy --name life {CODE} -o json")).json()["result"], "created");
+    assert_eq!(run("delete --name life --yes").code, 0);
+}
+
+fn memory_of(function: &str) -> String {
+    let line = format!(
+        "print(make('lambda').get_function_configuration(FunctionName='{function}')['MemorySize'])"
+    );
+    python(&line).trim().to_owned()
+}
+
+#[test]
+fn a_failed_deployment_is_explained_and_can_be_tried_again() {
+    // A table of that name is there already.
+    python(
+        "make('dynamodb').create_table(TableName='taken', BillingMode='PAY_PER_REQUEST', \
+         KeySchema=[{'AttributeName': 'a', 'KeyType': 'HASH'}], \
+         AttributeDefinitions=[{'AttributeName': 'a', 'AttributeType': 'S'}])",
+    );
+    let options = "--no-aggregator --no-alarms";
+    let failed = run(&format!("deploy --name taken {options}"));
+    assert_eq!(failed.code, 1, "{} {}", failed.out, failed.err);
+    assert!(failed.err.contains("error: stack taken is ROLLBACK_COMPLETE"), "{}", failed.err);
+    assert!(failed.err.contains("cause: Table (DynamoDB::Table): taken already"), "{}", failed.err);
+    assert!(failed.err.contains("hint: a table of that name exists"), "{}", failed.err);
+    // The guide shows what is printed.
+    let guide = include_str!("../../../../docs/operations.md");
+    let telling = ["create failed", "already exists", "error:", "cause:", "hint:"];
+    for line in failed.err.lines().filter(|line| telling.iter().any(|one| line.contains(one))) {
+        assert!(guide.contains(line), "not in the guide: {line}");
+    }
+    // What was in the way is still there, and once it is gone the same command succeeds.
+    python("make('dynamodb').delete_table(TableName='taken')");
+    let better = run(&format!("deploy --name taken {options}"));
+    assert_eq!(better.code, 0, "{}", better.err);
+    assert!(better.err.contains("an earlier attempt failed"), "{}", better.err);
+    assert_eq!(run("delete --name taken --yes").code, 0);
+}
+
+#[test]
+fn stacks_of_others_are_left_alone() {
+    let template = "Resources: {Q: {Type: 'AWS::SQS::Queue'}}";
+    let make = format!(
+        "make('cloudformation').create_stack(StackName='theirs', TemplateBody={template:?})"
+    );
+    python(&make);
+    for command in ["deploy --no-aggregator", "delete --yes"] {
+        let refused = run(&format!("{command} --name theirs"));
+        assert_eq!(refused.code, 1, "{command}");
+        assert!(refused.err.contains("not a limiter's"), "{}", refused.err);
+    }
+    let list = run("list -o json").json();
+    assert!(!list.to_string().contains("theirs"), "{list}");
+}
+
+#[test]
+fn wrong_options_are_refused_before_anything_is_sent() {
+    for (options, said) in [
+        (
+            "--lambda-timeout 901",
+            "invalid value \"901\" for --lambda-timeout: it must be from 1 to 900",
+        ),
+        ("--role-name-format corp", "must contain {}"),
+        ("--no-iam", "--no-iam"),
+        ("--bootstrap /etc/hostname", "cannot be the aggregator"),
+        ("--bootstrap /bin/sh --architecture arm64", "built for"),
+        ("--snapshot-windows weekly", "weekly"),
+        ("--tag team", "KEY=VALUE"),
+    ] {
+        let refused = run(&format!("deploy --name wrong {options}"));
+        assert_eq!(refused.code, 2, "{options}: {}", refused.err);
+        assert!(refused.err.contains(said), "{options}: {}", refused.err);
+    }
+    assert_eq!(run("status --name wrong").code, 4);
+}
+
+#[test]
+fn an_account_that_does_not_answer_is_said_so() {
+    let nobody = run("status --name nobody --endpoint-url http://127.0.0.1:9");
+    assert_eq!(nobody.code, 3, "{}", nobody.err);
+    assert!(nobody.err.contains("CloudFormation cannot be reached"), "{}", nobody.err);
+}
+
+#[test]
+fn a_large_table_of_another_program_is_read_through() {
+    let make = "t = make('dynamodb')\n\
+        keys = [('PK','SK')] + [(f'GSI{i}PK', f'GSI{i}SK') for i in range(1, 5)]\n\
+        schema = lambda k: [{'AttributeName': k[0], 'KeyType': 'HASH'}, {'AttributeName': k[1], 'KeyType': 'RANGE'}]\n\
+        t.create_table(TableName='adopted', BillingMode='PAY_PER_REQUEST', KeySchema=schema(keys[0]),\n\
+          AttributeDefinitions=[{'AttributeName': n, 'AttributeType': 'S'} for k in keys for n in k],\n\
+          GlobalSecondaryIndexes=[{'IndexName': f'GSI{i}', 'KeySchema': schema(keys[i]), 'Projection': {'ProjectionType': 'ALL'}} for i in range(1, 5)])\n\
+        for n in range(300):\n\
+        \x20 t.put_item(TableName='adopted', Item={'PK': {'S': f'abcdefghijk/ENTITY#e-{n}'}, 'SK': {'S': '#META'}, 'entity_id': {'S': f'e-{n}'}, 'metadata': {'S': 'x' * 5000}})\n\
+        t.put_item(TableName='adopted', Item={'PK': {'S': '_/SYSTEM#'}, 'SK': {'S': '#VERSION'}, 'schema_version': {'S': '0.9.0'}, 'updated_by': {'S': 'client:0.10.3'}})";
+    python(make);
+    let dry = run("upgrade --name adopted --dry-run -o json").json();
+    assert_eq!(dry["migration"]["index_entries"], 300);
+    let real = run("upgrade --name adopted -o json").json();
+    assert_eq!(real["migration"]["index_entries"], 300);
+    assert_eq!(run("check --name adopted -o json").json()["schema"], "0.10.0");
+    let again = run("upgrade --name adopted -o json").json();
+    assert_eq!(again["migration"], serde_json::Value::Null);
+}
+
+/// Fills a table with a release of the Python client, migrates it, and has everybody read it before
+/// and after.
+fn a_table_is_adopted(release: &str) {
+    // Nothing is refilled while the test runs.
+    let slow = json!([["rpm", 1_000, 1, 86_400]]);
+    let table = format!("from-{}", release.replace('.', "-"));
+    let none = || json!({});
+    let fill = [
+        ("create_table", none()),
+        ("set_resource", json!({ "resource": "gpt-4", "limits_": slow })),
+        ("create_entity", json!({ "entity": "org" })),
+        ("create_entity", json!({ "entity": "key-1", "parent": "org", "cascade": true })),
+        ("set_limits", json!({ "entity": "key-2", "resource": "gpt-4", "limits_": slow })),
+        ("acquire", json!({ "entity": "key-1", "resource": "gpt-4", "take": { "rpm": 100 } })),
+        ("acquire", json!({ "entity": "key-2", "resource": "gpt-4", "take": { "rpm": 7 } })),
+    ];
+    for (answer, (op, _)) in python_client(release, &table, &fill).iter().zip(&fill) {
+        assert!(answer.get("error").is_none(), "{release} {op}: {answer}");
+    }
+    let read = [
+        ("entity", json!({ "entity": "key-1" })),
+        ("children", json!({ "entity": "org" })),
+        ("resource", json!({ "resource": "gpt-4" })),
+        ("limits", json!({ "entity": "key-2", "resource": "gpt-4" })),
+        ("available", json!({ "entity": "key-1", "resource": "gpt-4" })),
+        ("available", json!({ "entity": "org", "resource": "gpt-4" })),
+        ("available", json!({ "entity": "key-2", "resource": "gpt-4" })),
+    ];
+    let ours = || {
+        ["key-1", "org", "key-2"].map(|entity| {
+            let status = run(&format!("available {entity} gpt-4 --name {table} -o json")).json();
+            status["limits"].clone()
+        })
+    };
+    let booked = python_usage(release, &table, "book");
+    assert_eq!(requests(&booked, "hourly") + requests(&booked, "daily"), 76, "{booked}");
+    let before = (python_client(release, &table, &read), ours());
+    assert_eq!(before.0[4]["ok"]["rpm"], 900, "{:?}", before.0);
+    assert_eq!(before.1[0][0]["available"], 900);
+    let upgraded = run(&format!("upgrade --name {table} -o json")).json();
+    assert_eq!(upgraded["migration"]["unknown_items"], 0, "{upgraded}");
+    let after = (python_client(release, &table, &read), ours());
+    assert_eq!(after, before, "{release}");
+    assert_eq!(upgraded["migration"]["usage_records"], 2, "{upgraded}");
+    assert_eq!(upgraded["migration"]["inexact_usage_items"], 0, "{upgraded}");
+    // All in all the same, and each window by itself as it was used.
+    let divided = python_usage(release, &table, "read");
+    assert_eq!((requests(&divided, "hourly"), requests(&divided, "daily")), (38, 38), "{divided}");
+    for (window, wanted) in [("hourly", vec![7, 20, 11]), ("daily", vec![27, 11])] {
+        let words = format!("usage list -e key-1 -r gpt-4 -w {window} --start 2026-11-01");
+        let list = run(&format!("{words} --name {table} -o json")).json();
+        let list = list.as_array().unwrap().iter();
+        let used: Vec<i64> = list.map(|one| one["consumed"]["rpm"].as_i64().unwrap()).collect();
+        assert_eq!(used, wanted, "{window}");
+    }
+    // Both go on together.
+    assert_eq!(run(&format!("acquire key-1 gpt-4 -c rpm:50 --name {table}")).code, 0);
+    let left = python_client(release, &table, &read[4..5]);
+    assert_eq!(left[0]["ok"]["rpm"], 850);
+    assert_eq!(run(&format!("check --name {table}")).code, 0);
+}
+
+/// The requests of all usage records of a window.
+fn requests(usage: &serde_json::Value, window: &str) -> i64 {
+    let rows = usage.as_array().unwrap().iter().filter(|row| row[0] == window);
+    rows.map(|row| row[2].as_i64().unwrap()).sum()
+}
+
+#[test]
+fn a_table_of_the_python_client_0_10_3_is_adopted() {
+    a_table_is_adopted("0.10.3");
+}
+
+#[test]
+fn a_table_of_the_python_client_0_17_0_is_adopted() {
+    a_table_is_adopted("0.17.0");
+}
+
+#[tokio::test]
+async fn a_limiter_deploys_its_own_stack() {
+    use zae_limiter::dynamodb::aws::DynamoAddress;
+    use zae_limiter::infra::StackOptions;
+    use zae_limiter::{Limit, ensure_stack};
+
+    let address = DynamoAddress {
+        table: String::new(),
+        region: Some("us-east-1".to_owned()),
+        endpoint: Some(aws::endpoint().to_owned()),
+    };
+    let options = || StackOptions::new("own".parse().unwrap()).no_aggregator();
+    // Created, found as it is, changed.
+    for options in [options(), options(), options().no_alarms()] {
+        let builder = ensure_stack(&options, &address, None).await.unwrap();
+        let limiter = builder.open().await.unwrap();
+        limiter.set_resource_defaults("gpt-4", [Limit::per_minute("rpm", 10)]).await.unwrap();
+        let mut lease = limiter.acquire("key-1", "gpt-4").take("rpm", 1).await.unwrap();
+        lease.commit().await.unwrap();
+    }
+    let taken = run("available key-1 gpt-4 --name own -o json").json();
+    assert_eq!(taken["limits"][0]["capacity"], 10);
+    let alarms = "print(len([a for a in make('cloudwatch').describe_alarms()['MetricAlarms'] \
+                  if a['AlarmName'].startswith('own-')]))";
+    assert_eq!(python(alarms).trim(), "0");
+    assert_eq!(run("delete --name own --yes").code, 0);
+}

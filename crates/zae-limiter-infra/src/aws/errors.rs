@@ -1,0 +1,123 @@
+//! What the SDK's errors mean, and what to do about them.
+
+use std::error::Error as StdError;
+
+use aws_credential_types::provider::error::CredentialsError;
+use aws_sdk_cloudformation::error::{ProvideErrorMetadata, SdkError};
+
+use crate::cloud::{CloudError, CloudErrorKind};
+
+/// Whether the service's message says that.
+pub(super) fn says<E: ProvideErrorMetadata>(error: &SdkError<E>, text: &str) -> bool {
+    let service = match error {
+        SdkError::ServiceError(service) => service.err(),
+        _ => return false,
+    };
+    service.message().is_some_and(|message| message.contains(text))
+}
+
+/// The error as the commands see it.
+pub(super) fn told<E>(service: &str, error: SdkError<E>) -> CloudError
+where
+    E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
+{
+    let (kind, message) = match &error {
+        SdkError::ServiceError(answer) => {
+            let code = answer.err().code().unwrap_or_default();
+            let said = answer.err().message().unwrap_or_default();
+            of_service(service, code, said, answer.raw().status().as_u16())
+        }
+        _ if is_about_credentials(&error) => (
+            CloudErrorKind::Denied,
+            "there are no usable AWS credentials; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and \
+             AWS_SECRET_ACCESS_KEY, or log in"
+                .to_owned(),
+        ),
+        SdkError::ConstructionFailure(_) => {
+            (CloudErrorKind::Rejected, format!("the call to {service} cannot be made as it is"))
+        }
+        SdkError::DispatchFailure(_) => (
+            CloudErrorKind::Unavailable,
+            format!("{service} cannot be reached; check the endpoint and the network"),
+        ),
+        SdkError::TimeoutError(_) => {
+            (CloudErrorKind::Unavailable, format!("{service} did not answer in time"))
+        }
+        _ => {
+            let message = format!("{service} gave an answer that cannot be read");
+            (CloudErrorKind::Unavailable, message)
+        }
+    };
+    CloudError { kind, message, source: Some(Box::new(Said(chain(&error)))) }
+}
+
+fn of_service(service: &str, code: &str, said: &str, status: u16) -> (CloudErrorKind, String) {
+    let code = code.rsplit('#').next().unwrap_or(code);
+    match code {
+        "AccessDenied" | "AccessDeniedException" | "UnauthorizedOperation" => {
+            (CloudErrorKind::Denied, format!("no permission for {service}: {said}"))
+        }
+        "ExpiredToken" | "ExpiredTokenException" | "RequestExpired" => {
+            (CloudErrorKind::Denied, "the AWS credentials have expired; renew them".to_owned())
+        }
+        "InvalidClientTokenId"
+        | "UnrecognizedClientException"
+        | "InvalidSignatureException"
+        | "SignatureDoesNotMatch"
+        | "InvalidAccessKeyId"
+        | "MissingAuthenticationToken"
+        | "IncompleteSignature" => (
+            CloudErrorKind::Denied,
+            "AWS does not accept the credentials; check access key, secret and clock".to_owned(),
+        ),
+        "Throttling" | "ThrottlingException" | "RequestLimitExceeded" | "SlowDown" => {
+            (CloudErrorKind::Unavailable, format!("{service} is throttling; try again later"))
+        }
+        // It says that all is well, in words that nobody understands.
+        _ if status < 400 => {
+            let message = format!("{service} gave an answer that cannot be read");
+            (CloudErrorKind::Unavailable, message)
+        }
+        _ if status >= 500 => (CloudErrorKind::Unavailable, format!("{service} failed inside")),
+        _ if status == 404 => {
+            (CloudErrorKind::NotFound, format!("{service} does not find it: {code} {said}"))
+        }
+        _ => {
+            let message = format!("{service} refused the call: {code} {said}");
+            (CloudErrorKind::Rejected, message.trim_end().to_owned())
+        }
+    }
+}
+
+fn causes<'a>(
+    error: &'a (dyn StdError + 'static),
+) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |error| (*error).source())
+}
+
+fn is_about_credentials(error: &(dyn StdError + 'static)) -> bool {
+    causes(error).any(|cause| cause.is::<CredentialsError>())
+}
+
+/// All that the SDK said, in one line: its errors hide their causes from `Display`.
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut said: Vec<String> = Vec::new();
+    for cause in causes(error) {
+        let text = cause.to_string();
+        if said.last().is_none_or(|last| !last.contains(&text)) {
+            said.push(text);
+        }
+    }
+    said.join(": ")
+}
+
+#[derive(Debug)]
+struct Said(String);
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl StdError for Said {}

@@ -1,0 +1,319 @@
+//! [`Cloud`] over the AWS SDK.
+
+mod convert;
+mod errors;
+
+use std::fmt;
+
+use aws_config::SdkConfig;
+use aws_config::retry::RetryConfig;
+use aws_sdk_cloudformation::types::Capability;
+use aws_sdk_cloudwatch::primitives::DateTime;
+use aws_sdk_cloudwatch::types::{Dimension, Statistic};
+use aws_sdk_dynamodb::error::ProvideErrorMetadata as _;
+use aws_sdk_s3::types::{Delete, ObjectIdentifier};
+use aws_sdk_sqs::types::QueueAttributeName;
+pub use zae_limiter_dynamodb::aws::{AwsTable, DynamoAddress};
+use zae_limiter_schema::{Item, ItemKey};
+
+use crate::cloud::{
+    Calling, Cloud, CloudError, CloudErrorKind, Maker, StackEvent, StackState, TableFigures, Update,
+};
+use crate::migrate::Scan;
+use crate::plan::StackPlan;
+use convert::{event, figures, parameters, stack, tags};
+use errors::told;
+
+/// How many objects are deleted with one call.
+const DELETE_MAX: usize = 1_000;
+/// The time in which the stream's lag is looked for, in milliseconds, and one period, in seconds.
+const LAG_SPAN_MS: i64 = 600_000;
+const LAG_PERIOD_S: i32 = 60;
+
+/// An AWS account, in one region.
+pub struct AwsCloud {
+    cloudformation: aws_sdk_cloudformation::Client,
+    cloudwatch: aws_sdk_cloudwatch::Client,
+    dynamodb: aws_sdk_dynamodb::Client,
+    s3: aws_sdk_s3::Client,
+    sqs: aws_sdk_sqs::Client,
+}
+
+impl fmt::Debug for AwsCloud {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AwsCloud").finish_non_exhaustive()
+    }
+}
+
+impl AwsCloud {
+    /// The account and region that an address leads to. The address's table is of no matter.
+    ///
+    /// # Errors
+    ///
+    /// When no region is set.
+    pub async fn connect(address: &DynamoAddress) -> Result<Self, CloudError> {
+        let config = address.config().await;
+        if config.region().is_none() {
+            let message = "no AWS region is set; give one with --region, or set AWS_REGION";
+            return Err(CloudError::new(CloudErrorKind::Rejected, message));
+        }
+        Ok(Self::new(&config))
+    }
+
+    fn new(config: &SdkConfig) -> Self {
+        // These calls can be made again safely; a stack is created under its one name.
+        let config = config.clone().into_builder().retry_config(RetryConfig::standard()).build();
+        let s3 = aws_sdk_s3::config::Builder::from(&config)
+            // An endpoint on this machine has no name for each bucket.
+            .force_path_style(config.endpoint_url().is_some())
+            .build();
+        Self {
+            cloudformation: aws_sdk_cloudformation::Client::new(&config),
+            cloudwatch: aws_sdk_cloudwatch::Client::new(&config),
+            dynamodb: aws_sdk_dynamodb::Client::new(&config),
+            s3: aws_sdk_s3::Client::from_conf(s3),
+            sqs: aws_sdk_sqs::Client::new(&config),
+        }
+    }
+
+    async fn stack_now(&self, name: &str) -> Result<Option<StackState>, CloudError> {
+        let sent = self.cloudformation.describe_stacks().stack_name(name).send().await;
+        match sent {
+            Ok(output) => {
+                let found = output.stacks.unwrap_or_default().into_iter().next().map(stack);
+                Ok(found.filter(|state| state.status.as_str() != "DELETE_COMPLETE"))
+            }
+            Err(error) if errors::says(&error, "does not exist") => Ok(None),
+            Err(error) => Err(told("CloudFormation", error)),
+        }
+    }
+
+    async fn all_stacks(&self) -> Result<Vec<StackState>, CloudError> {
+        let mut pages = self.cloudformation.describe_stacks().into_paginator().send();
+        let mut found = Vec::new();
+        while let Some(page) = pages.next().await {
+            let page = page.map_err(|error| told("CloudFormation", error))?;
+            let all = page.stacks.unwrap_or_default().into_iter().map(stack);
+            found.extend(all.filter(|state| state.maker() != Maker::Other));
+        }
+        Ok(found)
+    }
+
+    async fn events_after(
+        &self,
+        name: &str,
+        after: Option<&str>,
+    ) -> Result<Vec<StackEvent>, CloudError> {
+        // They come newest first.
+        let mut found = Vec::new();
+        let request = self.cloudformation.describe_stack_events().stack_name(name);
+        let mut pages = request.into_paginator().send();
+        'pages: while let Some(page) = pages.next().await {
+            let page = match page {
+                Ok(page) => page,
+                Err(error) if errors::says(&error, "does not exist") => break,
+                Err(error) => return Err(told("CloudFormation", error)),
+            };
+            for one in page.stack_events.unwrap_or_default() {
+                let one = event(one);
+                if after == Some(one.id.as_str()) {
+                    break 'pages;
+                }
+                found.push(one);
+            }
+        }
+        found.reverse();
+        Ok(found)
+    }
+
+    async fn update_now(&self, plan: &StackPlan) -> Result<Update, CloudError> {
+        let sent = self
+            .cloudformation
+            .update_stack()
+            .stack_name(plan.name.as_str())
+            .template_body(&plan.template)
+            .set_parameters(Some(parameters(plan)))
+            .set_tags(Some(tags(plan)))
+            .capabilities(Capability::CapabilityNamedIam)
+            .send()
+            .await;
+        match sent {
+            Ok(_) => Ok(Update::Started),
+            Err(error) if errors::says(&error, "No updates are to be performed") => {
+                Ok(Update::Unchanged)
+            }
+            Err(error) => Err(told("CloudFormation", error)),
+        }
+    }
+
+    async fn empty(&self, bucket: &str) -> Result<u64, CloudError> {
+        let mut deleted = 0;
+        let mut pages = self.s3.list_objects_v2().bucket(bucket).into_paginator().send();
+        while let Some(page) = pages.next().await {
+            let page = match page {
+                Ok(page) => page,
+                Err(error)
+                    if error.as_service_error().and_then(|e| e.code()) == Some("NoSuchBucket") =>
+                {
+                    return Ok(0);
+                }
+                Err(error) => return Err(told("S3", error)),
+            };
+            let keys: Vec<String> =
+                page.contents.unwrap_or_default().into_iter().filter_map(|one| one.key).collect();
+            for keys in keys.chunks(DELETE_MAX) {
+                self.delete_objects(bucket, keys).await?;
+                deleted += keys.len() as u64;
+            }
+        }
+        Ok(deleted)
+    }
+
+    async fn delete_objects(&self, bucket: &str, keys: &[String]) -> Result<(), CloudError> {
+        let rejected = |error: aws_sdk_s3::error::BuildError| {
+            CloudError::new(CloudErrorKind::Rejected, format!("objects cannot be named: {error}"))
+        };
+        let mut delete = Delete::builder().quiet(true);
+        for key in keys {
+            delete =
+                delete.objects(ObjectIdentifier::builder().key(key).build().map_err(rejected)?);
+        }
+        let delete = delete.build().map_err(rejected)?;
+        let sent = self.s3.delete_objects().bucket(bucket).delete(delete).send().await;
+        let output = sent.map_err(|error| told("S3", error))?;
+        match output.errors().first() {
+            None => Ok(()),
+            Some(error) => {
+                let key = error.key().unwrap_or_default();
+                let why = error.message().or(error.code()).unwrap_or("no reason given");
+                let message = format!("{key} in bucket {bucket} cannot be deleted: {why}");
+                Err(CloudError::new(CloudErrorKind::Rejected, message))
+            }
+        }
+    }
+
+    async fn lag(&self, function: &str, now_ms: i64) -> Result<Option<f64>, CloudError> {
+        let dimension = Dimension::builder().name("FunctionName").value(function).build();
+        let sent = self
+            .cloudwatch
+            .get_metric_statistics()
+            .namespace("AWS/Lambda")
+            .metric_name("IteratorAge")
+            .dimensions(dimension)
+            .start_time(DateTime::from_millis(now_ms - LAG_SPAN_MS))
+            .end_time(DateTime::from_millis(now_ms))
+            .period(LAG_PERIOD_S)
+            .statistics(Statistic::Maximum)
+            .send()
+            .await;
+        let points = sent.map_err(|error| told("CloudWatch", error))?.datapoints;
+        let values = points.unwrap_or_default().into_iter().filter_map(|point| point.maximum);
+        Ok(values.reduce(f64::max))
+    }
+}
+
+impl Scan for AwsTable {
+    fn page<'a>(
+        &'a self,
+        after: Option<&'a ItemKey>,
+    ) -> zae_limiter_schema::Calling<'a, (Vec<Item>, Option<ItemKey>)> {
+        Box::pin(self.scan_page(after))
+    }
+}
+
+impl Cloud for AwsCloud {
+    fn stack<'a>(&'a self, name: &'a str) -> Calling<'a, Option<StackState>> {
+        Box::pin(self.stack_now(name))
+    }
+
+    fn stacks(&self) -> Calling<'_, Vec<StackState>> {
+        Box::pin(self.all_stacks())
+    }
+
+    fn events<'a>(&'a self, name: &'a str, after: Option<&'a str>) -> Calling<'a, Vec<StackEvent>> {
+        Box::pin(self.events_after(name, after))
+    }
+
+    fn create<'a>(&'a self, plan: &'a StackPlan) -> Calling<'a, String> {
+        Box::pin(async move {
+            let sent = self
+                .cloudformation
+                .create_stack()
+                .stack_name(plan.name.as_str())
+                .template_body(&plan.template)
+                .set_parameters(Some(parameters(plan)))
+                .set_tags(Some(tags(plan)))
+                .capabilities(Capability::CapabilityNamedIam)
+                .send()
+                .await;
+            let output = sent.map_err(|error| told("CloudFormation", error))?;
+            Ok(output.stack_id.unwrap_or_else(|| plan.name.to_string()))
+        })
+    }
+
+    fn update<'a>(&'a self, plan: &'a StackPlan) -> Calling<'a, Update> {
+        Box::pin(self.update_now(plan))
+    }
+
+    fn delete<'a>(&'a self, name: &'a str) -> Calling<'a, ()> {
+        Box::pin(async move {
+            let sent = self.cloudformation.delete_stack().stack_name(name).send().await;
+            sent.map(drop).map_err(|error| told("CloudFormation", error))
+        })
+    }
+
+    fn has_object<'a>(&'a self, bucket: &'a str, key: &'a str) -> Calling<'a, bool> {
+        Box::pin(async move {
+            let sent = self.s3.head_object().bucket(bucket).key(key).send().await;
+            match sent {
+                Ok(_) => Ok(true),
+                Err(error) if error.as_service_error().is_some_and(|e| e.is_not_found()) => {
+                    Ok(false)
+                }
+                Err(error) => Err(told("S3", error)),
+            }
+        })
+    }
+
+    fn put_object<'a>(&'a self, bucket: &'a str, key: &'a str, body: Vec<u8>) -> Calling<'a, ()> {
+        Box::pin(async move {
+            let sent = self.s3.put_object().bucket(bucket).key(key).body(body.into()).send().await;
+            sent.map(drop).map_err(|error| told("S3", error))
+        })
+    }
+
+    fn empty_bucket<'a>(&'a self, bucket: &'a str) -> Calling<'a, u64> {
+        Box::pin(self.empty(bucket))
+    }
+
+    fn table<'a>(&'a self, name: &'a str) -> Calling<'a, Option<TableFigures>> {
+        Box::pin(async move {
+            match self.dynamodb.describe_table().table_name(name).send().await {
+                Ok(output) => Ok(output.table.map(figures)),
+                Err(error)
+                    if error
+                        .as_service_error()
+                        .is_some_and(|e| e.is_resource_not_found_exception()) =>
+                {
+                    Ok(None)
+                }
+                Err(error) => Err(told("DynamoDB", error)),
+            }
+        })
+    }
+
+    fn stream_lag<'a>(&'a self, function: &'a str, now_ms: i64) -> Calling<'a, Option<f64>> {
+        Box::pin(self.lag(function, now_ms))
+    }
+
+    fn queue_length<'a>(&'a self, url: &'a str) -> Calling<'a, u64> {
+        Box::pin(async move {
+            let name = QueueAttributeName::ApproximateNumberOfMessages;
+            let request = self.sqs.get_queue_attributes().queue_url(url);
+            let sent = request.attribute_names(name.clone()).send().await;
+            let attributes = sent.map_err(|error| told("SQS", error))?.attributes;
+            let count = attributes.unwrap_or_default().remove(&name);
+            Ok(count.and_then(|count| count.parse().ok()).unwrap_or(0))
+        })
+    }
+}

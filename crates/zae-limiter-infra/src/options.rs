@@ -1,0 +1,512 @@
+//! What a stack can be asked to be.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zae_limiter_core::{StackName, Window};
+
+use crate::names::{InvalidOption, NameFormat, is_arn};
+use crate::plan::{StackPlan, tag};
+use crate::template::template;
+
+/// What CloudWatch takes as a time to keep logs.
+const LOG_RETENTIONS: [u32; 22] = [
+    1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922,
+    3288, 3653,
+];
+/// How long names may get, by IAM.
+const ROLE_NAME_MAX: usize = 64;
+const POLICY_NAME_MAX: usize = 128;
+/// The longest endings of the names of roles and policies.
+const LONGEST_ROLE: &str = "-admin";
+const LONGEST_POLICY: &str = "-ns-full";
+/// How many tags a stack may have, ours among them.
+const TAGS_MAX: usize = 50;
+/// From which part of the timeout on the duration is alarming, in percent.
+const DURATION_ALARM_PERCENT: u32 = 80;
+
+/// What the index by resource holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ResourceIndex {
+    /// Keys: a write of a bucket does not write the index.
+    #[default]
+    KeysOnly,
+    /// Everything, as readers of the Python client expect; every write counts twice.
+    All,
+}
+
+/// For which processor the aggregator was built.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Architecture {
+    /// Intel and AMD.
+    #[default]
+    X86_64,
+    /// Graviton.
+    Arm64,
+}
+
+impl Architecture {
+    /// As Lambda writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64",
+            Self::Arm64 => "arm64",
+        }
+    }
+}
+
+/// What becomes of the table when the stack is deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RetainTable {
+    /// It is deleted.
+    #[default]
+    No,
+    /// It stays, and everything in it.
+    Yes,
+}
+
+/// Who makes policies and roles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Iam {
+    /// Nobody: the stack can be made without permission to make them.
+    None,
+    /// The stack makes policies, and the aggregator's role.
+    #[default]
+    Policies,
+    /// And roles for applications, administrators and readers.
+    Roles,
+}
+
+/// What a stack is to be. Everything has a default but the name.
+///
+/// ```
+/// use zae_limiter_infra::StackOptions;
+///
+/// let plan = StackOptions::new("my-app".parse()?)
+///     .log_retention_days(7)
+///     .tag("team", "gateway")
+///     .plan()?;
+/// assert_eq!(plan.parameters["LogRetentionDays"], "7");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct StackOptions {
+    name: StackName,
+    snapshot_windows: BTreeSet<Window>,
+    usage_retention_days: u32,
+    audit_retention_days: u32,
+    aggregator: bool,
+    architecture: Architecture,
+    pitr_recovery_days: u32,
+    log_retention_days: u32,
+    lambda_timeout: u32,
+    lambda_memory: u32,
+    alarms: bool,
+    alarm_sns_topic: Option<String>,
+    permission_boundary: Option<String>,
+    role_names: NameFormat,
+    policy_names: NameFormat,
+    audit_archival: bool,
+    audit_archive_glacier_days: u32,
+    tracing: bool,
+    iam: Iam,
+    aggregator_role_arn: Option<String>,
+    deletion_protection: bool,
+    retain_table: RetainTable,
+    resource_index: ResourceIndex,
+    tags: BTreeMap<String, String>,
+}
+
+impl StackOptions {
+    /// A stack of that name; its table has the same.
+    pub fn new(name: StackName) -> Self {
+        Self {
+            name,
+            snapshot_windows: BTreeSet::from([Window::Hourly, Window::Daily]),
+            usage_retention_days: 90,
+            audit_retention_days: 90,
+            aggregator: true,
+            architecture: Architecture::default(),
+            pitr_recovery_days: 35,
+            log_retention_days: 30,
+            lambda_timeout: 60,
+            lambda_memory: 256,
+            alarms: true,
+            alarm_sns_topic: None,
+            permission_boundary: None,
+            role_names: NameFormat::default(),
+            policy_names: NameFormat::default(),
+            audit_archival: true,
+            audit_archive_glacier_days: 90,
+            tracing: false,
+            iam: Iam::default(),
+            aggregator_role_arn: None,
+            deletion_protection: false,
+            retain_table: RetainTable::default(),
+            resource_index: ResourceIndex::default(),
+            tags: BTreeMap::new(),
+        }
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &StackName {
+        &self.name
+    }
+
+    /// Whether usage is aggregated.
+    pub fn has_aggregator(&self) -> bool {
+        self.aggregator
+    }
+
+    /// How long audit events stay in the table, in days.
+    pub fn audit_retention(&self) -> u32 {
+        self.audit_retention_days
+    }
+
+    /// The windows in which usage is booked. Default: hourly and daily.
+    #[must_use]
+    pub fn snapshot_windows(mut self, windows: impl IntoIterator<Item = Window>) -> Self {
+        self.snapshot_windows = windows.into_iter().collect();
+        self
+    }
+
+    /// How long usage is kept, in days. Default: 90.
+    #[must_use]
+    pub fn usage_retention_days(mut self, days: u32) -> Self {
+        self.usage_retention_days = days;
+        self
+    }
+
+    /// How long audit events stay in the table, in days. Default: 90.
+    #[must_use]
+    pub fn audit_retention_days(mut self, days: u32) -> Self {
+        self.audit_retention_days = days;
+        self
+    }
+
+    /// Without aggregator: no usage records, no archive, no refill ahead of need.
+    #[must_use]
+    pub fn no_aggregator(mut self) -> Self {
+        self.aggregator = false;
+        self
+    }
+
+    /// For which processor the aggregator was built.
+    #[must_use]
+    pub fn architecture(mut self, architecture: Architecture) -> Self {
+        self.architecture = architecture;
+        self
+    }
+
+    /// How far back the table can be restored, in days. Default: 35, the most there is.
+    #[must_use]
+    pub fn pitr_recovery_days(mut self, days: u32) -> Self {
+        self.pitr_recovery_days = days;
+        self
+    }
+
+    /// How long the aggregator's logs are kept, in days. Default: 30.
+    #[must_use]
+    pub fn log_retention_days(mut self, days: u32) -> Self {
+        self.log_retention_days = days;
+        self
+    }
+
+    /// After how many seconds the aggregator is stopped. Default: 60.
+    #[must_use]
+    pub fn lambda_timeout(mut self, seconds: u32) -> Self {
+        self.lambda_timeout = seconds;
+        self
+    }
+
+    /// How much memory the aggregator has, in MB. Default: 256.
+    #[must_use]
+    pub fn lambda_memory(mut self, megabytes: u32) -> Self {
+        self.lambda_memory = megabytes;
+        self
+    }
+
+    /// Without alarms.
+    #[must_use]
+    pub fn no_alarms(mut self) -> Self {
+        self.alarms = false;
+        self
+    }
+
+    /// The topic that alarms notify.
+    #[must_use]
+    pub fn alarm_sns_topic(mut self, arn: impl Into<String>) -> Self {
+        self.alarm_sns_topic = Some(arn.into());
+        self
+    }
+
+    /// The policy that bounds every role: its ARN, or its name in the same account.
+    #[must_use]
+    pub fn permission_boundary(mut self, policy: impl Into<String>) -> Self {
+        self.permission_boundary = Some(policy.into());
+        self
+    }
+
+    /// How roles are called.
+    #[must_use]
+    pub fn role_name_format(mut self, format: NameFormat) -> Self {
+        self.role_names = format;
+        self
+    }
+
+    /// How policies are called.
+    #[must_use]
+    pub fn policy_name_format(mut self, format: NameFormat) -> Self {
+        self.policy_names = format;
+        self
+    }
+
+    /// Without archive: audit events are gone when they expire.
+    #[must_use]
+    pub fn no_audit_archival(mut self) -> Self {
+        self.audit_archival = false;
+        self
+    }
+
+    /// After how many days archived events move to Glacier. Default: 90.
+    #[must_use]
+    pub fn audit_archive_glacier_days(mut self, days: u32) -> Self {
+        self.audit_archive_glacier_days = days;
+        self
+    }
+
+    /// With traces of the aggregator in X-Ray.
+    #[must_use]
+    pub fn enable_tracing(mut self) -> Self {
+        self.tracing = true;
+        self
+    }
+
+    /// Who makes policies and roles. Default: the stack makes policies.
+    #[must_use]
+    pub fn iam(mut self, iam: Iam) -> Self {
+        self.iam = iam;
+        self
+    }
+
+    /// A role for the aggregator that is there already.
+    #[must_use]
+    pub fn aggregator_role_arn(mut self, arn: impl Into<String>) -> Self {
+        self.aggregator_role_arn = Some(arn.into());
+        self
+    }
+
+    /// The table refuses to be deleted.
+    #[must_use]
+    pub fn enable_deletion_protection(mut self) -> Self {
+        self.deletion_protection = true;
+        self
+    }
+
+    /// What becomes of the table when the stack is deleted.
+    #[must_use]
+    pub fn retain_table(mut self, retain: RetainTable) -> Self {
+        self.retain_table = retain;
+        self
+    }
+
+    /// What the index by resource holds.
+    #[must_use]
+    pub fn resource_index(mut self, holds: ResourceIndex) -> Self {
+        self.resource_index = holds;
+        self
+    }
+
+    /// A tag on the stack and on everything in it.
+    #[must_use]
+    pub fn tag(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.tags.insert(key.into(), value.into());
+        self
+    }
+
+    /// What is to be sent, once all of it has been checked.
+    ///
+    /// # Errors
+    ///
+    /// The first option that breaks a rule, or two that contradict each other.
+    pub fn plan(&self) -> Result<StackPlan, InvalidOption> {
+        self.check_numbers()?;
+        self.check_arns()?;
+        self.check_names()?;
+        self.check_tags()?;
+        self.check_together()?;
+        let mut tags = self.tags.clone();
+        tags.extend(tag::ours(&self.name, self.retain_table, self.aggregator));
+        Ok(StackPlan {
+            name: self.name.clone(),
+            template: template(self.retain_table),
+            parameters: self.parameters(),
+            tags,
+            has_aggregator: self.aggregator,
+        })
+    }
+
+    fn check_numbers(&self) -> Result<(), InvalidOption> {
+        let ranges = [
+            ("usage-retention-days", self.usage_retention_days, 1, 36_500),
+            ("audit-retention-days", self.audit_retention_days, 1, 36_500),
+            ("pitr-recovery-days", self.pitr_recovery_days, 1, 35),
+            ("lambda-timeout", self.lambda_timeout, 1, 900),
+            ("lambda-memory", self.lambda_memory, 128, 10_240),
+            ("audit-archive-glacier-days", self.audit_archive_glacier_days, 1, 3_650),
+        ];
+        for (option, value, least, most) in ranges {
+            if !(least..=most).contains(&value) {
+                let rule = format!("must be from {least} to {most}");
+                return Err(InvalidOption::new(option, value, &rule));
+            }
+        }
+        if !LOG_RETENTIONS.contains(&self.log_retention_days) {
+            let known: Vec<String> = LOG_RETENTIONS.iter().map(u32::to_string).collect();
+            let rule = format!("must be one of {}", known.join(", "));
+            return Err(InvalidOption::new("log-retention-days", self.log_retention_days, &rule));
+        }
+        if self.snapshot_windows.is_empty() {
+            let rule = "must name at least one of hourly, daily, monthly";
+            return Err(InvalidOption::new("snapshot-windows", "", rule));
+        }
+        Ok(())
+    }
+
+    fn check_arns(&self) -> Result<(), InvalidOption> {
+        if let Some(arn) = &self.alarm_sns_topic
+            && !is_arn(arn, "sns", "")
+        {
+            let rule = "must be the ARN of a topic, arn:aws:sns:REGION:ACCOUNT:NAME";
+            return Err(InvalidOption::new("alarm-sns-topic", arn, rule));
+        }
+        if let Some(arn) = &self.aggregator_role_arn
+            && !is_arn(arn, "iam", "role/")
+        {
+            let rule = "must be the ARN of a role, arn:aws:iam::ACCOUNT:role/NAME";
+            return Err(InvalidOption::new("aggregator-role-arn", arn, rule));
+        }
+        if let Some(policy) = &self.permission_boundary {
+            let is_name = !policy.is_empty()
+                && policy.len() <= POLICY_NAME_MAX
+                && policy.chars().all(|c| c.is_ascii_alphanumeric() || "+=,.@_-/".contains(c));
+            if !is_name && !is_arn(policy, "iam", "policy/") {
+                let rule = "must be a policy's name or its ARN, arn:aws:iam::ACCOUNT:policy/NAME";
+                return Err(InvalidOption::new("permission-boundary", policy, rule));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_names(&self) -> Result<(), InvalidOption> {
+        let roles = ("role-name-format", &self.role_names, LONGEST_ROLE, ROLE_NAME_MAX);
+        let policies = ("policy-name-format", &self.policy_names, LONGEST_POLICY, POLICY_NAME_MAX);
+        for (option, format, longest, most) in [roles, policies] {
+            let name = format.apply(&format!("{}{longest}", self.name));
+            if name.len() > most {
+                let rule = format!("is longer than the {most} characters that IAM takes");
+                return Err(InvalidOption::new(option, name, &rule));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_tags(&self) -> Result<(), InvalidOption> {
+        let wrong = |value: &str, rule: &str| Err(InvalidOption::new("tag", value, rule));
+        let most = TAGS_MAX - tag::ALL.len();
+        if self.tags.len() > most {
+            let rule = format!("are more than the {most} tags there is room for");
+            return wrong(&self.tags.len().to_string(), &rule);
+        }
+        for (key, value) in &self.tags {
+            if key.is_empty() || key.chars().count() > 128 {
+                return wrong(key, "must have a key of 1 to 128 characters");
+            }
+            if value.chars().count() > 256 {
+                return wrong(key, "has a value of more than 256 characters");
+            }
+            if key.to_ascii_lowercase().starts_with("aws:") {
+                return wrong(key, "begins with aws:, which AWS keeps for itself");
+            }
+            if tag::ALL.contains(&key.as_str()) {
+                return wrong(key, "is a tag by which stacks are found; choose another");
+            }
+            let is_legal = |c: char| c.is_alphanumeric() || " _.:/=+-@".contains(c);
+            if !key.chars().chain(value.chars()).all(is_legal) {
+                return wrong(key, "may contain letters, digits, spaces and _ . : / = + - @");
+            }
+        }
+        Ok(())
+    }
+
+    fn check_together(&self) -> Result<(), InvalidOption> {
+        if self.iam == Iam::None && self.aggregator && self.aggregator_role_arn.is_none() {
+            let rule = "leaves the aggregator without a role; name one with aggregator-role-arn, \
+                        or use no-aggregator";
+            return Err(InvalidOption::new("no-iam", "true", rule));
+        }
+        if self.iam == Iam::None && self.permission_boundary.is_some() {
+            let rule = "bounds no role, as none is made with no-iam";
+            let policy = self.permission_boundary.as_deref().unwrap_or_default();
+            return Err(InvalidOption::new("permission-boundary", policy, rule));
+        }
+        if !self.aggregator
+            && let Some(arn) = &self.aggregator_role_arn
+        {
+            let rule = "is of no use without the aggregator";
+            return Err(InvalidOption::new("aggregator-role-arn", arn, rule));
+        }
+        if !self.alarms
+            && let Some(arn) = &self.alarm_sns_topic
+        {
+            return Err(InvalidOption::new("alarm-sns-topic", arn, "is of no use without alarms"));
+        }
+        Ok(())
+    }
+
+    fn parameters(&self) -> BTreeMap<String, String> {
+        let windows: Vec<&str> = self.snapshot_windows.iter().map(|one| one.as_str()).collect();
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let boundary = text(&self.permission_boundary);
+        let is_arn = boundary.starts_with("arn:");
+        let (boundary_arn, boundary_name) =
+            if is_arn { (boundary, String::new()) } else { (String::new(), boundary) };
+        // In milliseconds, of seconds.
+        let alarming = self.lambda_timeout * 1_000 / 100 * DURATION_ALARM_PERCENT;
+        let all = [
+            ("EnableDeletionProtection", self.deletion_protection.to_string()),
+            ("PitrRecoveryDays", self.pitr_recovery_days.to_string()),
+            ("ResourceIndexProjection", projection(self.resource_index).to_owned()),
+            ("EnableAggregator", self.aggregator.to_string()),
+            ("AggregatorArchitecture", self.architecture.as_str().to_owned()),
+            ("AggregatorRoleArn", text(&self.aggregator_role_arn)),
+            ("LambdaTimeout", self.lambda_timeout.to_string()),
+            ("LambdaMemory", self.lambda_memory.to_string()),
+            ("EnableTracing", self.tracing.to_string()),
+            ("LogRetentionDays", self.log_retention_days.to_string()),
+            ("SnapshotWindows", windows.join(",")),
+            ("UsageRetentionDays", self.usage_retention_days.to_string()),
+            ("AuditRetentionDays", self.audit_retention_days.to_string()),
+            ("EnableAuditArchival", self.audit_archival.to_string()),
+            ("AuditArchiveGlacierDays", self.audit_archive_glacier_days.to_string()),
+            ("EnableAlarms", self.alarms.to_string()),
+            ("AlarmTopicArn", text(&self.alarm_sns_topic)),
+            ("DurationAlarmMillis", alarming.to_string()),
+            ("EnableIam", (self.iam != Iam::None).to_string()),
+            ("EnableIamRoles", (self.iam == Iam::Roles).to_string()),
+            ("PermissionBoundary", boundary_arn),
+            ("PermissionBoundaryName", boundary_name),
+            ("RoleNamePrefix", self.role_names.prefix().to_owned()),
+            ("RoleNameSuffix", self.role_names.suffix().to_owned()),
+            ("PolicyNamePrefix", self.policy_names.prefix().to_owned()),
+            ("PolicyNameSuffix", self.policy_names.suffix().to_owned()),
+        ];
+        all.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+fn projection(index: ResourceIndex) -> &'static str {
+    match index {
+        ResourceIndex::KeysOnly => "KEYS_ONLY",
+        ResourceIndex::All => "ALL",
+    }
+}

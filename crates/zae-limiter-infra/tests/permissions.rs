@@ -1,0 +1,421 @@
+//! Each policy is enough and no more. Real clients run on a simulated table, and every call they make
+//! is put before an evaluator of the template's policies, as IAM would do it.
+#![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+
+#[allow(dead_code, reason = "not every test uses all of it")]
+mod common;
+
+use std::fmt;
+use std::sync::Arc;
+
+use common::cfn::Stack;
+use common::iam::{Request, allows};
+use serde_json::Value;
+use zae_limiter_core::{Entropy, Error, Limit, ManualClock, RateLimiter, Timestamp};
+use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
+use zae_limiter_infra::StackOptions;
+use zae_limiter_schema::{
+    BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table,
+    TableError, TableErrorKind, Transacted, Update, Updated,
+};
+use zae_limiter_testkit::SimTable;
+
+/// As the template's functions are worked out here.
+const TABLE_ARN: &str = "att:Table.Arn";
+
+/// A table that asks for permission.
+#[derive(Debug)]
+struct Guarded {
+    table: SimTable,
+    principal: Principal,
+}
+
+#[derive(Clone)]
+struct Principal {
+    policy: Value,
+    tag: Option<String>,
+}
+
+impl fmt::Debug for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Principal").field("tag", &self.tag).finish_non_exhaustive()
+    }
+}
+
+impl Principal {
+    /// Somebody with one of the template's policies.
+    fn with(policy: &str) -> Self {
+        let options = StackOptions::new("my-app".parse().unwrap());
+        let stack = Stack::of(&options.plan().unwrap(), "code/x.zip");
+        let policy = stack.properties(policy)["PolicyDocument"].clone();
+        Self { policy, tag: None }
+    }
+
+    fn of_namespace(policy: &str, id: &str) -> Self {
+        Self { tag: Some(id.to_owned()), ..Self::with(policy) }
+    }
+
+    fn may(&self, action: &str, resource: &str, keys: &[String]) -> bool {
+        let action = format!("dynamodb:{action}");
+        let tag = self.tag.as_deref();
+        allows(&self.policy, &Request { action: &action, resource, leading_keys: keys, tag })
+    }
+
+    fn ask(&self, action: &str, resource: &str, keys: &[String]) -> Result<(), TableError> {
+        if self.may(action, resource, keys) {
+            return Ok(());
+        }
+        let message = format!("no permission for {action} on {resource} {keys:?}");
+        Err(TableError::new(TableErrorKind::Denied, message))
+    }
+}
+
+fn leading<'a>(keys: impl IntoIterator<Item = &'a ItemKey>) -> Vec<String> {
+    keys.into_iter().map(|key| key.pk.clone()).collect()
+}
+
+// What each call needs, as the adapter over the SDK makes it.
+impl Table for Guarded {
+    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+        Box::pin(async move {
+            self.principal.ask("UpdateItem", TABLE_ARN, &leading([&update.key]))?;
+            self.table.update(update).await
+        })
+    }
+
+    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+        Box::pin(async move {
+            for change in changes {
+                let action = match change {
+                    Change::Update(_) => "UpdateItem",
+                    Change::Delete(..) => "DeleteItem",
+                    Change::Check(..) => "ConditionCheckItem",
+                };
+                self.principal.ask(action, TABLE_ARN, &leading([change.key()]))?;
+            }
+            self.table.transact(changes).await
+        })
+    }
+
+    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+        Box::pin(async move {
+            self.principal.ask("BatchGetItem", TABLE_ARN, &leading(keys))?;
+            self.table.read(keys, consistency).await
+        })
+    }
+
+    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+        Box::pin(async move {
+            let resource = match query.index {
+                Some(index) => format!("{TABLE_ARN}/index/{}", index.name()),
+                None => TABLE_ARN.to_owned(),
+            };
+            self.principal.ask("Query", &resource, std::slice::from_ref(&query.partition))?;
+            let mut query = query.clone();
+            if query.index.is_some() {
+                query.consistency = Consistency::Eventual;
+            }
+            self.table.query(&query).await
+        })
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+        Box::pin(async move {
+            self.principal.ask("BatchWriteItem", TABLE_ARN, &leading(keys))?;
+            self.table.delete(keys).await
+        })
+    }
+}
+
+fn store(table: &SimTable, principal: Principal) -> Arc<DynamoStore> {
+    let guarded = Guarded { table: table.clone(), principal };
+    Arc::new(DynamoStore::new(Arc::new(guarded), DynamoOptions::default()))
+}
+
+async fn acquire_only() -> Arc<DynamoStore> {
+    store(&SimTable::default(), Principal::with("AcquirePolicy"))
+}
+
+// Whoever may only acquire can do all that an acquire does.
+zae_limiter_testkit::__tests! { acquire_only_is_enough, acquire_only,
+    admission: run {
+        an_absent_bucket_is_full,
+        what_is_left_is_told_in_the_order_of_the_takes,
+        nothing_is_taken_when_one_limit_refuses,
+        nothing_is_taken_when_one_leg_refuses,
+        a_chain_of_eight_is_taken_together,
+        limits_that_are_not_asked_are_not_checked,
+        an_amount_of_zero_checks_nothing_even_in_debt,
+        the_largest_amount_can_be_taken,
+        buckets_are_told_apart_by_namespace_entity_and_resource,
+    }
+    refusal: run {
+        a_refusal_lists_every_limit_that_was_asked,
+        a_wait_is_exact_to_the_millisecond,
+        a_refused_plan_changes_no_balance,
+    }
+    refill: run {
+        a_slow_limit_earns_beside_a_busy_one,
+        an_idle_bucket_fills_to_its_capacity_and_no_higher,
+        a_clock_that_runs_back_pays_nothing,
+    }
+    following: run {
+        a_lower_capacity_cuts_the_balance,
+        a_new_limit_starts_full,
+        reconfigure_gives_exactly_the_limits,
+    }
+    settling: run {
+        settling_takes_into_debt_and_the_debt_is_repaid,
+        settling_gives_back_what_was_taken,
+        differences_of_several_limits_and_buckets_all_count,
+    }
+    peeking: run {
+        buckets_are_peeked_in_the_order_of_the_keys,
+    }
+    concurrency: run_on_threads {
+        exactly_what_is_there_is_admitted_to_many_tasks,
+        every_concurrent_settlement_counts,
+    }
+    cancellation: run {
+        a_dropped_acquire_leaves_no_tokens_taken,
+    }
+}
+
+async fn open(
+    table: &SimTable,
+    principal: Principal,
+    namespace: &str,
+) -> Result<RateLimiter, Error> {
+    let clock = ManualClock::new(Timestamp::from_millis(1_800_000_000_000));
+    RateLimiter::builder(DynamoStore::clone(&store(table, principal)))
+        .clock(Arc::new(clock))
+        .entropy(Entropy::seeded(7))
+        .namespace(namespace)
+        .open()
+        .await
+}
+
+/// A table with a namespace `acme`, in it stored limits, a parent and a child.
+async fn given() -> (SimTable, RateLimiter) {
+    let table = SimTable::default();
+    let root = open(&table, Principal::with("FullPolicy"), "default").await.unwrap();
+    root.namespaces().register("acme").await.unwrap();
+    root.namespaces().register("other").await.unwrap();
+    let acme = open(&table, Principal::with("FullPolicy"), "acme").await.unwrap();
+    acme.set_resource_defaults("gpt-4", [Limit::per_minute("rpm", 100)]).await.unwrap();
+    acme.create_entity("org").await.unwrap();
+    acme.create_entity("key-1").parent("org").cascade().await.unwrap();
+    (table, acme)
+}
+
+fn is_denied(error: &Error) -> bool {
+    format!("{error:?}").contains("no permission for")
+}
+
+async fn take(limiter: &RateLimiter) -> Result<(), Error> {
+    let mut lease = limiter.acquire("key-1", "gpt-4").take("rpm", 1).await?;
+    lease.commit().await
+}
+
+/// What changes anything but buckets.
+async fn writes_outside_buckets(limiter: &RateLimiter) -> Vec<(&'static str, Result<(), Error>)> {
+    let limit = || [Limit::per_minute("rpm", 5)];
+    vec![
+        ("entity", limiter.create_entity("new").await.map(drop)),
+        ("system", limiter.set_system_defaults(limit(), None).await.map(drop)),
+        ("resource", limiter.set_resource_defaults("gpt-4", limit()).await.map(drop)),
+        ("entity limits", limiter.set_limits("key-1", Some("gpt-4"), limit()).await.map(drop)),
+        ("delete limits", limiter.delete_resource_defaults("gpt-4").await.map(drop)),
+        ("namespace", limiter.namespaces().register("mine").await.map(drop)),
+        ("delete entity", limiter.delete_entity("key-1").await.map(drop)),
+    ]
+}
+
+async fn every_write_outside_buckets_is_denied(table: &SimTable, limiter: &RateLimiter) {
+    let before = outside_buckets(table);
+    for (what, result) in writes_outside_buckets(limiter).await {
+        let error = result.expect_err(what);
+        assert!(is_denied(&error), "{what}: {error:?}");
+    }
+    assert_eq!(outside_buckets(table), before);
+}
+
+fn outside_buckets(table: &SimTable) -> Vec<zae_limiter_schema::Item> {
+    let is_bucket =
+        |item: &zae_limiter_schema::Item| item["PK"].as_str().unwrap().contains("/BUCKET#");
+    table.items().into_iter().filter(|item| !is_bucket(item)).collect()
+}
+
+#[tokio::test]
+async fn acquire_only_takes_and_changes_nothing_else() {
+    let (table, _) = given().await;
+    let limiter = open(&table, Principal::with("AcquirePolicy"), "acme").await.unwrap();
+    take(&limiter).await.unwrap();
+    limiter.available("key-1", "gpt-4", &[]).await.unwrap();
+    every_write_outside_buckets_is_denied(&table, &limiter).await;
+}
+
+#[tokio::test]
+async fn read_only_reads_everything_and_writes_nothing() {
+    let (table, acme) = given().await;
+    take(&acme).await.unwrap();
+    let limiter = open(&table, Principal::with("ReadPolicy"), "acme").await.unwrap();
+    read_all(&limiter).await.unwrap();
+    every_write_outside_buckets_is_denied(&table, &limiter).await;
+    assert!(is_denied(&take(&limiter).await.unwrap_err()));
+}
+
+/// Reads of every kind within a namespace.
+async fn read_all(limiter: &RateLimiter) -> Result<(), Error> {
+    limiter.available("key-1", "gpt-4", &[]).await?;
+    assert!(limiter.entity("key-1").await?.is_some());
+    assert_eq!(limiter.children("org")?.all().await?.len(), 1);
+    assert!(limiter.resource_defaults("gpt-4").await?.is_some());
+    assert!(!limiter.audit_events("key-1")?.all().await?.is_empty());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_namespace_principal_stays_in_its_namespace() {
+    let (table, acme) = given().await;
+    let id = acme.namespace_id().as_str().to_owned();
+    let full = |tag: &str| Principal::of_namespace("NamespaceFullPolicy", tag);
+    let limiter = open(&table, full(&id), "acme").await.unwrap();
+    take(&limiter).await.unwrap();
+    read_all(&limiter).await.unwrap();
+    limiter.set_limits("key-1", Some("gpt-4"), [Limit::per_minute("rpm", 5)]).await.unwrap();
+    limiter.delete_entity("key-1").await.unwrap();
+    assert!(is_denied(&limiter.namespaces().register("mine").await.unwrap_err()));
+    let elsewhere = open(&table, full(&id), "other").await.unwrap();
+    let before = table.items();
+    assert!(is_denied(&take(&elsewhere).await.unwrap_err()));
+    assert!(is_denied(&read_all(&elsewhere).await.unwrap_err()));
+    every_write_outside_buckets_is_denied(&table, &elsewhere).await;
+    assert_eq!(table.items(), before);
+}
+
+#[tokio::test]
+async fn namespace_acquire_and_read_are_as_narrow() {
+    let (table, acme) = given().await;
+    let id = acme.namespace_id().as_str().to_owned();
+    let acquire = || Principal::of_namespace("NamespaceAcquirePolicy", &id);
+    let limiter = open(&table, acquire(), "acme").await.unwrap();
+    take(&limiter).await.unwrap();
+    every_write_outside_buckets_is_denied(&table, &limiter).await;
+    let elsewhere = open(&table, acquire(), "other").await.unwrap();
+    assert!(is_denied(&take(&elsewhere).await.unwrap_err()));
+    let read = || Principal::of_namespace("NamespaceReadPolicy", &id);
+    let limiter = open(&table, read(), "acme").await.unwrap();
+    read_all(&limiter).await.unwrap();
+    every_write_outside_buckets_is_denied(&table, &limiter).await;
+    assert!(is_denied(&take(&limiter).await.unwrap_err()));
+    let elsewhere = open(&table, read(), "other").await.unwrap();
+    assert!(is_denied(&read_all(&elsewhere).await.unwrap_err()));
+}
+
+#[tokio::test]
+async fn a_principal_without_the_tag_may_do_nothing() {
+    let (table, _) = given().await;
+    for policy in ["NamespaceAcquirePolicy", "NamespaceFullPolicy", "NamespaceReadPolicy"] {
+        let limiter = open(&table, Principal::with(policy), "acme").await.unwrap();
+        assert!(
+            is_denied(&limiter.available("key-1", "gpt-4", &[]).await.unwrap_err()),
+            "{policy}"
+        );
+        assert!(is_denied(&take(&limiter).await.unwrap_err()), "{policy}");
+    }
+}
+
+/// Calls that no limiter makes, but somebody with its credentials could.
+#[test]
+fn what_no_limiter_does_is_denied_too() {
+    let acquire = Principal::with("AcquirePolicy");
+    let key = |text: &str| vec![text.to_owned()];
+    let ns = "abcdefghijk";
+    let bucket = key(&format!("{ns}/BUCKET#key-1#gpt-4#0"));
+    for action in ["UpdateItem", "PutItem", "ConditionCheckItem", "GetItem", "BatchGetItem"] {
+        assert!(acquire.may(action, TABLE_ARN, &bucket), "{action}");
+    }
+    for action in ["DeleteItem", "BatchWriteItem", "Scan", "DeleteTable", "UpdateTable", "Query"] {
+        assert!(!acquire.may(action, TABLE_ARN, &bucket), "{action}");
+        assert!(!acquire.may(action, TABLE_ARN, &[]), "{action}");
+    }
+    for other in ["ENTITY#key-1", "RESOURCE#a/BUCKET", "SYSTEM#", "AUDIT#key-1", "RESOURCE#gpt-4"] {
+        for action in ["UpdateItem", "PutItem", "ConditionCheckItem"] {
+            let keys = key(&format!("{ns}/{other}"));
+            assert!(!acquire.may(action, TABLE_ARN, &keys), "{action} {other}");
+            let mixed = [keys, bucket.clone()].concat();
+            assert!(!acquire.may(action, TABLE_ARN, &mixed), "{action} {mixed:?}");
+        }
+    }
+    assert!(!acquire.may("GetItem", TABLE_ARN, &key(&format!("{ns}/AUDIT#key-1"))));
+    assert!(!acquire.may("UpdateItem", TABLE_ARN, &key("_/SYSTEM#")));
+    // Without keys nothing can be said about them.
+    assert!(!acquire.may("UpdateItem", TABLE_ARN, &[]));
+    assert!(!acquire.may("UpdateItem", "another-table", &bucket));
+    let full = Principal::with("FullPolicy");
+    for action in ["DeleteTable", "UpdateTable", "CreateBackup", "UpdateTimeToLive"] {
+        assert!(!full.may(action, TABLE_ARN, &[]), "{action}");
+    }
+    assert!(full.may("Query", &format!("{TABLE_ARN}/index/GSI4"), &key(ns)));
+    assert!(full.may("Scan", TABLE_ARN, &[]));
+    let tenant = Principal::of_namespace("NamespaceFullPolicy", ns);
+    assert!(!tenant.may("Scan", TABLE_ARN, &[]));
+    assert!(tenant.may("Query", &format!("{TABLE_ARN}/index/GSI4"), &key(ns)));
+    assert!(!tenant.may("Query", &format!("{TABLE_ARN}/index/GSI4"), &key("kjihgfedcba")));
+    assert!(!tenant.may("Query", TABLE_ARN, &key("_/SYSTEM#")), "others are not listed");
+}
+
+#[test]
+fn the_aggregator_books_and_refills_and_no_more() {
+    let options = StackOptions::new("my-app".parse().unwrap());
+    let stack = Stack::of(&options.plan().unwrap(), "code/x.zip");
+    let policy = stack.properties("AggregatorRole")["Policies"][0]["PolicyDocument"].clone();
+    let aggregator = Principal { policy, tag: None };
+    let key = |text: &str| vec![text.to_owned()];
+    assert!(aggregator.may("UpdateItem", TABLE_ARN, &key("abcdefghijk/BUCKET#k#r#0")));
+    assert!(aggregator.may("UpdateItem", TABLE_ARN, &key("abcdefghijk/ENTITY#k")));
+    assert!(aggregator.may("GetRecords", "att:Table.StreamArn", &[]));
+    assert!(!aggregator.may("GetItem", TABLE_ARN, &key("_/SYSTEM#")));
+    assert!(!aggregator.may("GetItem", TABLE_ARN, &key("abcdefghijk/ENTITY#k")));
+    for other in
+        ["abcdefghijk/SYSTEM#", "abcdefghijk/RESOURCE#r", "abcdefghijk/AUDIT#k", "_/SYSTEM#"]
+    {
+        assert!(!aggregator.may("UpdateItem", TABLE_ARN, &key(other)), "{other}");
+    }
+    for action in ["DeleteItem", "PutItem", "Scan", "BatchWriteItem"] {
+        assert!(!aggregator.may(action, TABLE_ARN, &key("abcdefghijk/BUCKET#k#r#0")), "{action}");
+    }
+}
+
+/// Nothing of another namespace, by whatever call.
+#[test]
+fn a_namespace_policy_opens_no_other_namespace() {
+    let (own, other) = ("abcdefghijk", "kjihgfedcba");
+    let actions = [
+        "BatchGetItem",
+        "BatchWriteItem",
+        "ConditionCheckItem",
+        "DeleteItem",
+        "GetItem",
+        "PutItem",
+        "Query",
+        "UpdateItem",
+    ];
+    let kinds = ["BUCKET#k#r#0", "ENTITY#k", "RESOURCE#r", "SYSTEM#", "AUDIT#k", "PARENT#k"];
+    for policy in ["NamespaceAcquirePolicy", "NamespaceFullPolicy", "NamespaceReadPolicy"] {
+        let tenant = Principal::of_namespace(policy, own);
+        for action in actions {
+            for kind in kinds {
+                let foreign = format!("{other}/{kind}");
+                for resource in [TABLE_ARN, "att:Table.Arn/index/GSI1"] {
+                    let keys = [foreign.clone()];
+                    assert!(!tenant.may(action, resource, &keys), "{policy} {action} {kind}");
+                    let mixed = [format!("{own}/{kind}"), foreign.clone()];
+                    assert!(!tenant.may(action, resource, &mixed), "{policy} {action} {kind}");
+                }
+            }
+            assert!(!tenant.may(action, TABLE_ARN, &[]), "{policy} {action} without keys");
+        }
+    }
+}

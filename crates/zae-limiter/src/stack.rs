@@ -1,0 +1,92 @@
+//! A limiter that deploys its own stack.
+
+use std::sync::Arc;
+
+use zae_limiter_core::{Builder, Clock, RateLimiter, SystemClock};
+use zae_limiter_dynamodb::aws::{AwsTable, DynamoAddress, LazyTable};
+use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
+use zae_limiter_infra::aws::AwsCloud;
+use zae_limiter_infra::{
+    DeployError, Deployer, InvalidOption, Package, Silent, StackOptions, TableError, records,
+};
+
+/// Why a limiter has no stack.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StackError {
+    /// An option breaks a rule; nothing was sent.
+    Invalid(InvalidOption),
+    /// The stack could not be deployed.
+    Deploy(DeployError),
+    /// The stack is there, but its table did not take the version record.
+    Table(TableError),
+}
+
+impl std::fmt::Display for StackError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Invalid(error) => error.fmt(f),
+            Self::Deploy(DeployError::Failed { cause: Some(cause), stack, status }) => {
+                write!(f, "stack {stack} is {status}: {}: {}", cause.resource, cause.reason)
+            }
+            Self::Deploy(error) => error.fmt(f),
+            Self::Table(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for StackError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Invalid(_) => None,
+            Self::Deploy(error) => std::error::Error::source(error),
+            Self::Table(error) => std::error::Error::source(error),
+        }
+    }
+}
+
+/// Makes sure that there is a stack as the options say, and gives a builder for a limiter on it: the
+/// stack is created, changed, or left as it is. The table of `address` is the options' name, whatever
+/// it says.
+///
+/// `aggregator` is the program `zae-limiter`, packed; without it a stack keeps the aggregator it has,
+/// and a new one has none.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use zae_limiter::dynamodb::aws::DynamoAddress;
+/// use zae_limiter::infra::StackOptions;
+///
+/// let options = StackOptions::new("my-app".parse()?).no_aggregator();
+/// let address = DynamoAddress { table: String::new(), region: None, endpoint: None };
+/// let limiter = zae_limiter::ensure_stack(&options, &address, None).await?.open().await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// [`StackError`]; what was done stays, and is not done again by the next call.
+pub async fn ensure_stack(
+    options: &StackOptions,
+    address: &DynamoAddress,
+    aggregator: Option<&Package>,
+) -> Result<Builder, StackError> {
+    let mut options = options.clone();
+    if let Some(package) = aggregator {
+        options = options.architecture(package.architecture());
+    }
+    let plan = options.plan().map_err(StackError::Invalid)?;
+    let address = DynamoAddress { table: options.name().to_string(), ..address.clone() };
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let cloud = AwsCloud::connect(&address).await;
+    let cloud = cloud.map_err(|error| StackError::Deploy(DeployError::Cloud(error)))?;
+    let deployer = Deployer::new(Arc::new(cloud), Arc::clone(&clock));
+    deployer.deploy(&plan, aggregator, &mut Silent).await.map_err(StackError::Deploy)?;
+    let table = AwsTable::new(address.client().await, &address.table, Arc::clone(&clock));
+    records::ensure_version(&table, clock.now()).await.map_err(StackError::Table)?;
+    let table = Arc::new(LazyTable::new(address));
+    let retention = u64::from(options.audit_retention()) * 86_400;
+    Ok(RateLimiter::builder(DynamoStore::new(table, DynamoOptions::default()))
+        .audit_retention(std::time::Duration::from_secs(retention)))
+}
