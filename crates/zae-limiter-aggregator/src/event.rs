@@ -118,7 +118,7 @@ struct RawChange {
 }
 
 /// Who deletes what has expired.
-const SWEEPER: &str = "dynamodb.amazonaws.com";
+pub(crate) const SWEEPER: &str = "dynamodb.amazonaws.com";
 
 impl Raw {
     fn into_record(self) -> Result<StreamRecord, String> {

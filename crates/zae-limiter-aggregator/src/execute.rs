@@ -20,6 +20,8 @@ const IN_FLIGHT_MAX: usize = 16;
 /// How often a write is tried, and how long the first wait in between is.
 const ATTEMPTS_MAX: u32 = 5;
 const FIRST_WAIT: Duration = Duration::from_millis(50);
+/// How long an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How often a booking is put together anew because others book to the same record.
 const BOOKINGS_MAX: u32 = 16;
 
@@ -160,7 +162,7 @@ impl Aggregator {
 
     /// Not tried again: somebody else refills the bucket when it is needed.
     async fn refill(&self, update: &Update) -> Done {
-        match self.table.update(update).await {
+        match self.update(update).await {
             Ok(Updated::Done(..)) => Done::Refilled,
             Ok(Updated::Unmet(..)) => Done::Nothing,
             Err(error) => Done::Missed(format!("a bucket was not refilled: {error}")),
@@ -180,13 +182,24 @@ impl Aggregator {
     async fn patiently(&self, update: &Update) -> Result<Updated, TableError> {
         let mut wait = FIRST_WAIT;
         for _ in 1..ATTEMPTS_MAX {
-            match self.table.update(update).await {
+            match self.update(update).await {
                 Err(error) if is_passing(&error) => self.clock.sleep(wait).await,
                 answer => return answer,
             }
             wait *= 2;
         }
-        self.table.update(update).await
+        self.update(update).await
+    }
+
+    /// An update that is answered before long.
+    async fn update(&self, update: &Update) -> Result<Updated, TableError> {
+        tokio::select! {
+            answer = self.table.update(update) => answer,
+            () = self.clock.sleep(PATIENCE) => {
+                let message = format!("the table did not answer within {} s", PATIENCE.as_secs());
+                Err(TableError::new(TableErrorKind::Unavailable, message).maybe_applied())
+            }
+        }
     }
 }
 

@@ -9,15 +9,21 @@
 //! [`booking`](zae_limiter_schema::records::booking) for why nothing is counted twice.
 
 mod archive;
+#[cfg(feature = "aws")]
+mod archive_s3;
 mod change;
 mod effects;
 mod event;
 mod execute;
 mod heat;
+#[cfg(feature = "aws")]
+pub mod lambda;
 mod refill;
 mod settings;
 
 pub use archive::{Archive, ArchiveError, ArchiveFile, AuditLine, Folder, Keeping};
+#[cfg(feature = "aws")]
+pub use archive_s3::Bucket;
 pub use change::{BucketChange, Change, change_of};
 pub use effects::{Doubling, Effects, ShardCount, UsageEffect, effects_of};
 pub use event::{EventKind, StreamRecord, Unreadable, read_event, read_record};

@@ -15,7 +15,7 @@ use zae_limiter_aggregator::{
 };
 use zae_limiter_core::{
     Bucket, BucketKey, Clock, EntityId, Limit, LimitSet, ManualClock, Millitokens, NamespaceId,
-    ResourceName, Timestamp,
+    ResourceName, Timestamp, UsageSettings,
 };
 use zae_limiter_schema::bucket::{self, BucketItem, Expiry, Owner};
 use zae_limiter_schema::{BucketItemKey, Calling, Item, ItemKey, Table, Update, Value};
@@ -76,8 +76,12 @@ impl Given {
     }
 
     fn aggregator(&self) -> Aggregator {
+        self.aggregator_with(Settings::default())
+    }
+
+    fn aggregator_with(&self, settings: Settings) -> Aggregator {
         let clock = Arc::clone(&self.clock) as Arc<dyn Clock>;
-        Aggregator::new(Arc::new(self.table.clone()), clock, Settings::default())
+        Aggregator::new(Arc::new(self.table.clone()), clock, settings)
     }
 
     async fn process(&self, records: &[Json]) -> Report {
@@ -220,15 +224,17 @@ async fn nothing_is_forfeited_beside_a_busy_limit() {
     let lazy = BucketItem::decode(&bucket_key(0), &given.item(0)).unwrap();
     given.records();
     let mut refills = 0;
-    for _ in 0..4_320 {
-        given.clock.advance(Duration::from_secs(20));
+    let usage = UsageSettings { windows: Vec::new(), ..UsageSettings::default() };
+    let without_usage = given.aggregator_with(Settings { usage, ..Settings::default() });
+    for _ in 0..2_880 {
+        given.clock.advance(Duration::from_secs(30));
         // Everything that the busy limit has.
         let tokens = number(&given.item(0), "b_rpm_tk");
-        given.add(0, &[("b_rpm_tk", -tokens), ("b_rpm_tc", tokens + 300_000)]).await;
-        let records = given.records();
-        refills += given.process(&records).await.refills_written;
+        given.add(0, &[("b_rpm_tk", -tokens), ("b_rpm_tc", tokens + 400_000)]).await;
+        let records = given.records().iter().map(common::read).collect();
+        refills += without_usage.process(records).await.refills_written;
     }
-    assert_eq!(refills, 4_320);
+    assert_eq!(refills, 2_880);
     let item = BucketItem::decode(&bucket_key(0), &given.item(0)).unwrap();
     let mut without = lazy.bucket;
     without.refill(given.clock.now());

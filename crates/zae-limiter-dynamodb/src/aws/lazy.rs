@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use aws_config::{BehaviorVersion, Region};
+use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
@@ -42,6 +42,11 @@ impl DynamoAddress {
 
     /// A client for this address, with credentials from the environment, a profile, or the machine.
     pub async fn client(&self) -> Client {
+        Client::new(&self.config().await)
+    }
+
+    /// What clients of other services at this address are made from.
+    pub async fn config(&self) -> SdkConfig {
         let http = Builder::new()
             .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
             .build_https();
@@ -66,7 +71,7 @@ impl DynamoAddress {
         if let Some(endpoint) = &self.endpoint {
             loader = loader.endpoint_url(endpoint);
         }
-        Client::new(&loader.load().await)
+        loader.load().await
     }
 }
 
