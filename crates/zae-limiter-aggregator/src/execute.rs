@@ -62,7 +62,7 @@ pub struct Report {
     pub errors: Vec<String>,
     /// The sequence numbers of the records that have to come again, in the order of the batch.
     pub failed: Vec<String>,
-    /// Whether records failed that would not fail again for the same reason.
+    /// Whether records failed for reasons that do not lie in the records.
     pub is_worth_retrying: bool,
 }
 
@@ -139,7 +139,7 @@ impl Aggregator {
                 Ok(Updated::Unmet(found, _)) => item = found,
                 Err(error) => {
                     let message = format!("usage was not booked: {error}");
-                    return Done::Failed(message, usage.changes.clone(), is_passing(&error));
+                    return Done::Failed(message, usage.changes.clone(), is_worth_retrying(&error));
                 }
             }
         }
@@ -155,7 +155,7 @@ impl Aggregator {
             Ok(Updated::Unmet(..)) => Done::Nothing,
             Err(error) => {
                 let message = format!("a shard was not told of its bucket's division: {error}");
-                Done::Failed(message, vec![change], is_passing(&error))
+                Done::Failed(message, vec![change], is_worth_retrying(&error))
             }
         }
     }
@@ -215,6 +215,12 @@ fn is_passing(error: &TableError) -> bool {
         | TableErrorKind::Incompatible
         | TableErrorKind::Rejected => false,
     }
+}
+
+/// Whether it may go better once somebody has done something about it, without the record being
+/// another.
+fn is_worth_retrying(error: &TableError) -> bool {
+    error.kind != TableErrorKind::Rejected
 }
 
 /// The files of a batch's expired events, each with the places of its events in the batch.
@@ -313,9 +319,9 @@ impl Batch {
                 report.events_archived += u64::try_from(events).unwrap_or(u64::MAX);
             }
             Done::Missed(message) => report.errors.push(message),
-            Done::Failed(message, changes, is_passing) => {
+            Done::Failed(message, changes, is_worth_retrying) => {
                 report.errors.push(message);
-                report.is_worth_retrying |= is_passing;
+                report.is_worth_retrying |= is_worth_retrying;
                 self.failed.extend(changes.into_iter().map(|change| self.records[change]));
             }
             Done::NotKept(message, places) => {

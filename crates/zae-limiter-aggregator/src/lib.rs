@@ -12,6 +12,7 @@ mod archive;
 #[cfg(feature = "aws")]
 mod archive_s3;
 mod change;
+pub mod daemon;
 mod effects;
 mod event;
 mod execute;

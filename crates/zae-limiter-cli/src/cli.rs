@@ -126,6 +126,8 @@ pub(crate) enum Command {
     Usage(commands::usage::Args),
     /// Who changed what, and when
     Audit(commands::audit::Args),
+    /// Follow the stream of a DynamoDB table: usage, refills, and the archive of audit events
+    Aggregate(commands::aggregate::Args),
     /// A DynamoDB endpoint on this machine: no Docker, no Java, no account
     Local(commands::local::Args),
     /// Print a script that completes commands and options in a shell

@@ -11,6 +11,7 @@
 
 mod audit;
 pub mod booking;
+pub mod checkpoint;
 mod config;
 mod entity;
 mod json;

@@ -2,44 +2,17 @@
 //! the DynamoDB endpoint of `local/`.
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
+#[path = "../endpoint/mod.rs"]
+mod endpoint;
 mod http;
 
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::Read as _;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, LazyLock};
 
 use http::{Http, Request};
 use serde_json::Value as Json;
-use zae_limiter::SystemClock;
-use zae_limiter::dynamodb::aws::{AwsTable, CreateTable, DynamoAddress};
+use zae_limiter::dynamodb::aws::AwsTable;
 use zae_limiter_schema::{Consistency, Item, ItemKey, Table as _, Value};
-
-struct Endpoint {
-    address: String,
-    // Its standard input ends with this process, and the endpoint with it.
-    _child: Child,
-}
-
-static ENDPOINT: LazyLock<Endpoint> = LazyLock::new(|| {
-    let beside =
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../../local/target/release/zae-limiter-local");
-    let program = std::env::var_os("ZAEL_LOCAL").unwrap_or_else(|| beside.into());
-    let mut child = Command::new(&program)
-        .args(["--until-eof", "--no-sweep"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|error| {
-            panic!(
-                "{} does not start ({error}); \
-                 build it: cargo build --release --manifest-path local/Cargo.toml",
-                program.display()
-            )
-        });
-    let mut address = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut address).unwrap();
-    Endpoint { address: address.trim().to_owned(), _child: child }
-});
 
 /// A function that runs, and the table it works on.
 struct Function {
@@ -64,7 +37,7 @@ fn program(api: &Http, variables: &[(&str, &str)]) -> Command {
         .env("AWS_REGION", "us-east-1")
         .env("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
         .env("AWS_SECRET_ACCESS_KEY", "local")
-        .env("AWS_ENDPOINT_URL", &ENDPOINT.address)
+        .env("AWS_ENDPOINT_URL", endpoint::address())
         .envs(variables.iter().copied())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -74,15 +47,7 @@ fn program(api: &Http, variables: &[(&str, &str)]) -> Command {
 
 impl Function {
     async fn start(name: &str, variables: &[(&str, &str)]) -> Self {
-        let address = DynamoAddress {
-            table: name.to_owned(),
-            region: Some("us-east-1".to_owned()),
-            endpoint: Some(ENDPOINT.address.clone()),
-        };
-        let client = address.client().await;
-        let clock: Arc<dyn zae_limiter::Clock> = Arc::new(SystemClock);
-        CreateTable::new(name).create(&client, &clock).await.unwrap();
-        let table = Some(AwsTable::new(client, name, clock));
+        let table = Some(endpoint::table(name).await);
         let api = Http::listen();
         let child = program(&api, variables).env("TABLE_NAME", name).spawn().unwrap();
         Self { table, api, child }
