@@ -1,13 +1,14 @@
 //! One run, one table: the limiter beside its peers and beside a floor that no limiter can beat.
 //!
 //!     cargo run --release --manifest-path benches/Cargo.toml            # everything
-//!     cargo run --release --manifest-path benches/Cargo.toml memory     # one part: memory, sqlite, scale
+//!     cargo run --release --manifest-path benches/Cargo.toml memory     # one part: memory, sqlite, scale, aggregator
 //!
 //! Figures of a shared machine move; ratios within one run are what counts. Each figure is the best
 //! of several rounds.
 
 #![allow(clippy::disallowed_methods, reason = "measuring is reading the clock")]
 
+mod aggregator;
 mod measure;
 mod memory;
 mod peers;
@@ -30,9 +31,9 @@ fn main() {
         }
         return memory::profile(peer, keys);
     }
-    let known = ["memory", "sqlite", "scale"];
+    let known = ["memory", "sqlite", "scale", "aggregator"];
     if let Some(unknown) = parts.iter().find(|part| !known.contains(&part.as_str())) {
-        eprintln!("unknown part {unknown:?}; use memory, sqlite or scale");
+        eprintln!("unknown part {unknown:?}; use memory, sqlite, scale or aggregator");
         std::process::exit(2);
     }
     if wants("memory") {
@@ -43,5 +44,8 @@ fn main() {
     }
     if wants("scale") {
         scale::run();
+    }
+    if wants("aggregator") {
+        aggregator::run();
     }
 }

@@ -135,10 +135,17 @@ async fn usage_is_what_the_load_was_admitted() {
     let figures = play.json(&["aggregate", "--once", "--takeover-after", "1s"]);
     assert_eq!(figures["failed_records"], 0, "{figures}");
     check(&play, admitted);
+    let by_resource = play.json(&["usage", "list", "-r", "gpt-4", "-w", "daily"]);
+    let days: Vec<&Json> = by_resource.as_array().unwrap().iter().collect();
+    let rpm: i64 = days.iter().map(|day| day["consumed"]["rpm"].as_i64().unwrap()).sum();
+    assert_eq!(rpm, admitted, "{by_resource}");
     // There is nothing left to do.
     assert_eq!(play.json(&["aggregate", "--once"])["snapshots_updated"], 0);
     let chart = play.run(&["usage", "list", "-e", "key-1", "--plot"]);
     assert!(String::from_utf8_lossy(&chart.stdout).contains("rpm"));
+    play.run(&["entity", "set-limits", "key-1", "-r", "gpt-4", "-l", "rpm:100"]);
+    let audit = play.json(&["audit", "list", "-e", "key-1"]);
+    assert_eq!(audit[0]["action"], "limits_set", "{audit}");
 }
 
 #[tokio::test]
