@@ -2,6 +2,10 @@
 //!
 //!     cargo run --release --manifest-path benches/Cargo.toml            # everything
 //!     cargo run --release --manifest-path benches/Cargo.toml memory     # one part: memory, sqlite, scale, aggregator
+//!     cargo run --release --manifest-path benches/Cargo.toml dynamodb --seconds 3
+//!
+//! The part `dynamodb` starts the endpoint in `local/`, which has to be built first, and is left out
+//! of everything else; what it needs stands in `dynamodb.rs`.
 //!
 //! Figures of a shared machine move; ratios within one run are what counts. Each figure is the best
 //! of several rounds.
@@ -9,6 +13,7 @@
 #![allow(clippy::disallowed_methods, reason = "measuring is reading the clock")]
 
 mod aggregator;
+mod dynamodb;
 mod measure;
 mod memory;
 mod peers;
@@ -31,9 +36,16 @@ fn main() {
         }
         return memory::profile(peer, keys);
     }
+    if let Some("dynamodb") = parts.first().map(String::as_str) {
+        let done = dynamodb::seconds(&parts[1..]).and_then(dynamodb::run);
+        return done.unwrap_or_else(|error| {
+            eprintln!("error: {error}");
+            std::process::exit(1);
+        });
+    }
     let known = ["memory", "sqlite", "scale", "aggregator"];
     if let Some(unknown) = parts.iter().find(|part| !known.contains(&part.as_str())) {
-        eprintln!("unknown part {unknown:?}; use memory, sqlite, scale or aggregator");
+        eprintln!("unknown part {unknown:?}; use memory, sqlite, scale, aggregator, or dynamodb alone");
         std::process::exit(2);
     }
     if wants("memory") {

@@ -20,8 +20,10 @@ pub struct BucketChange {
     pub consumed: Vec<(LimitName, i64)>,
     /// The refill time, if this change has moved it.
     pub refilled_at: Option<Timestamp>,
-    /// Into how many parts the bucket was divided before, if this change has raised it.
-    pub shards_before: Option<u32>,
+    /// Whether the bucket is divided into more parts than before.
+    pub is_divided: bool,
+    /// Whether the other parts have to be told: whoever divides them one by one has them know.
+    pub is_to_be_carried: bool,
     /// The item after the change.
     pub item: Item,
 }
@@ -72,13 +74,16 @@ pub fn change_of(record: StreamRecord) -> Result<Change, String> {
     // The item's key stays out of it: entity ids are often API keys, and this ends up in logs.
     let consumed = consumed
         .map_err(|bad| format!("its attribute {} should be {}", bad.attribute, bad.wanted))?;
-    let before = old.as_ref().map(change::shard_count);
+    let is_divided =
+        old.as_ref().is_some_and(|old| change::shard_count(old) < change::shard_count(&new));
+    let is_told = old.as_ref().is_some_and(|old| change::is_told_to_others(old, &new));
     let refilled_at = change::refilled_at(&new);
     Ok(Change::Bucket(BucketChange {
         consumed,
         refilled_at: refilled_at
             .filter(|_| old.as_ref().and_then(change::refilled_at) != refilled_at),
-        shards_before: before.filter(|before| *before < change::shard_count(&new)),
+        is_divided,
+        is_to_be_carried: is_divided && !is_told,
         key: bucket,
         at: record.at,
         position: record.position,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use zae_limiter_core::{BucketKey, LimitName, Timestamp, UsageKey, UsageSettings};
+use zae_limiter_schema::bucket::carry_shard_count;
 use zae_limiter_schema::records::booking::{Booking, Mark, SOURCES_MAX, Source};
 use zae_limiter_schema::{BucketItemKey, Item, SHARD_ZERO, Update, change};
 
@@ -161,7 +162,7 @@ fn refill(key: &BucketItemKey, changes: &[&BucketChange], now: Timestamp) -> Opt
 
 fn doubling(key: &BucketItemKey, changes: &[&BucketChange]) -> Option<Doubling> {
     // Writes from before the last division say nothing about its parts.
-    let divided = changes.iter().rposition(|change| change.shards_before.is_some());
+    let divided = changes.iter().rposition(|change| change.is_divided);
     let changes = &changes[divided.map_or(0, |at| at + 1)..];
     let is_hot = writes_per_second(changes) >= HOT_WRITES;
     let from = change::shard_count(&changes.last()?.item);
@@ -175,9 +176,9 @@ fn shard_counts(
     at: usize,
 ) -> impl Iterator<Item = ShardCount> {
     let count = change::shard_count(&change.item);
-    let raised = change.shards_before.map(|_| SHARD_ZERO + 1..count);
-    raised.into_iter().flatten().map(move |shard| {
+    let others = SHARD_ZERO + 1..if change.is_to_be_carried { count } else { 0 };
+    others.map(move |shard| {
         let key = BucketItemKey { bucket: first.bucket.clone(), shard };
-        ShardCount { update: change::carry_shard_count(&key, count), change: at }
+        ShardCount { update: carry_shard_count(&key, count), change: at }
     })
 }

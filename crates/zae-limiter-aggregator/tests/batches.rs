@@ -324,6 +324,11 @@ async fn other_shards_are_told_of_a_division_and_none_is_made() {
     assert_eq!(counts, [4, 4, 0, 8]);
     assert!(given.item(2).is_empty());
     assert_eq!(given.process(&records).await.shards_told, 0);
+    // Who divides part by part, each with its share, raises the generation.
+    given.add(0, &[("shard_count", 4), ("gn", 1)]).await;
+    let records = given.records();
+    assert_eq!(given.process(&records).await.shards_told, 0);
+    assert_eq!(number(&given.item(1), "shard_count"), 4);
 }
 
 #[derive(Debug, Default)]

@@ -209,6 +209,11 @@ impl Context {
         self.var(vars::PATH).map(|path| std::env::split_paths(path).collect()).unwrap_or_default()
     }
 
+    /// The program that somebody has named for `local`.
+    pub(crate) fn local_program(&self) -> Option<PathBuf> {
+        self.var(vars::LOCAL).map(PathBuf::from)
+    }
+
     /// Only the default file's folder is made: a folder that a person has named and that is not
     /// there is more likely a slip.
     fn make_data_dir(&self, url: &str) -> Result<(), Failure> {

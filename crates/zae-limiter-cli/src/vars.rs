@@ -33,5 +33,11 @@ pub(crate) const NO_COLOR: Var = Var { name: "NO_COLOR", meaning: "set to anythi
 /// Where programs are looked for: that of `local`.
 pub(crate) const PATH: Var = Var { name: "PATH", meaning: "where `local` looks for its endpoint" };
 
+/// The program behind `local`, instead of the one that is found.
+pub(crate) const LOCAL: Var = Var {
+    name: "ZAEL_LOCAL",
+    meaning: "the program that `local` starts, instead of the one beside this or on the PATH",
+};
+
 /// All of them, for the reference.
-pub(crate) const ALL: &[Var] = &[STORE, NAMESPACE, PRINCIPAL, USER, NO_COLOR, PATH];
+pub(crate) const ALL: &[Var] = &[STORE, NAMESPACE, PRINCIPAL, USER, NO_COLOR, PATH, LOCAL];

@@ -92,7 +92,7 @@ impl Shared {
         partition: String,
         range: Range,
     ) -> Result<Vec<ItemKey>, StoreError> {
-        let consistency = Consistency::Strong;
+        let consistency = Consistency::freshest(index);
         let (step, limit, after) = (Step::Forward, PAGE_ITEMS_MAX, None);
         let mut query = Query { index, partition, range, step, limit, after, consistency };
         let mut keys = Vec::new();

@@ -87,10 +87,7 @@ impl Shared {
             step: walk.step,
             limit: PAGE_ITEMS_MAX,
             after,
-            consistency: match walk.index {
-                None => Consistency::Strong,
-                Some(_) => Consistency::Eventual,
-            },
+            consistency: Consistency::freshest(walk.index),
         };
         let mut accepted = Vec::new();
         for _ in 0..TABLE_PAGES_MAX {

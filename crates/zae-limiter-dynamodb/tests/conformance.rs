@@ -1,4 +1,4 @@
-//! The store fulfils the contract that all stores do.
+//! The store on the simulated table fulfils the contract that all stores do.
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 #[allow(dead_code, reason = "not every test looks into the table")]
@@ -6,11 +6,11 @@ mod common;
 
 use std::sync::Arc;
 
-use common::FakeTable;
+use common::TestTable;
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 
 async fn open() -> Arc<DynamoStore> {
-    let table = Arc::new(FakeTable::default());
+    let table = Arc::new(TestTable::default());
     Arc::new(DynamoStore::new(table, DynamoOptions::default()))
 }
 

@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::FakeTable;
+use common::TestTable;
 use zae_limiter_core::{
     BucketKey, BucketQuery, Config, ConfigLevel, EntityId, Key, Limit, LimitSet, Namespace,
     NamespaceId, NamespaceName, PageRequest, Record, ResourceList, ResourceName, Scope, Store,
@@ -14,8 +14,8 @@ use zae_limiter_core::{
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{BucketItemKey, Item, ItemKey, Value, parse_key};
 
-fn open() -> (Arc<FakeTable>, DynamoStore) {
-    let table = Arc::new(FakeTable::default());
+fn open() -> (Arc<TestTable>, DynamoStore) {
+    let table = Arc::new(TestTable::default());
     let store = DynamoStore::new(Arc::clone(&table) as Arc<_>, DynamoOptions::default());
     (table, store)
 }
@@ -50,7 +50,7 @@ async fn write(store: &DynamoStore, batch: &[Write]) -> Written {
     store.write(batch).await.unwrap()
 }
 
-fn counts(table: &FakeTable) -> Vec<(String, i64)> {
+fn counts(table: &TestTable) -> Vec<(String, i64)> {
     let item = table.items().remove(&ItemKey::entity_config_resources(&ns())).unwrap_or_default();
     let numbers = item.into_iter().filter_map(|(name, value)| Some((name, value.as_i64()?)));
     numbers.collect()
@@ -104,7 +104,7 @@ async fn one_batch_adds_a_resource_and_takes_another_away() {
 async fn what_others_keep_on_an_item_stays() {
     let (table, store) = open();
     let system = ItemKey::of(&key(ConfigLevel::System));
-    table.put(&system, &[("audit_retention_days", Value::number(30))]);
+    table.put(&system, &[("audit_retention_days", Value::number(30))]).await;
     let found = store.get(&[key(ConfigLevel::System)]).await.unwrap();
     assert_eq!(found, [Some(config(ConfigLevel::System, &[], 0))]);
     // An item without a version is of version 0.
@@ -144,36 +144,38 @@ fn bucket() -> BucketKey {
 }
 
 /// Puts shards of a bucket, with so many tokens each.
-fn put_shards(table: &FakeTable, shards: impl IntoIterator<Item = u32>, count: i64) {
+async fn put_shards(table: &TestTable, shards: impl IntoIterator<Item = u32>, count: i64) {
     for shard in shards {
         let key = BucketItemKey { bucket: bucket(), shard }.item_key();
         let n = Value::number;
         let text = |text: String| Value::S(text);
-        table.put(
-            &key,
-            &[
-                ("b_rpm_tk", n(10_000)),
-                ("b_rpm_cp", n(100_000)),
-                ("b_rpm_ra", n(100_000)),
-                ("b_rpm_rp", n(60_000)),
-                ("b_rpm_tc", n(1_000)),
-                ("rf", n(1_000 + i64::from(shard))),
-                ("shard_count", n(count)),
-                ("GSI2PK", text("abcdefghijk/RESOURCE#r".to_owned())),
-                ("GSI2SK", text(format!("BUCKET#a#{shard}"))),
-                ("GSI3PK", text("abcdefghijk/ENTITY#a".to_owned())),
-                ("GSI3SK", text(format!("BUCKET#r#{shard}"))),
-                ("GSI4PK", text("abcdefghijk".to_owned())),
-                ("GSI4SK", text(format!("BUCKET#a#r#{shard}"))),
-            ],
-        );
+        table
+            .put(
+                &key,
+                &[
+                    ("b_rpm_tk", n(10_000)),
+                    ("b_rpm_cp", n(100_000)),
+                    ("b_rpm_ra", n(100_000)),
+                    ("b_rpm_rp", n(60_000)),
+                    ("b_rpm_tc", n(1_000)),
+                    ("rf", n(1_000 + i64::from(shard))),
+                    ("shard_count", n(count)),
+                    ("GSI2PK", text("abcdefghijk/RESOURCE#r".to_owned())),
+                    ("GSI2SK", text(format!("BUCKET#a#{shard}"))),
+                    ("GSI3PK", text("abcdefghijk/ENTITY#a".to_owned())),
+                    ("GSI3SK", text(format!("BUCKET#r#{shard}"))),
+                    ("GSI4PK", text("abcdefghijk".to_owned())),
+                    ("GSI4SK", text(format!("BUCKET#a#r#{shard}"))),
+                ],
+            )
+            .await;
     }
 }
 
 #[tokio::test]
 async fn shards_are_one_bucket_in_every_list() {
     let (table, store) = open();
-    put_shards(&table, 0..12, 12);
+    put_shards(&table, 0..12, 12).await;
     for query in
         [BucketQuery::OfEntity(ns(), entity("a")), BucketQuery::OnResource(ns(), resource("r"))]
     {
@@ -207,12 +209,12 @@ async fn all_shards_of_a_bucket_are_deleted() {
     let cases: [(std::ops::Range<u32>, i64); 3] = [(0..1, 1), (0..8, 8), (1..8, 8)];
     for (shards, count) in cases {
         let (table, store) = open();
-        put_shards(&table, shards.clone(), count);
+        put_shards(&table, shards.clone(), count).await;
         store.delete(&[bucket()]).await.unwrap();
         assert_eq!(table.items().len(), 0, "shards {shards:?}");
     }
     let (table, store) = open();
-    put_shards(&table, 0..4, 4);
+    put_shards(&table, 0..4, 4).await;
     assert_eq!(write(&store, &[Write::Delete(bucket(), When::Present)]).await, Written::Done);
     assert_eq!(table.items().len(), 0);
 }
@@ -235,10 +237,12 @@ async fn with_a_namespace_goes_what_no_key_names() {
     assert_eq!(write(&store, &batch).await, Written::Done);
     let system = "abcdefghijk/SYSTEM#";
     // Items of other clients: one that no index has, and one that is no record.
-    table.put(&ItemKey::new(system, "#PROVISIONER"), &[("GSI4PK", Value::text("abcdefghijk"))]);
+    table
+        .put(&ItemKey::new(system, "#PROVISIONER"), &[("GSI4PK", Value::text("abcdefghijk"))])
+        .await;
     let operation = ItemKey::new("abcdefghijk/BUCKET#a#r#0", "#OP#1");
     let indexed = [("GSI4PK", Value::text("abcdefghijk")), ("GSI4SK", Value::text("x"))];
-    table.put(&operation, &indexed);
+    table.put(&operation, &indexed).await;
     let all = store.list_keys(&Scope::Namespace(ns()), &PageRequest::first(100)).await.unwrap();
     assert_eq!(all.items.len(), 3);
     store.delete(&all.items).await.unwrap();
@@ -258,7 +262,7 @@ async fn a_namespace_that_is_being_purged_is_not_recovered() {
     item.insert("status".to_owned(), Value::text("purging"));
     let attributes: Vec<(&str, Value)> =
         item.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
-    table.put(&by_id, &attributes);
+    table.put(&by_id, &attributes).await;
     assert_eq!(store.get(&[Key::Namespace(ns())]).await.unwrap(), [Some(deleted)]);
     let recover = Write::Put(namespace(None), When::Present);
     assert_eq!(write(&store, &[recover]).await, Written::Conflict(0));
@@ -287,7 +291,7 @@ async fn what_is_given_back_to_nobody_is_in_nobodys_way() {
     let (table, store) = open();
     let key = BucketItemKey { bucket: bucket(), shard: 0 }.item_key();
     let given_back = [("b_rpm_tk", Value::number(5_000)), ("b_rpm_tc", Value::number(-5_000))];
-    table.put(&key, &given_back);
+    table.put(&key, &given_back).await;
     let now = Timestamp::from_millis(2_000);
     assert_eq!(store.peek(&[bucket()], now).await.unwrap(), [None]);
 
@@ -301,7 +305,7 @@ async fn what_is_given_back_to_nobody_is_in_nobodys_way() {
         ("b_gone_tc", n(-5_000)),
         ("rf", n(1_000)),
     ];
-    table.put(&key, &whole);
+    table.put(&key, &whole).await;
     let found = store.peek(&[bucket()], now).await.unwrap().remove(0).unwrap();
     assert_eq!(
         found.limits().names().iter().map(|name| name.as_str()).collect::<Vec<_>>(),
@@ -309,7 +313,7 @@ async fn what_is_given_back_to_nobody_is_in_nobodys_way() {
     );
 
     // Anything else that lacks a part is broken, not gone.
-    table.put(&key, &whole[..6]);
+    table.put(&key, &whole[..6]).await;
     let error = store.peek(&[bucket()], now).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Corrupt);
 }

@@ -2,13 +2,12 @@
 
 use zae_limiter_core::{LimitName, Timestamp};
 
-use crate::expression::{Action, Condition};
 use crate::keys::BucketItemKey;
-use crate::table::Update;
 use crate::value::{Item, Malformed, Value};
 
 const REFILLED_AT: &str = "rf";
 const SHARD_COUNT: &str = "shard_count";
+const GENERATION: &str = "gn";
 /// Schedules by which later clients change what a limit refills, on the item and for one limit.
 const SCHEDULES: [&str; 3] = ["sched", "rsched", "vu"];
 const LIMIT_SCHEDULES: [&str; 4] = ["_sched", "_rsched", "_ws", "_rsa"];
@@ -76,18 +75,10 @@ pub fn has_schedule(item: &Item) -> bool {
     SCHEDULES.iter().any(|name| item.contains_key(*name)) || item.keys().any(of_limit)
 }
 
-/// Tells an existing part of a bucket into how many it is divided now; one that knows of more, and
-/// one that is not there, stays as it is.
-pub fn carry_shard_count(key: &BucketItemKey, count: u32) -> Update {
-    let count = i64::from(count);
-    Update {
-        key: key.item_key(),
-        actions: vec![Action::Set(SHARD_COUNT.to_owned(), Value::number(count))],
-        conditions: vec![
-            Condition::Exists("PK".to_owned()),
-            Condition::AtMost(SHARD_COUNT.to_owned(), Value::number(count - 1)),
-        ],
-    }
+/// Whether the change is one of those of which whoever remembers the item must notice. Those who
+/// divide a bucket part by part, each with its share, say so; those who only raise the count do not.
+pub fn is_told_to_others(old: &Item, new: &Item) -> bool {
+    old.get(GENERATION) != new.get(GENERATION)
 }
 
 #[cfg(test)]

@@ -102,6 +102,18 @@ pub fn render_condition(conditions: &[Condition]) -> Rendered {
     render_update(&[], conditions)
 }
 
+/// The bounds that two conditions are to one attribute. DynamoDB refuses a range that nothing is in.
+fn bounds<'a>(one: &'a Condition, other: &'a Condition) -> Option<(&'a str, &'a Value, &'a Value)> {
+    use Condition::{AtLeast, AtMost};
+    let (name, low, same, high) = match (one, other) {
+        (AtLeast(name, low), AtMost(same, high)) => (name, low, same, high),
+        (AtMost(name, high), AtLeast(same, low)) => (name, low, same, high),
+        _ => return None,
+    };
+    let is_range = name == same && low.as_i64()? <= high.as_i64()?;
+    is_range.then_some((name, low, high))
+}
+
 #[derive(Default)]
 struct Aliases {
     names: BTreeMap<String, String>,
@@ -127,8 +139,28 @@ impl Aliases {
         alias
     }
 
+    /// Bounds of one attribute are one operator: DynamoDB takes no more than 300 in an expression, and
+    /// a bucket has up to 32 limits.
     fn all_of(&mut self, conditions: &[Condition]) -> String {
-        let parts: Vec<String> = conditions.iter().map(|one| self.condition(one)).collect();
+        let mut is_rendered = vec![false; conditions.len()];
+        let mut parts = Vec::with_capacity(conditions.len());
+        for (place, condition) in conditions.iter().enumerate() {
+            if is_rendered[place] {
+                continue;
+            }
+            let upper = (place + 1..conditions.len())
+                .filter(|other| !is_rendered[*other])
+                .find_map(|other| Some((other, bounds(condition, &conditions[other])?)));
+            parts.push(match upper {
+                Some((other, (name, low, high))) => {
+                    is_rendered[other] = true;
+                    let name = self.name(name);
+                    let (low, high) = (self.value(low), self.value(high));
+                    format!("{name} BETWEEN {low} AND {high}")
+                }
+                None => self.condition(condition),
+            });
+        }
         parts.join(" AND ")
     }
 
@@ -180,5 +212,24 @@ mod tests {
         ];
         insta::assert_debug_snapshot!(render_update(&actions, &conditions));
         assert_eq!(render_condition(&[]), Rendered::default());
+    }
+
+    #[test]
+    fn bounds_are_one_operator_wherever_they_stand() {
+        let at_least = |name: &str, n| Condition::AtLeast(name.to_owned(), Value::number(n));
+        let at_most = |name: &str, n| Condition::AtMost(name.to_owned(), Value::number(n));
+        let check = |conditions: &[Condition], wanted: &str| {
+            assert_eq!(render_condition(conditions).condition, wanted, "{conditions:?}");
+        };
+        let (range, alone) = ("#a0 BETWEEN :v0 AND :v1", "#a0 >= :v0 AND #a1 <= :v1");
+        check(&[at_least("a", 1), at_most("a", 1)], range);
+        check(&[at_most("a", 2), at_least("a", 1)], range);
+        check(&[at_least("a", 1), at_most("b", 2)], alone);
+        // DynamoDB refuses a range that nothing is in; two comparisons are merely never met.
+        check(&[at_least("a", 2), at_most("a", 1)], "#a0 >= :v0 AND #a0 <= :v1");
+        check(
+            &[at_least("a", 1), at_least("b", 3), at_most("a", 2), at_least("a", 0)],
+            "#a0 BETWEEN :v0 AND :v1 AND #a1 >= :v2 AND #a0 >= :v3",
+        );
     }
 }

@@ -11,6 +11,7 @@ mod keys;
 pub mod records;
 mod table;
 mod value;
+mod writers;
 
 pub use expression::{Action, Condition, Rendered, render_condition, render_update};
 pub use keys::{
@@ -23,3 +24,4 @@ pub use table::{
     Step, Table, TableError, TableErrorKind, Transacted, Update, Updated,
 };
 pub use value::{Item, Malformed, Value, item_size};
+pub use writers::{WRITERS, Writer};

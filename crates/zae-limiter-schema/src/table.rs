@@ -101,6 +101,13 @@ pub enum Consistency {
     Eventual,
 }
 
+impl Consistency {
+    /// The freshest that can be had: an index is always eventual, and says no to anything else.
+    pub fn freshest(index: Option<Index>) -> Self {
+        if index.is_some() { Self::Eventual } else { Self::Strong }
+    }
+}
+
 /// Items, in no particular order; absent ones are missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BatchRead {
@@ -145,7 +152,7 @@ pub struct Query {
     pub limit: usize,
     /// The key behind which the page starts: the `next` of the page before.
     pub after: Option<Item>,
-    /// How fresh; an index is always eventual.
+    /// How fresh; of an index eventual, or it is refused.
     pub consistency: Consistency,
 }
 

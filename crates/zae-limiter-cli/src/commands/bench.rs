@@ -21,13 +21,17 @@ mod load;
 mod report;
 
 use check::Watched;
-use load::{Length, Load};
+use load::{FirstCalls, Length, Load};
 use report::{BenchJson, Setting};
 
 const AFTER_HELP: &str = "\
 The entities are made up, live in a namespace of their own, and are purged at the end. Without -c
 and -l their limits are so high that everything is admitted. With --entity the load is on an entity
 in the namespace that was chosen, with its stored limits or those of -l, and it stays.
+
+Before the warm-up every entity is called for once, and what that took is given back: no bucket is
+made while it is measured. --warm-up 0s leaves this out, and so does --each when there are fewer
+calls than entities: then the first calls are the load.
 
 Examples:
   zae-limiter bench                                       10 s, 64 callers, 1,000 entities
@@ -245,6 +249,7 @@ async fn measure(
         amounts,
         limits: (args.entity.is_some() && !args.limits.is_empty()).then(|| args.limits.clone()),
         concurrency,
+        first_calls: first_calls(args),
         warm_up: args.warm_up.unwrap_or(default_warm_up),
         length: match args.each {
             Some(calls) => Length::Calls(calls),
@@ -268,6 +273,18 @@ async fn measure(
         None if measured.failed > 0 => ExitStatus::Unavailable,
         None => ExitStatus::Done,
     })
+}
+
+/// Every entity is called for beforehand, unless somebody wants to measure just that.
+fn first_calls(args: &Args) -> FirstCalls {
+    let calls = args.each.map(|each| each.saturating_mul(args.concurrency.into()));
+    let entities = if args.entity.is_some() { 1 } else { args.entities.into() };
+    let is_the_load = calls.is_some_and(|calls| calls < entities);
+    match args.warm_up {
+        Some(warm_up) if warm_up.is_zero() => FirstCalls::InTheLoad,
+        _ if is_the_load => FirstCalls::InTheLoad,
+        _ => FirstCalls::Before,
+    }
 }
 
 /// What the store's own ground gives: for a file, one hand-written statement per transaction.

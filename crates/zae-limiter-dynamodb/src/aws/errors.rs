@@ -109,7 +109,7 @@ fn denied(message: String) -> TableError {
 }
 
 fn no_answer(table: &str, what: &str, applied: Applied) -> TableError {
-    let error = TableError::new(TableErrorKind::Unavailable, format!("{table} {what}"));
+    let error = TableError::new(TableErrorKind::Unavailable, format!("table {table} {what}"));
     match applied {
         Applied::Maybe => error.maybe_applied(),
         Applied::No => error,
@@ -129,6 +129,14 @@ fn undelivered(table: &str, error: &(dyn StdError + 'static)) -> TableError {
         return no_credentials();
     }
     // A connection that was never made has delivered nothing.
+    if is_unknown_host(error) {
+        return no_answer(
+            table,
+            "cannot be reached: its host name has no address; \
+             check the endpoint, the region and the network",
+            Applied::No,
+        );
+    }
     if is_unconnected(error) {
         return no_answer(
             table,
@@ -159,7 +167,7 @@ fn is_about_credentials(error: &(dyn StdError + 'static)) -> bool {
 
 fn is_unconnected(error: &(dyn StdError + 'static)) -> bool {
     causes(error).any(|cause| {
-        let refused = cause.downcast_ref::<io::Error>().is_some_and(|io| {
+        cause.downcast_ref::<io::Error>().is_some_and(|io| {
             use io::ErrorKind::{
                 AddrNotAvailable, ConnectionRefused, HostUnreachable, NetworkUnreachable,
             };
@@ -167,9 +175,12 @@ fn is_unconnected(error: &(dyn StdError + 'static)) -> bool {
                 io.kind(),
                 ConnectionRefused | HostUnreachable | NetworkUnreachable | AddrNotAvailable
             )
-        });
-        refused || cause.to_string().contains("dns error")
+        })
     })
+}
+
+fn is_unknown_host(error: &(dyn StdError + 'static)) -> bool {
+    causes(error).any(|cause| cause.to_string().contains("dns error"))
 }
 
 /// All that the SDK said, in one line: its errors hide their causes from `Display`.

@@ -1,5 +1,6 @@
 //! Tables and endpoints that cannot be used: each is told apart, in a sentence that says what to do.
 
+use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -101,7 +102,8 @@ async fn an_endpoint_that_is_not_there() {
     let store = DynamoStore::new(Arc::new(table), DynamoOptions::default());
     let key = Key::NamespaceName(NamespaceName::new("default").unwrap());
     let error = store.get(&[key]).await.unwrap_err();
-    check(&error, StoreErrorKind::Unavailable, "cannot be reached");
+    check(&error, StoreErrorKind::Unavailable, "its host name has no address");
+    assert_eq!(error.applied(), Applied::No, "nothing was sent");
 }
 
 /// An endpoint that says the same to everybody.
@@ -148,6 +150,12 @@ async fn what_aws_refuses_says_what_to_do() {
         ),
         (
             "400 Bad Request",
+            r#"{"__type":"com.amazonaws.dynamodb.v20120810#ThrottlingException","message":"x"}"#,
+            StoreErrorKind::Unavailable,
+            "throttled",
+        ),
+        (
+            "400 Bad Request",
             r#"{"__type":"com.amazonaws.dynamodb.v20120810#RequestLimitExceeded","message":"x"}"#,
             StoreErrorKind::Unavailable,
             "throttled",
@@ -176,23 +184,49 @@ async fn an_item_that_is_not_what_it_should_be() {
     let legs = [Leg { target: Arc::clone(&target), takes }].into_iter().collect();
     let plan = Plan { now: Timestamp::from_millis(1_794_752_736_000), legs };
     store.acquire(&plan).await.unwrap();
+    let text = |text: &str| Some(AttributeValue::S(text.to_owned()));
+    let number = |number: &str| Some(AttributeValue::N(number.to_owned()));
     for (attribute, value, says) in [
-        ("b_rpm_tk", AttributeValue::S("ten".to_owned()), "b_rpm_tk should be a whole number"),
+        ("b_rpm_tk", text("ten"), "b_rpm_tk should be a whole number"),
         // One after the other, in the order in which they are found out from behind.
-        ("b_rpm_cp", AttributeValue::N("-1".to_owned()), "b_rpm_cp should be"),
-        ("rf", AttributeValue::Null(true), "rf should be a whole number"),
+        ("b_rpm_cp", number("-1"), "b_rpm_cp should be"),
+        ("b_rpm_ra", None, "b_rpm_ra should be there"),
+        ("rf", Some(AttributeValue::Null(true)), "rf should be a whole number"),
+        ("rf", None, "rf should be there"),
     ] {
-        let key = zae_limiter_schema::ItemKey::of(&Key::Bucket(target.key().clone()));
-        let set = client()
-            .update_item()
-            .table_name(table.name())
-            .key("PK", AttributeValue::S(key.pk))
-            .key("SK", AttributeValue::S(key.sk))
-            .update_expression("SET #a = :v")
-            .expression_attribute_names("#a", attribute)
-            .expression_attribute_values(":v", value);
-        set.send().await.unwrap();
+        let before = damaged(table.name(), target.key(), attribute, value).await;
         let fresh = DynamoStore::new(table.clone(), DynamoOptions::default());
         check(&fresh.acquire(&plan).await.unwrap_err(), StoreErrorKind::Corrupt, says);
+        assert_eq!(item(table.name(), target.key()).await, before, "nothing is lost");
     }
+}
+
+fn key_of(bucket: &BucketKey) -> HashMap<String, AttributeValue> {
+    let key = zae_limiter_schema::ItemKey::of(&Key::Bucket(bucket.clone()));
+    let text = AttributeValue::S;
+    HashMap::from([("PK".to_owned(), text(key.pk)), ("SK".to_owned(), text(key.sk))])
+}
+
+async fn item(table: &str, bucket: &BucketKey) -> Option<HashMap<String, AttributeValue>> {
+    let get = client().get_item().table_name(table).set_key(Some(key_of(bucket)));
+    get.consistent_read(true).send().await.unwrap().item
+}
+
+/// Gives a bucket's item another value of an attribute, or takes it away: what it is then.
+async fn damaged(
+    table: &str,
+    bucket: &BucketKey,
+    attribute: &str,
+    value: Option<AttributeValue>,
+) -> Option<HashMap<String, AttributeValue>> {
+    let update = client().update_item().table_name(table).set_key(Some(key_of(bucket)));
+    let update = update.expression_attribute_names("#a", attribute);
+    let update = match value {
+        Some(value) => {
+            update.update_expression("SET #a = :v").expression_attribute_values(":v", value)
+        }
+        None => update.update_expression("REMOVE #a"),
+    };
+    update.send().await.unwrap();
+    item(table, bucket).await
 }

@@ -7,6 +7,7 @@
 
 mod bad_input;
 mod server;
+mod slow;
 
 use std::sync::Arc;
 

@@ -177,12 +177,13 @@ class Client:
     async def available(self, entity, resource):
         return await self.limiter.available(entity, resource)
 
-    async def flood(self, entity, resource, take, tasks):
-        """So many tasks that take until they are refused; how often they were admitted."""
+    async def flood(self, entity, resource, take, tasks, share=None):
+        """So many tasks that take until each has its share or is refused; how often they were
+        admitted."""
 
         async def one():
             admitted = 0
-            while await self.acquire(entity, resource, take):
+            while admitted != share and await self.acquire(entity, resource, take):
                 admitted += 1
             return admitted
 

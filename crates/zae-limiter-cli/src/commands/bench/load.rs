@@ -1,12 +1,12 @@
 //! The load: so many callers at once, each with one call after the other.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fastrand::Rng;
 use tokio::task::JoinSet;
-use zae_limiter::{Cost, Error, Limit, RateLimiter, Timestamp};
+use zae_limiter::{Cost, Error, Lease, Limit, RateLimiter, Timestamp};
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -31,8 +31,18 @@ pub(super) struct Load {
     /// Instead of those that are stored.
     pub limits: Option<Vec<Limit>>,
     pub concurrency: usize,
+    pub first_calls: FirstCalls,
     pub warm_up: Duration,
     pub length: Length,
+}
+
+/// When every entity is called for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FirstCalls {
+    /// Before everything else, so that no bucket is made while it is measured.
+    Before,
+    /// When the load comes to it.
+    InTheLoad,
 }
 
 /// When it is over.
@@ -71,6 +81,8 @@ const STOP: u8 = 2;
 struct Shared {
     load: Load,
     phase: AtomicU8,
+    /// So many entities were called for before the load.
+    touched: AtomicUsize,
     admitted_by_entity: Vec<AtomicU64>,
     /// The first call that failed.
     // A std mutex: it is never held across an await.
@@ -102,10 +114,12 @@ impl Counts {
 /// When the call itself is wrong: a limit that nobody has, more than one can ever hold.
 pub(super) async fn run(load: Load, context: &mut Context) -> Result<Measured, Failure> {
     let (warm_up, length, concurrency) = (load.warm_up, load.length, load.concurrency);
+    let first_calls = load.first_calls;
     let by_entity = load.entities.iter().map(|_| AtomicU64::new(0)).collect();
     let shared = Arc::new(Shared {
         load,
         phase: AtomicU8::new(if warm_up.is_zero() { MEASURE } else { WARM_UP }),
+        touched: AtomicUsize::new(0),
         admitted_by_entity: by_entity,
         first_failure: Mutex::default(),
         wrong_call: Mutex::default(),
@@ -114,12 +128,15 @@ pub(super) async fn run(load: Load, context: &mut Context) -> Result<Measured, F
     let mut attendant =
         Attendant { callers: JoinSet::new(), counts: &counts, latency: Histogram::new(), context };
     let first = attendant.context.clock.now();
+    let mut ending = Ending::Time;
+    if first_calls == FirstCalls::Before {
+        ending = attendant.touch_all(&shared).await;
+    }
     for (number, counts) in counts.iter().enumerate() {
         attendant.callers.spawn(call(Arc::clone(&shared), Arc::clone(counts), number));
     }
-    let mut ending = Ending::Time;
-    if !warm_up.is_zero() {
-        ending = attendant.attend("warming up", Some(warm_up)).await;
+    if !warm_up.is_zero() && ending == Ending::Time {
+        ending = attendant.attend(Stage::WarmUp, Some(warm_up)).await;
         shared.phase.store(MEASURE, Ordering::Relaxed);
     }
     let started = attendant.context.clock.stopwatch();
@@ -129,7 +146,7 @@ pub(super) async fn run(load: Load, context: &mut Context) -> Result<Measured, F
             Length::Time(time) => Some(time),
             Length::Calls(_) => None,
         };
-        ending = attendant.attend("measuring", time).await;
+        ending = attendant.attend(Stage::Measure, time).await;
     }
     shared.phase.store(STOP, Ordering::Relaxed);
     attendant.join_all().await;
@@ -177,6 +194,14 @@ enum Ending {
     Interrupt(Interrupt),
 }
 
+/// What the callers are at.
+#[derive(Clone, Copy)]
+enum Stage<'a> {
+    Touch(&'a Shared),
+    WarmUp,
+    Measure,
+}
+
 /// Watches the callers.
 struct Attendant<'a> {
     callers: JoinSet<Histogram>,
@@ -186,8 +211,23 @@ struct Attendant<'a> {
 }
 
 impl Attendant<'_> {
+    /// Has every entity called for once. What is left of the callers is told to stop when somebody
+    /// has had enough.
+    async fn touch_all(&mut self, shared: &Arc<Shared>) -> Ending {
+        for _ in 0..shared.load.concurrency.min(shared.load.entities.len()) {
+            self.callers.spawn(touch(Arc::clone(shared)));
+        }
+        let ending = self.attend(Stage::Touch(shared), None).await;
+        if ending == Ending::AllDone {
+            return Ending::Time;
+        }
+        shared.phase.store(STOP, Ordering::Relaxed);
+        self.join_all().await;
+        ending
+    }
+
     /// Until the time is up, all callers are done, or somebody has had enough.
-    async fn attend(&mut self, what: &str, time: Option<Duration>) -> Ending {
+    async fn attend(&mut self, stage: Stage<'_>, time: Option<Duration>) -> Ending {
         let mut interrupts = self.context.interrupts.clone();
         let shows_progress = self.context.printer.shows_progress();
         let pace = Arc::clone(&self.context.pace);
@@ -215,7 +255,7 @@ impl Attendant<'_> {
                         Some(wait) => pace.sleep(wait).await,
                         None => std::future::pending().await,
                     }
-                } => self.show_progress(what, pace.stopwatch().saturating_sub(began), time),
+                } => self.show_progress(stage, pace.stopwatch().saturating_sub(began), time),
             }
         }
     }
@@ -226,7 +266,18 @@ impl Attendant<'_> {
         }
     }
 
-    fn show_progress(&mut self, what: &str, elapsed: Duration, time: Option<Duration>) {
+    fn show_progress(&mut self, stage: Stage<'_>, elapsed: Duration, time: Option<Duration>) {
+        let what = match stage {
+            Stage::Touch(shared) => {
+                let all = shared.load.entities.len();
+                let touched = shared.touched.load(Ordering::Relaxed).min(all);
+                let (touched, all) = (grouped(touched as u64), grouped(all as u64));
+                let text = format!("calling for every entity once: {touched} of {all}");
+                return self.context.printer.progress(text);
+            }
+            Stage::WarmUp => "warming up",
+            Stage::Measure => "measuring",
+        };
         let calls: u64 = self.counts.iter().map(|counts| counts.answered()).sum();
         let refused: u64 =
             self.counts.iter().map(|counts| counts.refused.load(Ordering::Relaxed)).sum();
@@ -240,6 +291,28 @@ impl Attendant<'_> {
         }
         self.context.printer.progress(text);
     }
+}
+
+/// A caller before the load: each takes the next entity that nobody has called for yet, and gives
+/// back what it took, so that the load finds the limits as they were.
+async fn touch(shared: Arc<Shared>) -> Histogram {
+    while shared.phase.load(Ordering::Relaxed) != STOP {
+        let entity = shared.touched.fetch_add(1, Ordering::Relaxed);
+        if entity >= shared.load.entities.len() {
+            break;
+        }
+        match acquire(&shared, entity).await {
+            Ok(mut lease) => {
+                if let Err(error) = lease.rollback().await {
+                    shared.failed(error);
+                }
+            }
+            Err(Error::Exceeded(_)) => {}
+            Err(error) => shared.failed(error),
+        }
+        tokio::task::yield_now().await;
+    }
+    Histogram::new()
 }
 
 /// One caller.
@@ -286,7 +359,7 @@ enum Outcome {
     Failed,
 }
 
-async fn one_call(shared: &Shared, entity: usize) -> Outcome {
+async fn acquire(shared: &Shared, entity: usize) -> Result<Lease, Error> {
     let load = &shared.load;
     let mut acquire = load.limiter.acquire(&load.entities[entity], &load.resource);
     for (limit, tokens) in &load.amounts {
@@ -295,7 +368,11 @@ async fn one_call(shared: &Shared, entity: usize) -> Outcome {
     if let Some(limits) = &load.limits {
         acquire = acquire.limits(limits.iter().cloned());
     }
-    let result = match acquire.await {
+    acquire.await
+}
+
+async fn one_call(shared: &Shared, entity: usize) -> Outcome {
+    let result = match acquire(shared, entity).await {
         // Nothing was taken: the store was away.
         Ok(lease) if lease.is_degraded() => return Outcome::Failed,
         Ok(mut lease) => {
@@ -304,16 +381,25 @@ async fn one_call(shared: &Shared, entity: usize) -> Outcome {
         }
         Err(error) => Err(error),
     };
-    let error = match result {
-        Ok(()) => return Outcome::Admitted,
-        Err(Error::Exceeded(_)) => return Outcome::Refused,
-        Err(error) => error,
-    };
-    let is_of_the_store = matches!(error, Error::Unavailable { .. } | Error::Store(_));
-    let place = if is_of_the_store { &shared.first_failure } else { &shared.wrong_call };
-    place.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| error.into());
-    if !is_of_the_store {
-        shared.phase.store(STOP, Ordering::Relaxed);
+    match result {
+        Ok(()) => Outcome::Admitted,
+        Err(Error::Exceeded(_)) => Outcome::Refused,
+        Err(error) => {
+            shared.failed(error);
+            Outcome::Failed
+        }
     }
-    Outcome::Failed
+}
+
+impl Shared {
+    /// Remembers the first failure. One that is the caller's own ends the load: it would be the same
+    /// every time.
+    fn failed(&self, error: Error) {
+        let is_of_the_store = matches!(error, Error::Unavailable { .. } | Error::Store(_));
+        let place = if is_of_the_store { &self.first_failure } else { &self.wrong_call };
+        place.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| error.into());
+        if !is_of_the_store {
+            self.phase.store(STOP, Ordering::Relaxed);
+        }
+    }
 }

@@ -16,8 +16,17 @@ const NAME: &str = "zae-limiter-local";
 /// Where the engine's own source is, for whoever runs from a checkout.
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../local");
 
-/// Finds the program: beside ours, on the `PATH`, or in the checkout, where it is built first.
+/// Finds the program: the one that is named, beside ours, on the `PATH`, or in the checkout, where it
+/// is built first.
 pub(super) async fn program(context: &mut Context) -> Result<PathBuf, Failure> {
+    if let Some(named) = context.local_program() {
+        if named.is_file() {
+            return Ok(named);
+        }
+        let message = format!("ZAEL_LOCAL names {}, which is not there", named.display());
+        let failure = Failure::new(ExitStatus::NotFound, message);
+        return Err(failure.hint("name the program zae-limiter-local, or unset ZAEL_LOCAL"));
+    }
     let ours = std::env::current_exe().ok();
     let beside = ours.as_deref().and_then(Path::parent).map(|folder| folder.join(NAME));
     let on_path = context.search_path().into_iter().map(|folder| folder.join(NAME));

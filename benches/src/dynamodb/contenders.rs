@@ -1,0 +1,243 @@
+//! Who is measured: bare calls of the SDK, our limiter, the Python client.
+
+use std::collections::HashMap;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::retry::RetryConfig;
+use aws_sdk_dynamodb::config::{BehaviorVersion, Credentials, Region};
+use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
+use tokio::runtime::Runtime;
+use zae_limiter_core::{Clock, RateLimiter, SystemClock};
+use zae_limiter_dynamodb::aws::{AwsTable, CreateTable};
+use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
+
+use super::Tally;
+use crate::measure::Walk;
+use crate::memory::{acquire_and_commit, limits};
+
+const TABLE: &str = "bench";
+
+/// Somebody who makes calls on one of many buckets.
+pub trait Contender: Send + Sync + 'static {
+    fn call(&self, bucket: usize) -> impl Future<Output = ()> + Send;
+
+    /// What it was billed so far, if it knows.
+    fn write_units(&self) -> f64 {
+        0.0
+    }
+}
+
+/// So many callers at once, each with one call after the other until the time is up: how many calls.
+pub fn call_for<C: Contender>(
+    runtime: &Runtime,
+    time: Duration,
+    contender: &Arc<C>,
+    buckets: usize,
+    callers: usize,
+) -> u64 {
+    let calls = Arc::new(AtomicU64::new(0));
+    let end = Instant::now() + time;
+    let caller = |number: usize| {
+        let (contender, calls) = (Arc::clone(contender), Arc::clone(&calls));
+        runtime.spawn(async move {
+            let mut walk = Walk::new(number, buckets);
+            while Instant::now() < end {
+                contender.call(walk.next_place()).await;
+                calls.fetch_add(1, Ordering::Relaxed);
+            }
+        })
+    };
+    let tasks: Vec<_> = (0..callers).map(caller).collect();
+    runtime.block_on(async {
+        for task in tasks {
+            task.await.expect("no call fails");
+        }
+    });
+    calls.load(Ordering::Relaxed)
+}
+
+fn client(endpoint: &str) -> Client {
+    let http = aws_smithy_http_client::Builder::new().build_http();
+    let config = aws_sdk_dynamodb::Config::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .region(Region::new("us-east-1"))
+        .credentials_provider(Credentials::new("local", "local", None, None, "bench"))
+        .endpoint_url(endpoint)
+        .retry_config(RetryConfig::disabled())
+        .http_client(http)
+        .build();
+    Client::from_conf(config)
+}
+
+/// Our limiter: acquire and commit.
+pub struct Ours {
+    limiter: RateLimiter,
+    keys: Vec<String>,
+}
+
+impl Ours {
+    /// Creates the table and a bucket for every key.
+    pub async fn open(endpoint: &str, keys: Vec<String>) -> Arc<Self> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let client = client(endpoint);
+        CreateTable::new(TABLE).create(&client, &clock).await.expect("a new table");
+        let table = Arc::new(AwsTable::new(client, TABLE, clock));
+        let store = DynamoStore::new(table, DynamoOptions::default());
+        let builder = RateLimiter::builder(store).deadline(Duration::from_secs(60));
+        let limiter = builder.open().await.expect("a limiter");
+        limiter.set_resource_defaults("gpt-4", limits()).await.expect("limits");
+        for key in &keys {
+            acquire_and_commit(&limiter, key).await;
+        }
+        Arc::new(Self { limiter, keys })
+    }
+}
+
+impl Contender for Ours {
+    async fn call(&self, bucket: usize) {
+        acquire_and_commit(&self.limiter, &self.keys[bucket]).await;
+    }
+
+    fn write_units(&self) -> f64 {
+        self.limiter.store().cost().map_or(0.0, |cost| cost.write_units)
+    }
+}
+
+/// One conditional `UpdateItem` on an item like a bucket's: what no limiter on this endpoint can beat
+/// with a write of its own for each acquire.
+pub struct Bare {
+    client: Client,
+    returns: ReturnValue,
+    keys: Vec<HashMap<String, AttributeValue>>,
+    values: HashMap<String, AttributeValue>,
+}
+
+impl Bare {
+    /// Makes copies of a bucket of ours.
+    pub async fn beside(endpoint: &str, count: usize) -> Arc<Self> {
+        let client = client(endpoint);
+        let scan = client.scan().table_name(TABLE).filter_expression("attribute_exists(b_rpm_tk)");
+        let found = scan.send().await.expect("an answer").items.unwrap_or_default();
+        let bucket = found.into_iter().next().expect("a bucket of ours");
+        let mut keys = Vec::new();
+        for number in 0..count {
+            let key = HashMap::from([
+                (
+                    "PK".to_owned(),
+                    AttributeValue::S(format!("bare/BUCKET#key-{number:07}#gpt-4#0")),
+                ),
+                ("SK".to_owned(), bucket["SK"].clone()),
+            ]);
+            let mut item = bucket.clone();
+            item.extend(key.clone());
+            let put = client.put_item().table_name(TABLE).set_item(Some(item));
+            put.send().await.expect("an item");
+            keys.push(key);
+        }
+        let value =
+            |name: &str, number: i64| (name.to_owned(), AttributeValue::N(number.to_string()));
+        let values = HashMap::from([
+            value(":r", 1_000),
+            value(":t", 10_000),
+            value(":nr", -1_000),
+            value(":nt", -10_000),
+        ]);
+        Arc::new(Self { client, returns: ReturnValue::None, keys, values })
+    }
+
+    pub fn returning_nothing(self: &Arc<Self>) -> Arc<Self> {
+        Arc::clone(self)
+    }
+
+    /// As a limiter has to, which says what is left.
+    pub fn returning_the_item(&self) -> Arc<Self> {
+        Arc::new(Self {
+            client: self.client.clone(),
+            returns: ReturnValue::AllNew,
+            keys: self.keys.clone(),
+            values: self.values.clone(),
+        })
+    }
+}
+
+impl Contender for Bare {
+    async fn call(&self, bucket: usize) {
+        let update = self
+            .client
+            .update_item()
+            .table_name(TABLE)
+            .set_key(Some(self.keys[bucket].clone()))
+            .update_expression(
+                "ADD b_rpm_tk :nr, b_rpm_tc :r, b_tpm_tk :nt, b_tpm_tc :t, b_wcu_tk :nr",
+            )
+            .condition_expression("b_rpm_tk >= :r AND b_tpm_tk >= :t")
+            .set_expression_attribute_values(Some(self.values.clone()))
+            .return_values(self.returns.clone());
+        update.send().await.expect("the condition holds");
+    }
+}
+
+/// The Python client, a process of its own.
+pub struct Python {
+    pub version: String,
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Python {
+    /// Starts it and has it create its buckets, if `ZAEL_PYTHON` says which.
+    pub fn start(endpoint: &str, entities: usize) -> Result<Option<Self>, String> {
+        let Some(program) = std::env::var_os("ZAEL_PYTHON") else { return Ok(None) };
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/src/dynamodb/throughput.py");
+        let child = Command::new(&program)
+            .args([script, endpoint, TABLE, &entities.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut child =
+            child.map_err(|error| format!("{} does not start: {error}", program.display()))?;
+        let input = child.stdin.take().expect("it is piped");
+        let output = BufReader::new(child.stdout.take().expect("it is piped"));
+        let mut python = Self { version: String::new(), child, input, output };
+        python.version = python.line()?;
+        Ok(Some(python))
+    }
+
+    fn line(&mut self) -> Result<String, String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line).map_err(|error| error.to_string())?;
+        match line.trim() {
+            "" => Err("the Python client has ended; it says why above".to_owned()),
+            line => Ok(line.to_owned()),
+        }
+    }
+
+    pub(super) fn round(
+        &mut self,
+        buckets: usize,
+        callers: usize,
+        time: Duration,
+    ) -> Result<Tally, String> {
+        let request = format!("{buckets} {callers} {}", time.as_secs_f64());
+        writeln!(self.input, "{request}").map_err(|error| error.to_string())?;
+        let answer = self.line()?;
+        let numbers: Vec<f64> = answer.split(' ').filter_map(|n| n.parse().ok()).collect();
+        let [calls, seconds, client_cpu] = numbers[..] else {
+            return Err(format!("the Python client says {answer:?}"));
+        };
+        Ok(Tally { calls: calls as u64, seconds, client_cpu, ..Tally::default() })
+    }
+}
+
+impl Drop for Python {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

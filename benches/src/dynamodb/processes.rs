@@ -1,0 +1,60 @@
+//! The endpoint's process, and what processes have cost.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+/// Ticks of a CPU second in `/proc`, on every Linux of today.
+const TICKS: f64 = 100.0;
+
+/// An endpoint in memory, ended with this value.
+pub struct Endpoint {
+    pub url: String,
+    // Its standard input ends with this process, and the endpoint with it.
+    child: Child,
+}
+
+impl Endpoint {
+    pub fn start() -> Result<Self, String> {
+        let beside =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../local/target/release/zae-limiter-local");
+        let program = std::env::var_os("ZAEL_LOCAL").map_or_else(|| beside.into(), PathBuf::from);
+        let child = Command::new(&program)
+            .args(["--until-eof", "--no-sweep"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut child = child.map_err(|error| {
+            format!(
+                "{} does not start ({error}); \
+                 build it: cargo build --release --manifest-path local/Cargo.toml",
+                program.display()
+            )
+        })?;
+        let mut url = String::new();
+        let stdout = child.stdout.take().expect("it is piped");
+        BufReader::new(stdout).read_line(&mut url).map_err(|error| error.to_string())?;
+        Ok(Self { url: url.trim().to_owned(), child })
+    }
+
+    /// CPU seconds it has used.
+    pub fn cpu(&self) -> f64 {
+        cpu_of(self.child.id())
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// CPU seconds that a process has used, all its threads together; 0 where there is no `/proc`.
+pub fn cpu_of(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name, in parentheses, may hold spaces; user and system time are the 12th and 13th after it.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let ticks = fields.split_whitespace().skip(11).take(2).filter_map(|f| f.parse::<f64>().ok());
+    ticks.sum::<f64>() / TICKS
+}
