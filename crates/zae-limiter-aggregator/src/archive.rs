@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 use flate2::{Compression, GzBuilder};
-use zae_limiter_core::{NamespaceId, Timestamp, Window};
+use zae_limiter_core::{Timestamp, Window};
 use zae_limiter_schema::{Item, Value, records};
 
 /// The longest part of an event's id in a file's name.
@@ -27,19 +27,14 @@ pub struct AuditLine {
 
 impl AuditLine {
     /// The line of an event. `expired_at` stands in for a time that the event does not tell.
-    pub(crate) fn new(
-        namespace: &NamespaceId,
-        id: &str,
-        item: &Item,
-        expired_at: Timestamp,
-    ) -> Self {
+    pub(crate) fn new(namespace: &str, id: &str, item: &Item, expired_at: Timestamp) -> Self {
         let told = item.get("timestamp").and_then(Value::as_str).and_then(|text| text.get(..10));
         let day = told.filter(|day| Window::Daily.start_of(day).is_some());
         let day = day.map_or_else(|| Window::Daily.label(expired_at), str::to_owned);
         let mut line = records::to_object(item);
         // What only the table needs.
         line.retain(|name, _| !["PK", "SK", "ttl"].contains(&&**name) && !name.starts_with("GSI"));
-        line.insert("namespace".to_owned(), namespace.as_str().into());
+        line.insert("namespace".to_owned(), namespace.into());
         let id = id.chars().filter(char::is_ascii_alphanumeric).take(ID_MAX).collect();
         Self { day, id, json: serde_json::Value::Object(line).to_string() }
     }
@@ -158,7 +153,6 @@ mod tests {
     use super::*;
 
     fn line(id: &str, timestamp: &str) -> AuditLine {
-        let namespace = NamespaceId::new("abcdefghijk").expect("legal");
         let item = Item::from([
             ("PK".to_owned(), Value::text("abcdefghijk/AUDIT#key-1")),
             ("SK".to_owned(), Value::text(format!("#AUDIT#{id}"))),
@@ -168,7 +162,7 @@ mod tests {
             ("ttl".to_owned(), Value::number(1_794_700_000)),
             ("details".to_owned(), Value::M(Item::from([("n".to_owned(), Value::number(5))]))),
         ]);
-        AuditLine::new(&namespace, id, &item, Timestamp::from_millis(1_794_751_200_000))
+        AuditLine::new("abcdefghijk", id, &item, Timestamp::from_millis(1_794_751_200_000))
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use zae_limiter_core::{Key, LimitName, Timestamp};
 use zae_limiter_schema::records::booking::Position;
-use zae_limiter_schema::{BucketItemKey, Item, ParsedKey, SHARD_ZERO, change, parse_key};
+use zae_limiter_schema::{BucketItemKey, Item, ItemKey, ParsedKey, SHARD_ZERO, change, parse_key};
 
 use crate::archive::AuditLine;
 use crate::event::{EventKind, StreamRecord};
@@ -47,16 +47,17 @@ pub enum Change {
 ///
 /// One sentence about what is wrong with it.
 pub fn change_of(record: StreamRecord) -> Result<Change, String> {
+    // Whatever it is about: a later release may know other things to be about.
+    if record.kind == EventKind::Expire
+        && let Some((namespace, id)) = audit_key(&record.key)
+    {
+        let Some(item) = record.old else { return Err(without_image("OldImage")) };
+        return Ok(Change::Expired(AuditLine::new(namespace, id, &item, record.at)));
+    }
     let bucket = match parse_key(&record.key) {
         None => return Ok(Change::Foreign),
         Some(ParsedKey::Record(Key::Bucket(bucket))) => BucketItemKey { bucket, shard: SHARD_ZERO },
         Some(ParsedKey::Shard(shard)) => shard,
-        Some(ParsedKey::Record(Key::Audit(namespace, _, id)))
-            if record.kind == EventKind::Expire =>
-        {
-            let Some(item) = record.old else { return Err(without_image("OldImage")) };
-            return Ok(Change::Expired(AuditLine::new(&namespace, &id, &item, record.at)));
-        }
         Some(_) => return Ok(Change::Other),
     };
     let (old, new) = match record.kind {
@@ -89,6 +90,12 @@ pub fn change_of(record: StreamRecord) -> Result<Change, String> {
         position: record.position,
         item: new,
     }))
+}
+
+/// The namespace and the id of an audit event.
+fn audit_key(key: &ItemKey) -> Option<(&str, &str)> {
+    let (namespace, rest) = key.pk.split_once('/')?;
+    Some((namespace, key.sk.strip_prefix("#AUDIT#").filter(|_| rest.starts_with("AUDIT#"))?))
 }
 
 fn without_image(image: &str) -> String {

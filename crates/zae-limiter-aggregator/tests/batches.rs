@@ -350,7 +350,8 @@ impl Archive for Kept {
 }
 
 fn audit(id: &str, by_table: bool) -> Changed {
-    let key = ItemKey::new("abcdefghijk/AUDIT#key-1", format!("#AUDIT#{id}"));
+    // About something that only a later release knows.
+    let key = ItemKey::new("abcdefghijk/AUDIT#$LATER:x", format!("#AUDIT#{id}"));
     let item = Item::from([
         ("action".to_owned(), Value::text("limits_set")),
         ("timestamp".to_owned(), Value::text("2026-08-15T00:00:00Z")),
