@@ -18,6 +18,7 @@ mod meter;
 mod options;
 mod records;
 mod round;
+mod usage;
 
 use std::fmt;
 use std::sync::Arc;

@@ -14,7 +14,9 @@ port = sys.argv.pop(1)
 os.environ.update(
     BIND_HOST="127.0.0.1",
     GATEWAY_PORT=port,
-    SERVICES="cloudformation,cloudwatch,dynamodb,iam,lambda,logs,monitoring,s3,sqs,sts",
+    SERVICES="cloudformation,cloudwatch,dynamodb,dynamodbstreams,iam,lambda,logs,monitoring,s3,sqs,sts",
+    # For what runs in it: functions must not go elsewhere.
+    AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}",
     IOT_MTLS_ENABLED="0",
     # Nothing here calls out.
     AWS_EC2_METADATA_DISABLED="true",

@@ -376,7 +376,8 @@ fn the_aggregator_books_and_refills_and_no_more() {
     assert!(aggregator.may("UpdateItem", TABLE_ARN, &key("abcdefghijk/BUCKET#k#r#0")));
     assert!(aggregator.may("UpdateItem", TABLE_ARN, &key("abcdefghijk/ENTITY#k")));
     assert!(aggregator.may("GetRecords", "att:Table.StreamArn", &[]));
-    assert!(aggregator.may("GetItem", TABLE_ARN, &key("_/SYSTEM#")));
+    assert!(!aggregator.may("GetItem", TABLE_ARN, &key("_/SYSTEM#")));
+    assert!(!aggregator.may("GetItem", TABLE_ARN, &key("abcdefghijk/ENTITY#k")));
     for other in
         ["abcdefghijk/SYSTEM#", "abcdefghijk/RESOURCE#r", "abcdefghijk/AUDIT#k", "_/SYSTEM#"]
     {

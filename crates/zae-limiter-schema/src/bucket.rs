@@ -19,12 +19,16 @@
 //! the same as long as `b + c + e` stays below `cap`: that is the upper bound. A full bucket that
 //! was taken from without moving `rf` would be paid twice.
 
+mod count;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use zae_limiter_core::{
     Bucket, BucketKey, Cell, EntityId, LimitName, LimitSet, Millitokens, Rate, Timestamp,
 };
+
+pub use count::carry_shard_count;
 
 use crate::expression::{Action, Condition};
 use crate::keys::{BucketItemKey, Index};

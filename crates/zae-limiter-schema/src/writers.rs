@@ -36,6 +36,7 @@ pub const WRITERS: &[Writer] = &[
             "ttl",
         ],
     },
+    Writer { name: "carry_shard_count", changes: &["shard_count"], pins: &["PK", "shard_count"] },
     Writer {
         name: "create",
         changes: &[
@@ -111,7 +112,8 @@ mod tests {
 
     use super::*;
     use crate::bucket::{
-        Alive, BucketItem, Expiry, Movement, Owner, Since, add, create, refill, rewrite,
+        Alive, BucketItem, Expiry, Movement, Owner, Since, add, carry_shard_count, create, refill,
+        rewrite,
     };
     use crate::{Action, BucketItemKey, Condition, SHARD_ZERO, Update, render_update};
 
@@ -257,6 +259,7 @@ mod tests {
                 // At the same moment, so that a remainder is dropped without the time being moved.
                 refill(&key(), &later, &movements(&later), expiring, after, at(1_000)),
             ],
+            "carry_shard_count" => vec![carry_shard_count(&key(), 4)],
             "rewrite" => vec![
                 rewrite(&key(), &first, &other, &alone, Expiry::Never),
                 rewrite(&key(), &later, &other, &below, expiring),

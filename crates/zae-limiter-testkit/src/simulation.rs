@@ -19,7 +19,7 @@ use std::task::{Poll, Waker};
 use tokio::runtime::Builder;
 
 pub use time::{ClientClock, VirtualTime};
-pub use workload::{Report, Simulation};
+pub use workload::{Companion, Report, Simulation};
 
 use crate::table::{SimTable, Watch};
 use audit::Auditor;
