@@ -74,6 +74,12 @@ fn a_failed_deployment_is_explained_and_can_be_tried_again() {
     assert!(failed.err.contains("error: stack taken is ROLLBACK_COMPLETE"), "{}", failed.err);
     assert!(failed.err.contains("cause: Table (DynamoDB::Table): taken already"), "{}", failed.err);
     assert!(failed.err.contains("hint: a table of that name exists"), "{}", failed.err);
+    // The guide shows what is printed.
+    let guide = include_str!("../../../../docs/operations.md");
+    let telling = ["create failed", "already exists", "error:", "cause:", "hint:"];
+    for line in failed.err.lines().filter(|line| telling.iter().any(|one| line.contains(one))) {
+        assert!(guide.contains(line), "not in the guide: {line}");
+    }
     // What was in the way is still there, and once it is gone the same command succeeds.
     python("make('dynamodb').delete_table(TableName='taken')");
     let better = run(&format!("deploy --name taken {options}"));
