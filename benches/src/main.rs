@@ -1,7 +1,7 @@
 //! One run, one table: the limiter beside its peers and beside a floor that no limiter can beat.
 //!
 //!     cargo run --release --manifest-path benches/Cargo.toml            # everything
-//!     cargo run --release --manifest-path benches/Cargo.toml memory     # one part: memory, sqlite, scale
+//!     cargo run --release --manifest-path benches/Cargo.toml memory     # one part: memory, sqlite, scale, aggregator
 //!     cargo run --release --manifest-path benches/Cargo.toml dynamodb --seconds 3
 //!
 //! The part `dynamodb` starts the endpoint in `local/`, which has to be built first, and is left out
@@ -12,6 +12,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "measuring is reading the clock")]
 
+mod aggregator;
 mod dynamodb;
 mod measure;
 mod memory;
@@ -42,9 +43,9 @@ fn main() {
             std::process::exit(1);
         });
     }
-    let known = ["memory", "sqlite", "scale"];
+    let known = ["memory", "sqlite", "scale", "aggregator"];
     if let Some(unknown) = parts.iter().find(|part| !known.contains(&part.as_str())) {
-        eprintln!("unknown part {unknown:?}; use memory, sqlite, scale, or dynamodb alone");
+        eprintln!("unknown part {unknown:?}; use memory, sqlite, scale, aggregator, or dynamodb alone");
         std::process::exit(2);
     }
     if wants("memory") {
@@ -55,5 +56,8 @@ fn main() {
     }
     if wants("scale") {
         scale::run();
+    }
+    if wants("aggregator") {
+        aggregator::run();
     }
 }

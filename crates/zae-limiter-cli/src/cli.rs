@@ -126,6 +126,8 @@ pub(crate) enum Command {
     Usage(commands::usage::Args),
     /// Who changed what, and when
     Audit(commands::audit::Args),
+    /// Follow the stream of a DynamoDB table: usage, refills, and the archive of audit events
+    Aggregate(commands::aggregate::Args),
     /// Put the limiter into an AWS account, or change it there
     Deploy(commands::deploy::Args),
     /// Take a stack away

@@ -1,6 +1,7 @@
 //! One file for each command: its arguments, and what it does with them.
 
 pub(crate) mod acquire;
+pub(crate) mod aggregate;
 pub(crate) mod audit;
 pub(crate) mod available;
 pub(crate) mod bench;

@@ -246,6 +246,11 @@ impl Context {
         }
     }
 
+    /// Randomness.
+    pub(crate) fn entropy(&self) -> Entropy {
+        (self.entropy)()
+    }
+
     /// A file of ours in the data directory, which is made where it is missing.
     ///
     /// # Errors

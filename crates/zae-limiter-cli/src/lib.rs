@@ -93,6 +93,7 @@ async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus,
         Command::Acquire(args) => commands::acquire::run(args, context).await,
         Command::Bench(args) => commands::bench::run(args, context).await,
         Command::Demo(args) => commands::demo::run(args, context).await,
+        Command::Aggregate(args) => Box::pin(commands::aggregate::run(args, context)).await,
         other => {
             let mut interrupts = context.interrupts.clone();
             tokio::select! {
@@ -107,7 +108,7 @@ async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus,
 /// command can be repeated and does the rest.
 async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitStatus, Failure> {
     match command {
-        Command::Acquire(_) | Command::Bench(_) | Command::Demo(_) => {
+        Command::Acquire(_) | Command::Aggregate(_) | Command::Bench(_) | Command::Demo(_) => {
             unreachable!("handled before")
         }
         Command::Available(args) => commands::available::run(args, context).await,

@@ -34,8 +34,9 @@ impl Entropy {
         from(&mut self.rng.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The id of an audit event: sorts by time, and within a millisecond by the order of the calls.
-    pub(crate) fn event_id(&self, at: Timestamp) -> String {
+    /// A ULID, as audit events have them: sorts by time, and within a millisecond by the order of the
+    /// calls.
+    pub fn event_id(&self, at: Timestamp) -> String {
         let millis = u64::try_from(at.as_millis()).unwrap_or(0);
         let fresh = Ulid::from_parts(millis, self.draw(|rng| rng.u128(..)));
         let mut last = self.last_event.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use zae_limiter_model::{EntityId, LimitName, ResourceName, Timestamp};
+use zae_limiter_model::{EntityId, LimitName, Millitokens, ResourceName, Timestamp};
 
 use crate::error::Error;
 use crate::limiter::RateLimiter;
@@ -129,11 +129,14 @@ impl<'a> UsageQuery<'a> {
     /// As [`pages`](Self::pages); an error of the store.
     pub async fn summary(&self) -> Result<UsageSummary, Error> {
         let mut summary = UsageSummary::default();
+        // Fractions add up, too.
+        let mut consumed: BTreeMap<LimitName, Millitokens> = BTreeMap::new();
         let mut pages = self.pages()?;
         while let Some(records) = pages.next().await? {
             for usage in records {
-                for (limit, consumed) in usage.consumed {
-                    *summary.consumed.entry(limit).or_default() += consumed.whole_tokens();
+                for (limit, more) in usage.consumed {
+                    let sum = consumed.entry(limit).or_default();
+                    *sum = sum.saturating_add(more);
                 }
                 summary.events += usage.events;
                 summary.records += 1;
@@ -142,6 +145,8 @@ impl<'a> UsageQuery<'a> {
                 summary.last = Some(summary.last.map_or(start, |last| last.max(start)));
             }
         }
+        let whole = consumed.into_iter().map(|(limit, sum)| (limit, sum.whole_tokens()));
+        summary.consumed = whole.collect();
         Ok(summary)
     }
 }

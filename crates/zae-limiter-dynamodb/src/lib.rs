@@ -24,6 +24,7 @@ mod options;
 mod parts;
 mod records;
 mod round;
+mod usage;
 mod work;
 
 use std::fmt;

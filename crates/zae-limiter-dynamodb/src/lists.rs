@@ -24,17 +24,18 @@ use crate::cursor;
 use crate::error::Trouble;
 use crate::parts::Parts;
 use crate::records::record_key;
+use crate::usage::OfEntity;
 
 /// The most pages of the table that are read for one page of ours. Where little of a partition
 /// belongs to the list, a page may come back shorter, and say that there is more.
 const TABLE_PAGES_MAX: usize = 16;
 
-fn size(page: &PageRequest) -> usize {
+pub(crate) fn size(page: &PageRequest) -> usize {
     page.size.clamp(1, PAGE_MAX)
 }
 
 /// A walk through one partition.
-struct Walk {
+pub(crate) struct Walk {
     /// How its cursors start.
     list: &'static str,
     index: Option<Index>,
@@ -46,11 +47,16 @@ struct Walk {
 }
 
 impl Walk {
-    fn new(list: &'static str, index: Option<Index>, partition: String, range: Range) -> Self {
+    pub(crate) fn new(
+        list: &'static str,
+        index: Option<Index>,
+        partition: String,
+        range: Range,
+    ) -> Self {
         Self { list, index, partition, range, step: Step::Forward, is_selective: false }
     }
 
-    fn selective(self) -> Self {
+    pub(crate) fn selective(self) -> Self {
         Self { is_selective: true, ..self }
     }
 
@@ -65,7 +71,7 @@ impl Walk {
 
 impl Shared {
     /// Walks on from a place until so many items were accepted.
-    async fn walk<T>(
+    pub(crate) async fn walk<T>(
         &self,
         walk: &Walk,
         after: Option<Item>,
@@ -83,7 +89,10 @@ impl Shared {
         };
         let mut accepted = Vec::new();
         for _ in 0..TABLE_PAGES_MAX {
-            query.limit = if walk.is_selective { PAGE_ITEMS_MAX } else { size - accepted.len() };
+            let left = size - accepted.len();
+            // Few do not belong: days and months among hours.
+            let some_more = if walk.is_selective { left / 16 + 2 } else { 0 };
+            query.limit = (left + some_more).min(PAGE_ITEMS_MAX);
             let answer = self.query(&query).await?;
             let count = answer.items.len();
             for (at, item) in answer.items.iter().enumerate() {
@@ -109,13 +118,11 @@ impl Shared {
         query: &Query,
         page: &PageRequest,
     ) -> Result<Page<Record>, StoreError> {
+        if let Some(page) = self.list_usage(query, page).await? {
+            return Ok(page);
+        }
         let walk = walk_of(query);
         let after = walk.start(page)?;
-        if matches!(query, Query::UsageOfEntity(.., span) | Query::UsageOfResource(.., span)
-            if span.start >= span.end)
-        {
-            return Ok(Page { items: Vec::new(), next: None });
-        }
         let belongs = |item: &Item| {
             let key = record_key(&key_of(item)?)?;
             belongs_to(query, &key).then_some(key)
@@ -132,6 +139,30 @@ impl Shared {
         let found = self.walk(&walk, after, size(page), |item| Ok(belongs(item))).await?;
         let items = self.get(&found.items).await?;
         Ok(Page { items: items.into_iter().flatten().collect(), next: found.next })
+    }
+
+    /// Lists usage, where there is a shorter way than a walk.
+    async fn list_usage(
+        &self,
+        query: &Query,
+        page: &PageRequest,
+    ) -> Result<Option<Page<Record>>, StoreError> {
+        match query {
+            Query::UsageOfEntity(.., span) | Query::UsageOfResource(.., span)
+                if span.start >= span.end =>
+            {
+                cursor::read(page, &["usage", "usage-of"])?;
+                Ok(Some(Page { items: Vec::new(), next: None }))
+            }
+            Query::UsageOfEntity(ns, entity, resource, window, span) => {
+                let of = OfEntity { ns, entity, window: *window, span };
+                self.list_usage_of_entity(&of, resource.as_ref(), page).await.map(Some)
+            }
+            Query::UsageOfResource(ns, resource, window, span) => {
+                self.list_usage_of_resource((ns, resource), (*window, span), page).await
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Lists buckets, each once however many shards it has.
@@ -256,17 +287,7 @@ fn walk_of(query: &Query) -> Walk {
             let walk = Walk::new("audit", None, partition, starts("#AUDIT#"));
             Walk { step: Step::Backward, ..walk }
         }
-        Query::UsageOfEntity(ns, entity, resource, window, span) => {
-            let range = match resource {
-                Some(resource) => {
-                    let [from, to] = labels(*window, span);
-                    let key = |label| format!("#USAGE#{resource}#{label}");
-                    Range::Between(key(from), key(to))
-                }
-                None => starts("#USAGE#"),
-            };
-            Walk::new("usage", None, entity_partition(ns, entity), range).selective()
-        }
+        Query::UsageOfEntity(..) => unreachable!("has a way of its own"),
         Query::UsageOfResource(ns, resource, window, span) => {
             let [from, to] = labels(*window, span);
             // `$` is what follows `#`, and so all entities of the last window.
@@ -281,17 +302,16 @@ fn walk_of(query: &Query) -> Walk {
 }
 
 /// The first and the last window that may start within a span. Labels sort as time does.
-fn labels(window: Window, span: &Span<Timestamp>) -> [String; 2] {
+pub(crate) fn labels(window: Window, span: &Span<Timestamp>) -> [String; 2] {
     [span.start, span.end].map(|moment| window.label(window.start(moment)))
 }
 
 /// Whether a record that stands where a list is belongs to it. Windows of all kinds stand together.
 fn belongs_to(query: &Query, key: &Key) -> bool {
     match (query, key) {
-        (
-            Query::UsageOfEntity(.., window, span) | Query::UsageOfResource(.., window, span),
-            Key::Usage(usage),
-        ) => usage.window == *window && span.contains(&usage.start),
+        (Query::UsageOfResource(.., window, span), Key::Usage(usage)) => {
+            usage.window == *window && span.contains(&usage.start)
+        }
         (Query::Children(..), Key::Entity(..))
         | (Query::EntityConfigs(..), Key::Config(..))
         | (Query::Audit(..), Key::Audit(..))

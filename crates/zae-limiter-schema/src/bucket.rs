@@ -21,6 +21,7 @@
 //! the same as long as `b + c + e` stays below `cap`: that is the upper bound. A full bucket that
 //! was taken from without moving `rf` would be paid twice.
 
+mod count;
 mod division;
 mod item;
 
@@ -28,6 +29,8 @@ use zae_limiter_core::{Bucket, BucketKey, EntityId, LimitName, LimitSet, Rate, T
 
 pub use division::{Halves, merge, split};
 pub use item::{BucketItem, shards_seen, share_of};
+
+pub use count::carry_shard_count;
 
 use crate::expression::{Action, Condition};
 use crate::keys::{BucketItemKey, Index};

@@ -5,6 +5,7 @@
 //! [`Table`]; this crate is the one place where keys, attribute names and expressions are made.
 
 pub mod bucket;
+pub mod change;
 mod expression;
 mod keys;
 pub mod records;

@@ -10,6 +10,8 @@
 //! counts only as long as it agrees with them: whoever does not know it changes the other one.
 
 mod audit;
+pub mod booking;
+pub mod checkpoint;
 mod config;
 mod entity;
 mod json;
@@ -31,6 +33,7 @@ use crate::keys::{Index, ItemKey};
 use crate::value::{Item, Malformed, Value};
 
 pub use config::CONFIG_VERSION;
+pub use json::to_object;
 pub use namespace::{encode_name, not_purging};
 pub use version::Version;
 

@@ -36,6 +36,7 @@ pub const WRITERS: &[Writer] = &[
             "ttl",
         ],
     },
+    Writer { name: "carry_shard_count", changes: &["shard_count"], pins: &["PK", "shard_count"] },
     Writer {
         name: "create",
         changes: &[
@@ -168,8 +169,8 @@ mod tests {
 
     use super::*;
     use crate::bucket::{
-        After, Alive, BucketItem, Expiry, Halves, Movement, Owner, Since, add, create, merge,
-        refill, rewrite, split,
+        After, Alive, BucketItem, Expiry, Halves, Movement, Owner, Since, add, carry_shard_count,
+        create, merge, refill, rewrite, split,
     };
     use crate::{Action, BucketItemKey, Change, Condition, SHARD_ZERO, Update, render_update};
 
@@ -339,6 +340,7 @@ mod tests {
                 // At the same moment, so that a remainder is dropped without the time being moved.
                 refill(&key(), &later, &movements(&later), expiring, after, at(1_000)),
             ],
+            "carry_shard_count" => vec![carry_shard_count(&key(), 4)],
             "rewrite" => vec![
                 rewrite(&key(), &first, &after_of(&other, 1), &alone, Expiry::Never),
                 // Whole again after it had expired in parts.

@@ -20,7 +20,7 @@ use std::task::{Poll, Waker};
 use tokio::runtime::Builder;
 
 pub use time::{ClientClock, VirtualTime};
-pub use workload::{Divide, Report, Simulation};
+pub use workload::{Companion, Divide, Report, Simulation};
 
 use crate::table::{SimTable, Watch};
 use audit::Auditor;

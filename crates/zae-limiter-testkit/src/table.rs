@@ -64,6 +64,21 @@ pub struct Wrote<'a> {
     pub new: Option<&'a Item>,
 }
 
+/// A change as the table's stream would tell it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Changed {
+    /// When, in true time.
+    pub at_us: u64,
+    /// Which item.
+    pub key: ItemKey,
+    /// What it was.
+    pub old: Option<Item>,
+    /// What it is.
+    pub new: Option<Item>,
+    /// Whether the table itself made it, because the item had expired.
+    pub by_table: bool,
+}
+
 /// Somebody who is told of everything that happens to a table, in the order in which it happens.
 pub trait Watch: Send + Sync {
     /// A request is on its way.
@@ -123,6 +138,8 @@ struct State {
     crashed: BTreeSet<ClientId>,
     /// Of every call that arrived and what became of it.
     digest: DefaultHasher,
+    /// What has changed since it was last asked for, once somebody has.
+    stream: Option<Vec<Changed>>,
 }
 
 impl fmt::Debug for SimTable {
@@ -145,6 +162,7 @@ impl SimTable {
             rng: Rng::with_seed(seed),
             crashed: BTreeSet::new(),
             digest: DefaultHasher::new(),
+            stream: None,
         };
         Self { inside: Arc::new(Inside { time, watch, state: Mutex::new(state) }), client: 0 }
     }
@@ -190,6 +208,11 @@ impl SimTable {
         self.inside.lock().digest.finish()
     }
 
+    /// What has changed since the last call, in its order; the first call finds nothing.
+    pub fn take_changes(&self) -> Vec<Changed> {
+        self.inside.lock().stream.replace(Vec::new()).unwrap_or_default()
+    }
+
     /// Ends a client. Its requests that are on the way arrive or not; it hears of none of them.
     pub fn crash(&self, client: ClientId) {
         self.inside.lock().crashed.insert(client);
@@ -205,6 +228,7 @@ impl SimTable {
             state.note(now_us, u32::MAX, &key);
             let wrote =
                 Wrote { client: None, at_us: now_us, key: &key, old: old.as_ref(), new: None };
+            state.tell(&wrote);
             if let Some(watch) = &inside.watch {
                 watch.wrote(&wrote);
             }
@@ -252,6 +276,21 @@ struct Site<'a> {
 impl State {
     fn note(&mut self, now_us: u64, client: ClientId, what: &impl fmt::Debug) {
         (now_us, client, format!("{what:?}")).hash(&mut self.digest);
+    }
+
+    /// A write that changes nothing is not in the stream.
+    fn tell(&mut self, wrote: &Wrote<'_>) {
+        if let Some(stream) = &mut self.stream
+            && wrote.old != wrote.new
+        {
+            stream.push(Changed {
+                at_us: wrote.at_us,
+                key: wrote.key.clone(),
+                old: wrote.old.cloned(),
+                new: wrote.new.cloned(),
+                by_table: wrote.client.is_none(),
+            });
+        }
     }
 }
 
@@ -333,12 +372,16 @@ impl Inside {
         state.items.totals.failed += u64::from(answered.is_err());
         state.note(now_us, client, &(&answered, &wrote));
         // Still under the lock: whoever watches sees changes in their order.
-        if let Some(watch) = &self.watch {
-            let told = wrote.iter().map(|(key, old, new)| {
+        let told: Vec<Wrote<'_>> = wrote
+            .iter()
+            .map(|(key, old, new)| {
                 let (old, new) = (old.as_ref(), new.as_ref());
                 Wrote { client: Some(client), at_us: now_us, key, old, new }
-            });
-            watch.wrote_together(&told.collect::<Vec<_>>());
+            })
+            .collect();
+        told.iter().for_each(|wrote| state.tell(wrote));
+        if let Some(watch) = &self.watch {
+            watch.wrote_together(&told);
         }
         answered
     }

@@ -258,3 +258,53 @@ async fn a_limiter_deploys_its_own_stack() {
     assert_eq!(python(alarms).trim(), "0");
     assert_eq!(run("delete --name own --yes").code, 0);
 }
+
+/// This program without what only debuggers need: Lambda would not take it whole.
+fn stripped() -> tempfile::TempPath {
+    let file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+    let program = env!("CARGO_BIN_EXE_zae-limiter");
+    let mut strip = std::process::Command::new("strip");
+    assert!(strip.arg("-o").arg(&file).arg(program).status().unwrap().success());
+    file
+}
+
+#[test]
+fn the_deployed_aggregator_books_what_is_taken() {
+    let program = stripped();
+    let zip = tempfile::tempdir().unwrap();
+    let (file, code) = (zip.path().join("aggregator.zip"), program.display());
+    let exported = run(&format!("lambda-export {} --bootstrap {code} -o json", file.display()));
+    let exported = exported.json();
+    assert!(exported["bytes"].as_u64().unwrap() < exported["unpacked_bytes"].as_u64().unwrap());
+    let deployed = run(&format!("deploy --name booked --bootstrap {code} -o json")).json();
+    let key = deployed["outputs"]["AggregatorCode"].as_str().unwrap();
+    assert_eq!(key, format!("code/{}.zip", exported["sha256"].as_str().unwrap()));
+    assert_eq!(run("resource set-defaults gpt-4 -l rpm:100 --name booked").code, 0);
+    for _ in 0..3 {
+        assert_eq!(run("acquire key-1 gpt-4 -c rpm:2 --name booked").code, 0);
+    }
+    // The emulator calls the function when it gets to it; each look takes a while, too.
+    let booked = (0..1_000).any(|_| {
+        let list = run("usage list -e key-1 -r gpt-4 -w daily --name booked -o json").json();
+        list[0]["consumed"]["rpm"] == 6
+    });
+    assert!(booked, "nothing is booked");
+    assert_eq!(run("status --name booked -o json").json()["dead_letters"], 0);
+    assert_eq!(run("delete --name booked --yes").code, 0);
+}
+
+#[test]
+fn what_the_function_failed_to_book_is_booked_by_hand() {
+    // Its function is no aggregator, and fails.
+    let deployed = run(&format!("deploy --name redrive {CODE} -o json"));
+    assert_eq!(deployed.code, 0, "{}", deployed.err);
+    assert_eq!(run("resource set-defaults gpt-4 -l rpm:100 --name redrive").code, 0);
+    assert_eq!(run("acquire key-1 gpt-4 -c rpm:5 --name redrive").code, 0);
+    for _ in 0..2 {
+        let ran = run("aggregate --once --name redrive");
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        let list = run("usage list -e key-1 -r gpt-4 -w daily --name redrive -o json").json();
+        assert_eq!(list[0]["consumed"]["rpm"], 5, "once, and not again: {list}");
+    }
+    assert_eq!(run("delete --name redrive --yes").code, 0);
+}

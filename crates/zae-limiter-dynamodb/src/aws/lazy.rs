@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use aws_config::{BehaviorVersion, Region};
+use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
@@ -45,8 +45,8 @@ impl DynamoAddress {
         Client::new(&self.config().await)
     }
 
-    /// What clients of any service at this address are made of. Nothing is tried again by itself.
-    pub async fn config(&self) -> aws_config::SdkConfig {
+    /// What clients of other services at this address are made from.
+    pub async fn config(&self) -> SdkConfig {
         let http = Builder::new()
             .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
             .build_https();

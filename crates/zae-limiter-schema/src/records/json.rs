@@ -13,7 +13,7 @@ pub(super) fn to_map(object: &Map<String, Json>) -> Item {
 }
 
 /// Attributes as an object.
-pub(super) fn to_object(map: &Item) -> Map<String, Json> {
+pub fn to_object(map: &Item) -> Map<String, Json> {
     map.iter().map(|(key, value)| (from_key(key), from_value(value))).collect()
 }
 

@@ -11,7 +11,7 @@ use crate::expression::{Action, Condition};
 use crate::keys::{Index, entity_partition, resource_partition};
 use crate::value::{Item, Malformed, Value};
 
-const EVENTS: &str = "total_events";
+pub(super) const EVENTS: &str = "total_events";
 
 fn limits_of(item: &Item) -> impl Iterator<Item = (LimitName, &Value)> {
     let numbers = item.iter().filter(|(_, value)| matches!(value, Value::N(_)));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -28,6 +28,15 @@ pub struct Simulation {
     clients: u32,
     calls: u32,
     replay: String,
+    companion: Option<Arc<dyn Companion>>,
+}
+
+/// Somebody who is in the world beside the clients, and writes to the table too.
+pub trait Companion: fmt::Debug + Send + Sync {
+    /// What it does while the clients are there; it ends with them, wherever it is.
+    fn beside(self: Arc<Self>, world: Arc<World>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+    /// What it does when they are gone and nothing goes wrong any more.
+    fn afterwards(self: Arc<Self>, world: Arc<World>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
 /// What a run came to.
@@ -71,13 +80,26 @@ impl Simulation {
     /// A run of 20 clients and a few more.
     pub fn new(seed: u64) -> Self {
         let replay = "cargo test --test simulation".to_owned();
-        Self { seed, clients: 20 + u32::try_from(seed % 5).unwrap_or(0), calls: 14, replay }
+        Self {
+            seed,
+            clients: 20 + u32::try_from(seed % 5).unwrap_or(0),
+            calls: 14,
+            replay,
+            companion: None,
+        }
     }
 
     /// The command that replays a run, once `ZAEL_SIM_SEED` says which.
     #[must_use]
     pub fn replayed_by(mut self, command: &str) -> Self {
         command.clone_into(&mut self.replay);
+        self
+    }
+
+    /// Somebody else is there.
+    #[must_use]
+    pub fn with(mut self, companion: Arc<dyn Companion>) -> Self {
+        self.companion = Some(companion);
         self
     }
 
@@ -223,6 +245,9 @@ impl fmt::Debug for Client {
 async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<String>) {
     let time = Arc::clone(&stage.world.time);
     stage.world.table.set_faults(stage.scene.faults.clone());
+    let world = || Arc::clone(&stage.world);
+    let companion = settings.companion.clone();
+    let beside = companion.clone().map(|companion| tokio::spawn(companion.beside(world())));
     let mut running: Vec<(Arc<Client>, Vec<JoinHandle<()>>)> = Vec::new();
     for _ in 0..settings.clients {
         running.push(start(stage, settings.calls));
@@ -248,6 +273,16 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
     }
     let delay = stage.scene.faults.delay_us.clone();
     stage.world.table.set_faults(Faults { delay_us: delay, ..Faults::none() });
+    if let (Some(beside), Some(companion)) = (beside, companion) {
+        beside.abort();
+        // Ended by us, or by a panic of its own.
+        if let Err(error) = beside.await
+            && error.is_panic()
+        {
+            std::panic::resume_unwind(error.into_panic());
+        }
+        companion.afterwards(world()).await;
+    }
     while !stage.world.auditor.is_quiet() {
         time.sleep(Duration::from_millis(10)).await;
     }

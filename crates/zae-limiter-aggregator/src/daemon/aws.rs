@@ -1,0 +1,198 @@
+//! The stream of a DynamoDB table.
+
+use std::time::Duration;
+
+use aws_config::SdkConfig;
+use aws_config::retry::RetryConfig;
+use aws_config::timeout::TimeoutConfig;
+use aws_sdk_dynamodbstreams::Client;
+use aws_sdk_dynamodbstreams::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
+use aws_sdk_dynamodbstreams::types::{
+    AttributeValue, OperationType, Record, ShardIteratorType, StreamRecord as Told,
+};
+use zae_limiter_core::Timestamp;
+use zae_limiter_schema::records::booking::Position;
+use zae_limiter_schema::{Item, ItemKey, Value};
+
+use super::plan::Shard;
+use super::stream::{Asking, Begin, Page, Stream, StreamError, StreamErrorKind};
+use crate::event::{EventKind, SWEEPER, StreamRecord, Unreadable};
+
+/// How long an answer is waited for.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The stream of a table.
+#[derive(Debug)]
+pub struct AwsStream {
+    client: Client,
+    arn: String,
+    label: String,
+}
+
+impl AwsStream {
+    /// The latest stream of a table.
+    ///
+    /// # Errors
+    ///
+    /// When it has none, or does not answer.
+    pub async fn open(config: &SdkConfig, table: &str) -> Result<Self, StreamError> {
+        let config = aws_sdk_dynamodbstreams::config::Builder::from(config)
+            .retry_config(RetryConfig::standard().with_max_attempts(4))
+            .timeout_config(TimeoutConfig::builder().operation_attempt_timeout(TIMEOUT).build());
+        let client = Client::from_conf(config.build());
+        let mut found: Option<(String, String)> = None;
+        let mut after: Option<String> = None;
+        loop {
+            let request = client.list_streams().table_name(table);
+            let listed = request.set_exclusive_start_stream_arn(after).send().await;
+            let listed = listed.map_err(|error| told("the table's streams", &error))?;
+            for stream in listed.streams.unwrap_or_default() {
+                if let (Some(label), Some(arn)) = (stream.stream_label, stream.stream_arn) {
+                    found = found.max(Some((label, arn)));
+                }
+            }
+            after = listed.last_evaluated_stream_arn;
+            if after.is_none() {
+                break;
+            }
+        }
+        let (label, arn) = found.ok_or_else(|| StreamError {
+            kind: StreamErrorKind::Lasting,
+            message: format!("table {table} has no stream; switch one on with new and old images"),
+        })?;
+        Ok(Self { client, arn, label })
+    }
+}
+
+impl Stream for AwsStream {
+    fn label(&self) -> &str {
+        &self.label
+    }
+
+    fn shards(&self) -> Asking<'_, Vec<Shard>> {
+        Box::pin(async {
+            let (mut shards, mut after): (Vec<Shard>, Option<String>) = (Vec::new(), None);
+            loop {
+                let request = self.client.describe_stream().stream_arn(&self.arn);
+                let described = request.set_exclusive_start_shard_id(after).send().await;
+                let described = described.map_err(|error| told("the stream", &error))?;
+                let Some(stream) = described.stream_description else { return Ok(shards) };
+                for shard in stream.shards.unwrap_or_default() {
+                    let Some(id) = shard.shard_id else { continue };
+                    shards.push(Shard { id, parent: shard.parent_shard_id });
+                }
+                after = stream.last_evaluated_shard_id;
+                if after.is_none() {
+                    return Ok(shards);
+                }
+            }
+        })
+    }
+
+    fn iterator<'a>(&'a self, shard: &'a str, begin: &'a Begin) -> Asking<'a, String> {
+        Box::pin(async move {
+            let request = self.client.get_shard_iterator().stream_arn(&self.arn).shard_id(shard);
+            let request = match begin {
+                Begin::Oldest => request.shard_iterator_type(ShardIteratorType::TrimHorizon),
+                Begin::After(number) => request
+                    .shard_iterator_type(ShardIteratorType::AfterSequenceNumber)
+                    .sequence_number(number),
+            };
+            let answer = request.send().await.map_err(|error| told("a shard", &error))?;
+            answer.shard_iterator.ok_or_else(|| StreamError {
+                kind: StreamErrorKind::Gone,
+                message: format!("shard {shard} cannot be read"),
+            })
+        })
+    }
+
+    fn page<'a>(&'a self, iterator: &'a str) -> Asking<'a, Page> {
+        Box::pin(async move {
+            let sent = self.client.get_records().shard_iterator(iterator).send().await;
+            let answer = sent.map_err(|error| told("a shard", &error))?;
+            let records = answer.records.unwrap_or_default();
+            let records = records.into_iter().map(|record| self.read(record)).collect();
+            Ok(Page { records, next: answer.next_shard_iterator })
+        })
+    }
+}
+
+impl AwsStream {
+    fn read(&self, record: Record) -> Result<StreamRecord, Unreadable> {
+        let told = record.dynamodb;
+        let number = told.as_ref().and_then(|told| told.sequence_number.clone());
+        let expired = record.user_identity.and_then(|identity| identity.principal_id);
+        let expired = expired.as_deref() == Some(SWEEPER);
+        let kind = match record.event_name {
+            Some(OperationType::Insert) => Ok(EventKind::Insert),
+            Some(OperationType::Modify) => Ok(EventKind::Modify),
+            Some(OperationType::Remove) if expired => Ok(EventKind::Expire),
+            Some(OperationType::Remove) => Ok(EventKind::Remove),
+            other => Err(format!("eventName is {other:?}, not INSERT, MODIFY or REMOVE")),
+        };
+        let read = kind.and_then(|kind| self.understand(kind, told.ok_or("it is empty")?));
+        read.map_err(|message| Unreadable { sequence_number: number, message })
+    }
+
+    fn understand(&self, kind: EventKind, told: Told) -> Result<StreamRecord, String> {
+        let sequence_number = told.sequence_number.ok_or("it has no SequenceNumber")?;
+        let position = Position::new(&self.label, &sequence_number)
+            .ok_or_else(|| format!("SequenceNumber is no number: {sequence_number}"))?;
+        let keys = told.keys.map(item).unwrap_or_default();
+        let text = |name: &str| {
+            let text = keys.get(name).and_then(Value::as_str);
+            text.map(str::to_owned).ok_or_else(|| format!("its key has no text {name}"))
+        };
+        let at = told.approximate_creation_date_time.and_then(|at| at.to_millis().ok());
+        Ok(StreamRecord {
+            kind,
+            key: ItemKey::new(text("PK")?, text("SK")?),
+            old: told.old_image.map(item),
+            new: told.new_image.map(item),
+            at: Timestamp::from_millis(at.ok_or("it does not say when it was made")?),
+            position,
+            sequence_number,
+        })
+    }
+}
+
+fn item(attributes: std::collections::HashMap<String, AttributeValue>) -> Item {
+    attributes.into_iter().map(|(name, attribute)| (name, value(attribute))).collect()
+}
+
+fn value(attribute: AttributeValue) -> Value {
+    match attribute {
+        AttributeValue::S(text) => Value::S(text),
+        AttributeValue::N(number) => Value::N(number),
+        AttributeValue::Bool(flag) => Value::Bool(flag),
+        AttributeValue::Null(_) => Value::Null,
+        AttributeValue::M(members) => Value::M(item(members)),
+        AttributeValue::L(members) => Value::L(members.into_iter().map(value).collect()),
+        AttributeValue::Ss(texts) => Value::Ss(texts.into_iter().collect()),
+        _ => Value::Other(0),
+    }
+}
+
+/// What a failure means for the daemon.
+fn told<E>(what: &str, error: &SdkError<E>) -> StreamError
+where
+    E: ProvideErrorMetadata + std::error::Error + 'static,
+{
+    let code = error.as_service_error().and_then(ProvideErrorMetadata::code);
+    let kind = match (error, code) {
+        (_, Some("ExpiredIteratorException")) => StreamErrorKind::Expired,
+        (_, Some("TrimmedDataAccessException")) => StreamErrorKind::Trimmed,
+        (_, Some("ResourceNotFoundException")) if what == "a shard" => StreamErrorKind::Gone,
+        (SdkError::ConstructionFailure(_), _) => StreamErrorKind::Lasting,
+        (_, Some("ResourceNotFoundException" | "ValidationException")) => StreamErrorKind::Lasting,
+        (_, Some(code)) if is_about_credentials(code) => StreamErrorKind::Lasting,
+        _ => StreamErrorKind::Passing,
+    };
+    StreamError { kind, message: format!("{what} cannot be read: {}", DisplayErrorContext(error)) }
+}
+
+fn is_about_credentials(code: &str) -> bool {
+    code.starts_with("AccessDenied")
+        || ["UnrecognizedClientException", "ExpiredTokenException", "MissingAuthenticationToken"]
+            .contains(&code)
+}

@@ -1,0 +1,184 @@
+//! From the changes of a batch to what is to be done about them. Nothing here does any of it.
+
+use std::collections::BTreeMap;
+
+use zae_limiter_core::{BucketKey, LimitName, Timestamp, UsageKey, UsageSettings};
+use zae_limiter_schema::bucket::carry_shard_count;
+use zae_limiter_schema::records::booking::{Booking, Mark, SOURCES_MAX, Source};
+use zae_limiter_schema::{BucketItemKey, Item, SHARD_ZERO, Update, change};
+
+use crate::change::BucketChange;
+use crate::heat::writes_per_second;
+use crate::refill::refill_of;
+use crate::settings::Settings;
+
+/// The writes of one item in a second from which on it is divided: 80 % of what a partition takes.
+const HOT_WRITES: u64 = 800;
+
+/// What is booked to one usage record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UsageEffect {
+    /// Which record.
+    pub key: UsageKey,
+    /// When a new record may be forgotten.
+    pub expires_at: Timestamp,
+    /// The places in the batch of the changes that it comes from, by shard and position.
+    pub changes: Vec<usize>,
+}
+
+impl UsageEffect {
+    /// What has to be booked to the record as it is; nothing, if all of it is there. An item that is
+    /// unknown is taken for one that has none of it.
+    pub fn booking(&self, batch: &[BucketChange], item: Option<&Item>) -> Option<Booking> {
+        let mut marks: BTreeMap<u32, Option<Mark>> = BTreeMap::new();
+        let mut consumed: BTreeMap<LimitName, i64> = BTreeMap::new();
+        let mut sources: BTreeMap<u32, Source> = BTreeMap::new();
+        let mut events = 0;
+        for change in self.changes.iter().map(|at| &batch[*at]) {
+            let (shard, position) = (change.key.shard, &change.position);
+            let mark = marks.entry(shard).or_insert_with(|| Mark::of(item?, shard));
+            if mark.as_ref().is_some_and(|mark| mark.is_behind(position)) {
+                continue;
+            }
+            for (limit, amount) in &change.consumed {
+                let sum = consumed.entry(limit.clone()).or_default();
+                *sum = sum.saturating_add(*amount);
+            }
+            let first = || Source { first: position.clone(), last: position.clone() };
+            sources.entry(shard).or_insert_with(first).last = position.clone();
+            events += 1;
+        }
+        let (key, expires_at) = (self.key.clone(), self.expires_at);
+        (events > 0).then_some(Booking { key, consumed, events, expires_at, sources })
+    }
+}
+
+/// A bucket to be divided into twice as many parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Doubling {
+    /// Which bucket.
+    pub bucket: BucketKey,
+    /// Into how many parts it is divided now.
+    pub from: u32,
+}
+
+/// A part of a bucket that is told into how many it is divided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardCount {
+    /// The write.
+    pub update: Update,
+    /// The place in the batch of the change that it comes from.
+    pub change: usize,
+}
+
+/// What is to be done about a batch of changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Effects {
+    /// One for each usage record.
+    pub usage: Vec<UsageEffect>,
+    /// Buckets that run short.
+    pub refills: Vec<Update>,
+    /// Buckets that are written too often.
+    pub doublings: Vec<Doubling>,
+    /// Parts of buckets that were divided.
+    pub shard_counts: Vec<ShardCount>,
+}
+
+/// What is to be done about a batch, which is in the order of the stream.
+pub fn effects_of(batch: &[BucketChange], settings: &Settings, now: Timestamp) -> Effects {
+    let mut parts: BTreeMap<&BucketItemKey, Vec<usize>> = BTreeMap::new();
+    for (at, change) in batch.iter().enumerate() {
+        parts.entry(&change.key).or_default().push(at);
+    }
+    let mut effects = Effects { usage: usage_of(batch, &settings.usage), ..Effects::default() };
+    for (key, mut places) in parts {
+        // A record may be there twice.
+        places.sort_by(|a, b| batch[*a].position.cmp(&batch[*b].position));
+        places.dedup_by(|a, b| batch[*a].position == batch[*b].position);
+        let changes: Vec<&BucketChange> = places.iter().map(|at| &batch[*at]).collect();
+        if settings.refill {
+            effects.refills.extend(refill(key, &changes, now));
+        }
+        if key.shard == SHARD_ZERO {
+            effects.doublings.extend(doubling(key, &changes));
+            for at in places {
+                effects.shard_counts.extend(shard_counts(key, &batch[at], at));
+            }
+        }
+    }
+    effects
+}
+
+fn usage_of(batch: &[BucketChange], settings: &UsageSettings) -> Vec<UsageEffect> {
+    let mut records: BTreeMap<UsageKey, Vec<usize>> = BTreeMap::new();
+    for (at, change) in batch.iter().enumerate() {
+        if change.consumed.is_empty() {
+            continue;
+        }
+        for window in &settings.windows {
+            let BucketKey { namespace, entity, resource } = change.key.bucket.clone();
+            let start = window.start(change.at);
+            let key = UsageKey { namespace, entity, resource, window: *window, start };
+            records.entry(key).or_default().push(at);
+        }
+    }
+    let mut effects = Vec::with_capacity(records.len());
+    for (key, mut changes) in records {
+        let order = |at: &usize| (batch[*at].key.shard, &batch[*at].position);
+        changes.sort_by(|a, b| order(a).cmp(&order(b)));
+        changes.dedup_by(|a, b| order(a) == order(b));
+        let expires_at = key.window.end(key.start).saturating_add(settings.retention);
+        for changes in by_sources(batch, changes) {
+            effects.push(UsageEffect { key: key.clone(), expires_at, changes });
+        }
+    }
+    effects
+}
+
+/// In one piece, unless there are more shards than one booking can hold.
+fn by_sources(batch: &[BucketChange], changes: Vec<usize>) -> Vec<Vec<usize>> {
+    let mut pieces: Vec<Vec<usize>> = Vec::new();
+    let (mut shards, mut last) = (0, None);
+    for at in changes {
+        let shard = batch[at].key.shard;
+        if last != Some(shard) {
+            (shards, last) = (shards + 1, Some(shard));
+        }
+        let piece = (shards - 1) / SOURCES_MAX;
+        pieces.resize(pieces.len().max(piece + 1), Vec::new());
+        pieces[piece].push(at);
+    }
+    pieces
+}
+
+fn refill(key: &BucketItemKey, changes: &[&BucketChange], now: Timestamp) -> Option<Update> {
+    let mut consumed: BTreeMap<&LimitName, i64> = BTreeMap::new();
+    for (limit, amount) in changes.iter().flat_map(|change| &change.consumed) {
+        let sum = consumed.entry(limit).or_default();
+        *sum = sum.saturating_add(*amount);
+    }
+    refill_of(key, &changes.last()?.item, &consumed, now)
+}
+
+fn doubling(key: &BucketItemKey, changes: &[&BucketChange]) -> Option<Doubling> {
+    // Writes from before the last division say nothing about its parts.
+    let divided = changes.iter().rposition(|change| change.is_divided);
+    let changes = &changes[divided.map_or(0, |at| at + 1)..];
+    let is_hot = writes_per_second(changes) >= HOT_WRITES;
+    let from = change::shard_count(&changes.last()?.item);
+    is_hot.then(|| Doubling { bucket: key.bucket.clone(), from })
+}
+
+/// All other parts, whether they are there or not.
+fn shard_counts(
+    first: &BucketItemKey,
+    change: &BucketChange,
+    at: usize,
+) -> impl Iterator<Item = ShardCount> {
+    let count = change::shard_count(&change.item);
+    let others = SHARD_ZERO + 1..if change.is_to_be_carried { count } else { 0 };
+    others.map(move |shard| {
+        let key = BucketItemKey { bucket: first.bucket.clone(), shard };
+        ShardCount { update: carry_shard_count(&key, count), change: at }
+    })
+}

@@ -1,0 +1,379 @@
+//! Daemons on a stream that is simulated: shards that split, iterators that expire, records that are
+//! trimmed, and daemons that share the work, crash and take over from each other.
+
+#![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::NOW;
+use zae_limiter_aggregator::daemon::{
+    Asking, Begin, Daemon, Notice, Page, Shard, Stream, StreamError, StreamErrorKind, Until,
+};
+use zae_limiter_aggregator::{Aggregator, Settings};
+use zae_limiter_core::Clock;
+use zae_limiter_schema::{Item, ItemKey, Table, Update, Value};
+use zae_limiter_testkit::{Changed, ClientClock, Faults, SimTable, World};
+
+/// A shard as the stream keeps it.
+#[derive(Debug, Default)]
+struct Kept {
+    parent: Option<String>,
+    records: Vec<serde_json::Value>,
+    /// So many of them are no longer there.
+    trimmed: usize,
+    closed: bool,
+}
+
+#[derive(Debug, Default)]
+struct Inside {
+    shards: BTreeMap<String, Kept>,
+    /// Iterators from before this one have expired.
+    oldest_iterator: u64,
+    iterators: u64,
+    fails: u32,
+    /// In which order shards were read.
+    read: Vec<String>,
+}
+
+/// A stream in memory. An iterator says which it is, the shard, and how many records come before.
+#[derive(Debug, Default)]
+struct FakeStream(Mutex<Inside>);
+
+const LABEL: &str = "2026-11-01T00:00:00.000";
+const PAGE: usize = 4;
+
+impl FakeStream {
+    fn split(&self, parent: Option<&str>, child: &str) {
+        let inside = &mut *self.0.lock().unwrap();
+        if let Some(parent) = parent {
+            inside.shards.get_mut(parent).unwrap().closed = true;
+        }
+        let kept = Kept { parent: parent.map(str::to_owned), ..Kept::default() };
+        inside.shards.insert(child.to_owned(), kept);
+    }
+
+    fn push(&self, shard: &str, record: serde_json::Value) {
+        self.0.lock().unwrap().shards.get_mut(shard).unwrap().records.push(record);
+    }
+}
+
+fn failed<T>(kind: StreamErrorKind) -> Result<T, StreamError> {
+    Err(StreamError { kind, message: format!("{kind:?}") })
+}
+
+impl Stream for FakeStream {
+    fn label(&self) -> &str {
+        LABEL
+    }
+
+    fn shards(&self) -> Asking<'_, Vec<Shard>> {
+        let inside = self.0.lock().unwrap();
+        let shard =
+            |(id, kept): (&String, &Kept)| Shard { id: id.clone(), parent: kept.parent.clone() };
+        let shards = inside.shards.iter().map(shard).collect();
+        Box::pin(async { Ok(shards) })
+    }
+
+    fn iterator<'a>(&'a self, shard: &'a str, begin: &'a Begin) -> Asking<'a, String> {
+        let inside = &mut *self.0.lock().unwrap();
+        inside.iterators += 1;
+        let kept = &inside.shards[shard];
+        let at = match begin {
+            Begin::Oldest => kept.trimmed,
+            Begin::After(number) => {
+                let is_it = |record: &serde_json::Value| {
+                    record["dynamodb"]["SequenceNumber"].as_str() == Some(number)
+                };
+                kept.records.iter().position(is_it).unwrap() + 1
+            }
+        };
+        let answer = match at < kept.trimmed {
+            true => failed(StreamErrorKind::Trimmed),
+            false => Ok(format!("{} {shard} {at}", inside.iterators)),
+        };
+        Box::pin(async { answer })
+    }
+
+    fn page<'a>(&'a self, iterator: &'a str) -> Asking<'a, Page> {
+        let inside = &mut *self.0.lock().unwrap();
+        let parts: Vec<&str> = iterator.split(' ').collect();
+        let (number, shard, at) =
+            (parts[0].parse::<u64>().unwrap(), parts[1], parts[2].parse::<usize>().unwrap());
+        if inside.fails > 0 {
+            inside.fails -= 1;
+            return Box::pin(async { failed(StreamErrorKind::Passing) });
+        }
+        if number < inside.oldest_iterator {
+            return Box::pin(async { failed(StreamErrorKind::Expired) });
+        }
+        let kept = &inside.shards[shard];
+        let records: Vec<_> = kept.records.iter().skip(at).take(PAGE).map(common::read).collect();
+        let end = at + records.len();
+        let is_over = kept.closed && end == kept.records.len();
+        if !records.is_empty() {
+            inside.read.push(shard.to_owned());
+        }
+        let next = (!is_over).then(|| format!("{number} {shard} {end}"));
+        Box::pin(async move { Ok(Page { records, next }) })
+    }
+}
+
+/// A world with a stream in it, whose records each take one token.
+struct Play {
+    world: Arc<World>,
+    stream: Arc<FakeStream>,
+    numbers: u64,
+    clients: u32,
+    notices: Arc<Mutex<Vec<(u32, Notice)>>>,
+}
+
+impl Play {
+    fn new(world: Arc<World>) -> Self {
+        world.table.set_faults(Faults::delay(500));
+        let (stream, notices) = (Arc::default(), Arc::default());
+        Self { world, stream, numbers: 0, clients: 0, notices }
+    }
+
+    /// So many changes of an entity's bucket, each of which takes a token.
+    fn change(&mut self, shard: &str, entity: &str, times: u64) {
+        for _ in 0..times {
+            self.numbers += 1;
+            let key = ItemKey::new(format!("abcdefghijk/BUCKET#{entity}#gpt-4#0"), "#STATE");
+            let item = |count: u64| {
+                Item::from([("b_rpm_tc".to_owned(), Value::N((count * 1_000).to_string()))])
+            };
+            let (old, new) = (Some(item(self.numbers - 1)), Some(item(self.numbers)));
+            let changed = Changed { at_us: 0, key, old, new, by_table: false };
+            self.stream.push(shard, common::record(&changed, self.numbers, NOW));
+        }
+    }
+
+    fn daemon(&mut self) -> Daemon {
+        self.clients += 1;
+        let client = self.clients;
+        let table = Arc::new(self.world.table.for_client(client));
+        let clock: Arc<dyn Clock> =
+            Arc::new(ClientClock::new(Arc::clone(&self.world.time), 0, 0, 0));
+        let aggregator = Aggregator::new(
+            Arc::clone(&table) as Arc<dyn Table>,
+            Arc::clone(&clock),
+            Settings::default(),
+        );
+        let notices = Arc::clone(&self.notices);
+        let stream = Arc::clone(&self.stream) as Arc<dyn Stream>;
+        let gone_after = Duration::from_secs(20);
+        let daemon =
+            Daemon::new(stream, table, clock, aggregator, gone_after, format!("d{client}"));
+        daemon.telling(Arc::new(move |notice| notices.lock().unwrap().push((client, notice))))
+    }
+
+    async fn drain(&mut self) {
+        let mut daemon = self.daemon();
+        daemon.run(Until::Drained, std::future::pending()).await.unwrap();
+    }
+
+    fn booked(&self, entity: &str) -> i64 {
+        booked(&self.world.table, entity)
+    }
+
+    fn noticed(&self, wanted: impl Fn(u32, &Notice) -> bool) -> usize {
+        let notices = self.notices.lock().unwrap();
+        notices.iter().filter(|(client, notice)| wanted(*client, notice)).count()
+    }
+}
+
+fn booked(table: &SimTable, entity: &str) -> i64 {
+    let key = ItemKey::new(format!("abcdefghijk/ENTITY#{entity}"), "#USAGE#gpt-4#2026-11");
+    let usage = table.item(&key).unwrap_or_default();
+    usage.get("rpm").and_then(Value::as_i64).unwrap_or_default()
+}
+
+fn play(scenario: impl AsyncFnOnce(Play) + 'static) {
+    World::play(1, 0, async move |world| scenario(Play::new(world)).await);
+}
+
+#[test]
+fn a_stream_is_read_to_its_end_parents_first() {
+    play(async |mut play| {
+        play.stream.split(None, "1");
+        play.change("1", "a", 10);
+        play.stream.split(Some("1"), "2");
+        play.stream.split(Some("1"), "3");
+        play.change("2", "a", 6);
+        play.change("3", "b", 5);
+        play.stream.split(Some("3"), "4");
+        play.change("4", "b", 2);
+        play.drain().await;
+        assert_eq!((play.booked("a"), play.booked("b")), (16, 7));
+        let read = play.stream.0.lock().unwrap().read.clone();
+        let first = |shard: &str| read.iter().position(|one| one == shard).unwrap();
+        let last = |shard: &str| read.iter().rposition(|one| one == shard).unwrap();
+        assert!(last("1") < first("2") && last("1") < first("3") && last("3") < first("4"));
+        assert_eq!(play.noticed(|_, notice| matches!(notice, Notice::Finished(_))), 2);
+        // The next one goes on where this one has stopped.
+        let reads = read.len();
+        play.change("4", "b", 1);
+        play.drain().await;
+        assert_eq!((play.booked("b"), play.stream.0.lock().unwrap().read.len()), (8, reads + 1));
+    });
+}
+
+#[test]
+fn iterators_that_expire_and_records_that_are_trimmed() {
+    play(async |mut play| {
+        play.stream.split(None, "1");
+        play.change("1", "a", 3);
+        play.drain().await;
+        play.change("1", "a", 5);
+        {
+            let inside = &mut *play.stream.0.lock().unwrap();
+            // All iterators so far, and one answer is lost.
+            (inside.oldest_iterator, inside.fails) = (inside.iterators + 2, 1);
+        }
+        play.drain().await;
+        assert_eq!(play.booked("a"), 8);
+        play.change("1", "a", 4);
+        play.stream.0.lock().unwrap().shards.get_mut("1").unwrap().trimmed = 10;
+        play.drain().await;
+        // Two are lost, and that is said.
+        assert_eq!(play.booked("a"), 10);
+        assert_eq!(play.noticed(|_, notice| matches!(notice, Notice::Trimmed(_))), 1);
+    });
+}
+
+#[test]
+fn two_daemons_share_the_shards_and_one_takes_over() {
+    play(async |mut play| {
+        for shard in ["1", "2", "3", "4"] {
+            play.stream.split(None, shard);
+        }
+        let (mut first, mut second) = (play.daemon(), play.daemon());
+        let first = tokio::spawn(async move {
+            first.run(Until::Stopped, std::future::pending()).await.unwrap();
+        });
+        play.world.time.sleep(Duration::from_secs(8)).await;
+        let took = |play: &Play, daemon| {
+            let took =
+                play.noticed(|one, notice| one == daemon && matches!(notice, Notice::Took(_)));
+            let lost =
+                play.noticed(|one, notice| one == daemon && matches!(notice, Notice::Lost(_)));
+            took - lost
+        };
+        assert_eq!(took(&play, 1), 4);
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let second = tokio::spawn(async move {
+            let stop = async { drop(stopped.await) };
+            second.run(Until::Stopped, stop).await.unwrap();
+        });
+        play.world.time.sleep(Duration::from_secs(30)).await;
+        assert_eq!((took(&play, 1), took(&play, 2)), (2, 2));
+        for shard in ["1", "2", "3", "4"] {
+            play.change(shard, &format!("e{shard}"), 9);
+        }
+        play.world.time.sleep(Duration::from_secs(3)).await;
+        // The first crashes: nobody gives its shards back, and the second finds out.
+        play.world.table.crash(1);
+        first.abort();
+        for shard in ["1", "2", "3", "4"] {
+            play.change(shard, &format!("e{shard}"), 9);
+        }
+        play.world.time.sleep(Duration::from_secs(40)).await;
+        for shard in ["1", "2", "3", "4"] {
+            assert_eq!(play.booked(&format!("e{shard}")), 18, "{shard}");
+        }
+        assert_eq!(took(&play, 2), 4);
+        // The second is stopped, and leaves its shards at once to whoever comes.
+        stop.send(()).unwrap();
+        second.await.unwrap();
+        play.change("1", "e1", 1);
+        let before = play.world.time.now();
+        play.drain().await;
+        assert_eq!(play.booked("e1"), 19);
+        assert!(play.world.time.now().millis_since(before) < 5_000);
+    });
+}
+
+#[test]
+fn one_that_drains_waits_for_the_dead_and_leaves_the_living_alone() {
+    play(async |mut play| {
+        for shard in ["1", "2"] {
+            play.stream.split(None, shard);
+            play.change(shard, &format!("e{shard}"), 3);
+        }
+        let mut first = play.daemon();
+        let first = tokio::spawn(async move {
+            first.run(Until::Stopped, std::future::pending()).await.unwrap();
+        });
+        play.world.time.sleep(Duration::from_secs(7)).await;
+        play.change("1", "e1", 5);
+        // It lives, and does its half.
+        play.drain().await;
+        play.world.table.crash(1);
+        first.abort();
+        for shard in ["1", "2"] {
+            play.change(shard, &format!("e{shard}"), 4);
+        }
+        play.drain().await;
+        assert_eq!((play.booked("e1"), play.booked("e2")), (12, 7));
+    });
+}
+
+#[test]
+fn a_batch_that_fails_is_tried_again_and_a_bad_record_is_passed_over() {
+    play(async |mut play| {
+        play.stream.split(None, "1");
+        play.change("1", "a", 2);
+        let mut bad = play.stream.0.lock().unwrap().shards["1"].records[1].clone();
+        bad["dynamodb"]["SequenceNumber"] = "200000000000000000000000000".into();
+        bad["dynamodb"]["NewImage"]["b_rpm_tc"] = serde_json::json!({ "S": "many" });
+        play.stream.push("1", bad);
+        let mut daemon = play.daemon();
+        let metrics = daemon.metrics();
+        // A usage record that nobody can write: it belongs to something else.
+        let key = ItemKey::new("abcdefghijk/ENTITY#a", "#USAGE#gpt-4#2026-11");
+        let action = zae_limiter_schema::Action::Set("rpm".to_owned(), Value::text("not a number"));
+        let update = Update { key, actions: vec![action], conditions: Vec::new() };
+        play.world.table.update(&update).await.unwrap();
+        daemon.run(Until::Drained, std::future::pending()).await.unwrap();
+        let text = metrics.text();
+        for line in
+            ["records_total 3", "failed_records_total 3", "snapshots_updated_total 2", "shards 1"]
+        {
+            assert!(text.contains(&format!("zae_limiter_aggregator_{line}\n")), "{line}: {text}");
+        }
+        // Throttled for a while: nothing is lost.
+        play.world.table.set_faults(Faults { throttled: 0.9, ..Faults::delay(500) });
+        play.change("1", "b", 5);
+        let mut daemon = play.daemon();
+        let tasks = tokio::spawn(async move {
+            daemon.run(Until::Stopped, std::future::pending()).await.unwrap();
+        });
+        play.world.time.sleep(Duration::from_secs(60)).await;
+        play.world.table.set_faults(Faults::delay(500));
+        play.world.time.sleep(Duration::from_secs(60)).await;
+        assert_eq!(play.booked("b"), 5);
+        tasks.abort();
+    });
+}
+
+#[test]
+fn a_stream_that_starts_anew_is_read_from_its_beginning() {
+    play(async |mut play| {
+        play.stream.split(None, "1");
+        play.change("1", "a", 3);
+        play.drain().await;
+        // The record of the shard is one of an earlier stream.
+        let key = ItemKey::new("_/SYSTEM#", "#STREAM#1");
+        let action = zae_limiter_schema::Action::Set("stream".to_owned(), Value::text("2025"));
+        let update = Update { key, actions: vec![action], conditions: Vec::new() };
+        play.world.table.update(&update).await.unwrap();
+        let reads = play.stream.0.lock().unwrap().read.len();
+        play.drain().await;
+        assert_eq!(play.stream.0.lock().unwrap().read.len(), reads * 2);
+        assert_eq!(play.booked("a"), 3);
+    });
+}

@@ -1,0 +1,418 @@
+//! Usage from the stream is what the buckets say: many clients, an aggregator beside them that is
+//! delivered every batch up to three times, split, out of step between shards, and that crashes.
+//!
+//! `ZAEL_SIM_SEEDS` says how many seeds are played (6), `ZAEL_SIM_SEED` which one alone.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::unwrap_used,
+    reason = "a test says what is wrong by panicking"
+)]
+
+mod common;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::NOW;
+use fastrand::Rng;
+use zae_limiter_aggregator::{Aggregator, Report, Settings};
+use zae_limiter_core::{Answer, Key, Record, Target, Timestamp, UsageKey, Window};
+use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
+use zae_limiter_schema::{
+    BatchRead, Calling, Change, Consistency, Consumed, Item, ItemKey, ParsedKey, Query,
+    QueryAnswer, Table, TableError, TableErrorKind, Transacted, Update, Updated, Value, parse_key,
+    records,
+};
+use zae_limiter_testkit::{
+    Changed, ClientClock, ClientId, Companion, Divide, SimTable, Simulation, World,
+};
+
+const STREAM_SHARDS: usize = 3;
+/// The stream's time passes so much faster than the clients': minutes of work fill days of usage.
+const STRETCH: u64 = 90;
+
+fn number_from(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {text}")))
+}
+
+/// A table that turns away all updates of some items, as one with a hot partition does.
+#[derive(Debug)]
+struct Unlucky {
+    table: SimTable,
+    refuses: Option<u64>,
+}
+
+fn number_of(key: &ItemKey) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl Table for Unlucky {
+    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+        if self.refuses.is_some_and(|refused| number_of(&update.key) % 3 == refused) {
+            let error = TableError::new(TableErrorKind::PartitionThrottled, "turned away");
+            return Box::pin(async { Err(error) });
+        }
+        self.table.update(update)
+    }
+
+    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+        self.table.transact(changes)
+    }
+
+    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+        self.table.read(keys, consistency)
+    }
+
+    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+        self.table.query(query)
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+        self.table.delete(keys)
+    }
+}
+
+/// A record on its way: its number, its moment, and the change.
+#[derive(Clone, Debug)]
+struct Sent {
+    number: u64,
+    at: Timestamp,
+    changed: Changed,
+}
+
+#[derive(Debug, Default)]
+struct Stream {
+    queues: [VecDeque<Sent>; STREAM_SHARDS],
+    delivered: Vec<Vec<Sent>>,
+    all: Vec<Sent>,
+    tally: Tally,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    booked: u64,
+    refilled: u64,
+    again: u64,
+    crashed: u64,
+    failed: u64,
+    /// Changes of parts of buckets beside the first.
+    parts: u64,
+}
+
+impl Stream {
+    fn collect(&mut self, table: &SimTable) {
+        for changed in table.take_changes() {
+            let number = 1 + self.all.len() as u64;
+            let at = NOW.saturating_add_millis(changed.at_us * STRETCH / 1_000);
+            let sent = Sent { number, at, changed };
+            let queue = number_of(&sent.changed.key) % STREAM_SHARDS as u64;
+            self.queues[queue as usize].push_back(sent.clone());
+            self.all.push(sent);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Pump {
+    stream: Mutex<Stream>,
+    next_client: Mutex<ClientId>,
+    rng: Mutex<Rng>,
+}
+
+impl Pump {
+    fn new(seed: u64) -> Self {
+        Self {
+            stream: Mutex::default(),
+            next_client: Mutex::new(10_000),
+            rng: Mutex::new(Rng::with_seed(seed)),
+        }
+    }
+
+    fn draw<T>(&self, from: impl FnOnce(&mut Rng) -> T) -> T {
+        from(&mut self.rng.lock().unwrap())
+    }
+
+    /// A process of its own.
+    fn start(&self, world: &World, calm: bool) -> (ClientId, Aggregator) {
+        let id = {
+            let mut next = self.next_client.lock().unwrap();
+            *next += 1;
+            *next
+        };
+        let clock = ClientClock::new(Arc::clone(&world.time), 0, 0, 0);
+        let refuses = self.draw(|rng| (!calm && rng.u32(..6) == 0).then(|| rng.u64(..3)));
+        let table = Arc::new(Unlucky { table: world.table.for_client(id), refuses });
+        (id, Aggregator::new(table, Arc::new(clock), Settings::default()))
+    }
+
+    /// Delivers a batch, unless the process crashes in the middle of it.
+    async fn deliver(
+        &self,
+        world: &World,
+        batch: &[Sent],
+        crash: Option<Duration>,
+        calm: bool,
+    ) -> Option<Report> {
+        let (id, aggregator) = self.start(world, calm);
+        let record =
+            |sent: &Sent| common::read(&common::record(&sent.changed, sent.number, sent.at));
+        let records: Vec<_> = batch.iter().map(record).collect();
+        assert!(records.iter().all(Result::is_ok), "{records:?}");
+        let report = match crash {
+            None => Some(aggregator.process(records).await),
+            Some(after) => tokio::select! {
+                biased;
+                report = aggregator.process(records) => Some(report),
+                () = world.time.sleep(after) => None,
+            },
+        };
+        let tally = &mut self.stream.lock().unwrap().tally;
+        match &report {
+            Some(report) => {
+                tally.booked += report.snapshots_updated;
+                tally.refilled += report.refills_written;
+                tally.failed += report.failed.len() as u64;
+            }
+            None => {
+                world.table.crash(id);
+                tally.crashed += 1;
+            }
+        }
+        report
+    }
+
+    /// Follows one shard of the stream for a step: a batch at its head, which goes when all of it is
+    /// done.
+    async fn step(&self, world: &World, shard: usize, calm: bool) {
+        let most = self.draw(|rng| rng.usize(1..=40));
+        let batch: Vec<Sent> = {
+            let stream = self.stream.lock().unwrap();
+            stream.queues[shard].iter().take(most).cloned().collect()
+        };
+        if batch.is_empty() {
+            return;
+        }
+        let crash = self.draw(|rng| {
+            (!calm && rng.u32(..4) == 0).then(|| Duration::from_micros(rng.u64(..60_000)))
+        });
+        let Some(report) = self.deliver(world, &batch, crash, calm).await else { return };
+        // From the first that failed on, everything comes again.
+        let failed = batch.iter().position(|sent| {
+            let record = common::record(&sent.changed, sent.number, sent.at);
+            let number = record["dynamodb"]["SequenceNumber"].as_str().unwrap().to_owned();
+            report.failed.contains(&number)
+        });
+        {
+            let mut stream = self.stream.lock().unwrap();
+            let done = failed.unwrap_or(batch.len());
+            stream.queues[shard].drain(..done);
+            if done > 0 {
+                stream.delivered.push(batch[..done].to_vec());
+            }
+        }
+        for _ in 0..self.draw(|rng| rng.u32(..3)) {
+            self.again(world, calm).await;
+        }
+    }
+
+    /// Delivers a part of an earlier batch again.
+    async fn again(&self, world: &World, calm: bool) {
+        let batch = {
+            let mut stream = self.stream.lock().unwrap();
+            stream.tally.again += 1;
+            if stream.delivered.is_empty() {
+                return;
+            }
+            let batch = self.draw(|rng| rng.usize(..stream.delivered.len()));
+            stream.delivered[batch].clone()
+        };
+        let (from, to) = self.draw(|rng| {
+            let from = rng.usize(..batch.len());
+            (from, rng.usize(from + 1..=batch.len()))
+        });
+        let crash =
+            self.draw(|rng| (!calm && rng.bool()).then(|| Duration::from_millis(rng.u64(..40))));
+        self.deliver(world, &batch[from..to], crash, calm).await;
+    }
+
+    async fn follow(&self, world: &World, shard: usize) {
+        loop {
+            let pause = self.draw(|rng| rng.u64(..9_000_000));
+            world.time.sleep(Duration::from_micros(pause)).await;
+            self.stream.lock().unwrap().collect(&world.table);
+            self.step(world, shard, false).await;
+        }
+    }
+}
+
+impl Companion for Pump {
+    fn beside(self: Arc<Self>, world: Arc<World>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        // From here on the table tells its changes.
+        world.table.take_changes();
+        Box::pin(async move {
+            tokio::join!(self.follow(&world, 0), self.follow(&world, 1), self.follow(&world, 2));
+        })
+    }
+
+    fn afterwards(self: Arc<Self>, world: Arc<World>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(async move {
+            // What the last refills and bookings change comes along; it consumes nothing.
+            self.stream.lock().unwrap().collect(&world.table);
+            for shard in 0..STREAM_SHARDS {
+                while !self.stream.lock().unwrap().queues[shard].is_empty() {
+                    self.step(&world, shard, true).await;
+                }
+            }
+            for _ in 0..5 {
+                self.again(&world, true).await;
+            }
+            let stream = self.stream.lock().unwrap();
+            assert_eq!(booked(&world.table), ledger(&stream.all));
+        })
+    }
+}
+
+/// Millitokens by limit, and events.
+type Books = BTreeMap<UsageKey, (BTreeMap<String, i64>, u64)>;
+
+/// What the table holds.
+fn booked(table: &SimTable) -> Books {
+    let mut books = Books::new();
+    for item in table.items() {
+        let text = |name: &str| item[name].as_str().unwrap().to_owned();
+        let Some(ParsedKey::Record(Key::Usage(key))) =
+            parse_key(&ItemKey::new(text("PK"), text("SK")))
+        else {
+            continue;
+        };
+        let record = records::decode(&Key::Usage(key.clone()), &item).unwrap();
+        let Some(Record::Usage(usage)) = record else { panic!("not a usage record: {item:?}") };
+        let consumed = usage.consumed.iter().map(|(name, sum)| (name.to_string(), sum.get()));
+        let consumed = consumed.filter(|(_, sum)| *sum != 0).collect();
+        books.insert(key, (consumed, usage.events));
+    }
+    books
+}
+
+/// What the buckets have counted, change by change, each from what the item was by our own books.
+fn ledger(all: &[Sent]) -> Books {
+    let mut counts: BTreeMap<ItemKey, BTreeMap<String, i64>> = BTreeMap::new();
+    let mut books = Books::new();
+    for sent in all {
+        let bucket = match parse_key(&sent.changed.key) {
+            Some(ParsedKey::Record(Key::Bucket(bucket))) => bucket,
+            Some(ParsedKey::Shard(shard)) => shard.bucket,
+            _ => continue,
+        };
+        let after = sent.changed.new.as_ref().map(counts_of).unwrap_or_default();
+        let before = counts.insert(sent.changed.key.clone(), after.clone()).unwrap_or_default();
+        let differences: Vec<(String, i64)> = after
+            .into_iter()
+            .map(|(limit, count)| (limit.clone(), count - before.get(&limit).copied().unwrap_or(0)))
+            .filter(|(_, difference)| *difference != 0)
+            .collect();
+        if differences.is_empty() {
+            continue;
+        }
+        for window in Window::ALL {
+            let start = window.start(sent.at);
+            let (namespace, entity) = (bucket.namespace.clone(), bucket.entity.clone());
+            let resource = bucket.resource.clone();
+            let key = UsageKey { namespace, entity, resource, window, start };
+            let (consumed, events) = books.entry(key).or_default();
+            *events += 1;
+            for (limit, difference) in &differences {
+                *consumed.entry(limit.clone()).or_default() += difference;
+            }
+        }
+    }
+    for (consumed, _) in books.values_mut() {
+        consumed.retain(|_, sum| *sum != 0);
+    }
+    books
+}
+
+fn counts_of(item: &Item) -> BTreeMap<String, i64> {
+    let count = |(name, value): (&String, &Value)| {
+        let limit = name.strip_prefix("b_")?.strip_suffix("_tc")?;
+        (limit != "wcu").then(|| (limit.to_owned(), value.as_i64().unwrap()))
+    };
+    item.iter().filter_map(count).collect()
+}
+
+/// A store whose buckets are divided and put together all the time.
+#[derive(Debug)]
+struct Dividing(DynamoStore);
+
+impl Divide for Dividing {
+    fn divide<'a>(&'a self, target: &'a Target, more: bool, now: Timestamp) -> Answer<'a, ()> {
+        match more {
+            true => Box::pin(self.0.double(target.key(), now)),
+            false => Box::pin(self.0.halve(target, now)),
+        }
+    }
+}
+
+fn play(seed: u64) -> (Tally, usize) {
+    let pump = Arc::new(Pump::new(seed));
+    let replay = "cargo test -p zae-limiter-aggregator --test differential -- --nocapture";
+    let simulation = Simulation::new(seed).replayed_by(replay);
+    let simulation = simulation.with(Arc::clone(&pump) as Arc<dyn Companion>);
+    match seed % 2 {
+        0 => simulation.run(|table, _| {
+            Arc::new(DynamoStore::new(table, DynamoOptions::default().parts_max(1)))
+        }),
+        _ => simulation.run_dividing(|table, client| {
+            let options = DynamoOptions::default().seed(client.into()).parts_max(8);
+            let store = DynamoStore::new(table, options.merge_after(Duration::from_secs(20)));
+            (store.clone(), Dividing(store))
+        }),
+    };
+    let stream = pump.stream.lock().unwrap();
+    let is_further =
+        |sent: &&Sent| matches!(parse_key(&sent.changed.key), Some(ParsedKey::Shard(_)));
+    let parts = stream.all.iter().filter(is_further).count() as u64;
+    (Tally { parts, ..stream.tally }, ledger(&stream.all).len())
+}
+
+#[test]
+fn usage_is_what_the_buckets_have_counted() {
+    if let Some(seed) = number_from("ZAEL_SIM_SEED") {
+        println!("{:?}", play(seed));
+        return;
+    }
+    let seeds = number_from("ZAEL_SIM_SEEDS").unwrap_or(6);
+    let mut sum = Tally::default();
+    let mut records = 0;
+    for seed in 0..seeds {
+        println!("seed {seed}");
+        let (tally, usage) = play(seed);
+        sum.booked += tally.booked;
+        sum.refilled += tally.refilled;
+        sum.again += tally.again;
+        sum.crashed += tally.crashed;
+        sum.failed += tally.failed;
+        sum.parts += tally.parts;
+        records += usage;
+    }
+    println!("{sum:?}, {records} usage records");
+    // A run in which nothing happens proves nothing.
+    for (what, count) in [
+        ("booked", sum.booked),
+        ("refilled", sum.refilled),
+        ("delivered again", sum.again),
+        ("crashed", sum.crashed),
+        ("failed", sum.failed),
+        ("in several parts", sum.parts),
+    ] {
+        assert!(count > 0, "nothing was {what} in {seeds} runs");
+    }
+}

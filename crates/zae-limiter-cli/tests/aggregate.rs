@@ -1,0 +1,166 @@
+//! The daemon beside a load, on the DynamoDB endpoint of `local/`: afterwards usage is what was
+//! admitted, however often the daemon was killed.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+
+#[path = "endpoint/mod.rs"]
+mod endpoint;
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value as Json;
+
+/// A table with a load on it, and the program.
+struct Play {
+    store: String,
+    folder: tempfile::TempDir,
+}
+
+impl Play {
+    async fn new(table: &str) -> Self {
+        endpoint::table(table).await;
+        let store = format!("dynamodb:{table}?region=us-east-1&endpoint={}", endpoint::address());
+        Self { store, folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_zae-limiter"));
+        command
+            .env_clear()
+            .env("HOME", self.folder.path())
+            .env("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
+            .env("AWS_SECRET_ACCESS_KEY", "local")
+            .args(["--store", &self.store])
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        let output = self.command(args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        output
+    }
+
+    fn json(&self, args: &[&str]) -> Json {
+        serde_json::from_slice(&self.run(&[args, &["-o", "json"]].concat()).stdout).unwrap()
+    }
+
+    /// A load of so many calls by each of 16 callers, for two limits.
+    fn load(&self, each: u32, rpm: &str) -> Child {
+        let each = each.to_string();
+        let args = ["bench", "--entity", "key-1", "--resource", "gpt-4", "--concurrency", "16"];
+        let limits = ["-l", rpm, "-l", "tpm:1000000", "-c", "rpm:1", "-c", "tpm:7"];
+        let rest = ["--each", &each, "-o", "json"];
+        self.command(&[&args[..], &limits, &rest].concat()).spawn().unwrap()
+    }
+
+    fn daemon(&self) -> Daemon {
+        let args = ["aggregate", "--metrics", "127.0.0.1:0", "--takeover-after", "1s"];
+        let mut child = self.command(&args).spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("figures are at http://") {
+            line.clear();
+            assert!(stderr.read_line(&mut line).unwrap() > 0, "it ended");
+        }
+        let address = line.split("http://").nth(1).unwrap().split('/').next().unwrap();
+        Daemon { address: address.to_owned(), child, _stderr: stderr }
+    }
+
+    fn summary(&self, window: &str) -> Json {
+        self.json(&["usage", "summary", "-e", "key-1", "-r", "gpt-4", "-w", window])
+    }
+}
+
+struct Daemon {
+    address: String,
+    child: Child,
+    // What it says must go somewhere.
+    _stderr: BufReader<std::process::ChildStderr>,
+}
+
+impl Daemon {
+    fn figures(&self) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        write!(stream, "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    fn records(&self) -> u64 {
+        let name = "zae_limiter_aggregator_records_total ";
+        let text = self.figures();
+        text.lines().find_map(|line| line.strip_prefix(name)).unwrap().parse().unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+}
+
+fn admitted(child: Child) -> i64 {
+    let output = child.wait_with_output().unwrap();
+    let report: Json = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    assert_eq!(report["over_admitted"], 0, "{report}");
+    report["admitted"].as_i64().unwrap()
+}
+
+fn check(play: &Play, admitted: i64) {
+    for window in ["hourly", "daily", "monthly"] {
+        let summary = play.summary(window);
+        assert_eq!(summary["consumed"]["rpm"].as_i64(), Some(admitted), "{window}: {summary}");
+        assert_eq!(summary["consumed"]["tpm"].as_i64(), Some(admitted * 7), "{window}: {summary}");
+    }
+}
+
+#[tokio::test]
+async fn usage_is_what_the_load_was_admitted() {
+    let play = Play::new("aggregate-usage").await;
+    let mut daemon = play.daemon();
+    // Most of it is refused.
+    let admitted = admitted(play.load(120, "rpm:500"));
+    assert!((500..1_900).contains(&admitted), "{admitted}");
+    // Whatever it had not read yet, another one does, when this one has been stopped.
+    daemon.signal(Signal::TERM);
+    assert!(daemon.child.wait().unwrap().success());
+    let figures = play.json(&["aggregate", "--once", "--takeover-after", "1s"]);
+    assert_eq!(figures["failed_records"], 0, "{figures}");
+    check(&play, admitted);
+    let by_resource = play.json(&["usage", "list", "-r", "gpt-4", "-w", "daily"]);
+    let days: Vec<&Json> = by_resource.as_array().unwrap().iter().collect();
+    let rpm: i64 = days.iter().map(|day| day["consumed"]["rpm"].as_i64().unwrap()).sum();
+    assert_eq!(rpm, admitted, "{by_resource}");
+    // There is nothing left to do.
+    assert_eq!(play.json(&["aggregate", "--once"])["snapshots_updated"], 0);
+    let chart = play.run(&["usage", "list", "-e", "key-1", "--plot"]);
+    assert!(String::from_utf8_lossy(&chart.stdout).contains("rpm"));
+    play.run(&["entity", "set-limits", "key-1", "-r", "gpt-4", "-l", "rpm:100"]);
+    let audit = play.json(&["audit", "list", "-e", "key-1"]);
+    assert_eq!(audit[0]["action"], "limits_set", "{audit}");
+}
+
+#[tokio::test]
+async fn a_daemon_that_is_killed_again_and_again_books_everything_once() {
+    let play = Play::new("aggregate-killed").await;
+    let mut sum = 0;
+    // After so many records of its own: in the middle of a batch, as a rule.
+    for records in [1, 40, 7, 90, 3] {
+        let load = play.load(40, "rpm:100000");
+        let mut daemon = play.daemon();
+        while daemon.records() < records {}
+        daemon.signal(Signal::KILL);
+        daemon.child.wait().unwrap();
+        sum += admitted(load);
+    }
+    play.run(&["aggregate", "--once", "--takeover-after", "1s"]);
+    check(&play, sum);
+}
