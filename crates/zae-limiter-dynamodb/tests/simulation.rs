@@ -1,6 +1,6 @@
 //! The store under many clients and everything that can go wrong, from seeds.
 //!
-//! `ZAEL_SIM_SEEDS` says how many seeds are played (20), `ZAEL_SIM_SEED` which one alone.
+//! `ZAEL_SIM_SEEDS` says how many seeds are played (8), `ZAEL_SIM_SEED` which one alone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ fn no_invariant_is_ever_violated() {
         println!("{:#?}", play(seed));
         return;
     }
-    let reports: Vec<Report> = (0..number_from("ZAEL_SIM_SEEDS").unwrap_or(20)).map(play).collect();
+    let reports: Vec<Report> = (0..number_from("ZAEL_SIM_SEEDS").unwrap_or(8)).map(play).collect();
     // A run in which nothing happens proves nothing.
     for (what, count) in [
         ("admitted", reports.iter().map(|report| report.admitted).sum::<u64>()),
@@ -99,7 +99,7 @@ fn walks_from_one_part_to_many_and_back_violate_nothing() {
         println!("{:#?}", walk(seed));
         return;
     }
-    let seeds = number_from("ZAEL_SIM_SEEDS").unwrap_or(20);
+    let seeds = number_from("ZAEL_SIM_SEEDS").unwrap_or(8);
     let reports: Vec<Report> = (0..seeds).map(walk).collect();
     assert!(reports.iter().map(|report| report.admitted).sum::<u64>() > 0);
 }
