@@ -13,6 +13,7 @@ mod archive;
 mod archive_s3;
 mod change;
 pub mod daemon;
+mod divide;
 mod effects;
 mod event;
 mod execute;
@@ -26,6 +27,7 @@ pub use archive::{Archive, ArchiveError, ArchiveFile, AuditLine, Folder, Keeping
 #[cfg(feature = "aws")]
 pub use archive_s3::Bucket;
 pub use change::{BucketChange, Change, change_of};
+pub use divide::Divider;
 pub use effects::{Doubling, Effects, ShardCount, UsageEffect, effects_of};
 pub use event::{EventKind, StreamRecord, Unreadable, read_event, read_record};
 pub use execute::{Aggregator, Divide, LeaveWhole, Report};

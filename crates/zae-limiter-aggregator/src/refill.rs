@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use zae_limiter_core::{LimitName, Timestamp};
 use zae_limiter_schema::bucket::{self, Alive, BucketItem, Expiry, Movement};
-use zae_limiter_schema::{BucketItemKey, Item, SHARD_ZERO, Update, change};
+use zae_limiter_schema::{BucketItemKey, Item, Update, change};
 
 /// Pays out a bucket's time if what was just taken from it, in millitokens, could not be taken once
 /// more from what it will hold. All limits are paid, with their remainders: they share one refill
@@ -20,20 +20,24 @@ pub(crate) fn refill_of(
     }
     // An item that cannot be read is for those who will complain about it.
     let item = BucketItem::decode(key, item).ok()?;
-    // The time of a divided bucket is for its own clients to pay out, by the shares of its parts.
-    if item.is_expired(now) || item.shard_count != 1 || key.shard != SHARD_ZERO {
+    if !item.is_live(now) {
         return None;
     }
     let elapsed_ms = now.millis_since(item.bucket.refilled_at());
     let mut is_short = false;
-    let limits = item.bucket.limits().iter().zip(item.bucket.cells());
+    // Of a divided bucket its part's share.
+    let limits = item.bucket.limits().iter().zip(item.bucket.cells()).zip(item.whole.rates());
     let movements: Vec<Movement> = limits
-        .map(|((name, rate), cell)| {
+        .map(|(((name, rate), cell), whole)| {
             let (earned, remainder) = rate.earned(elapsed_ms, cell.remainder);
             let projected = cell.tokens.saturating_add(earned).min(rate.capacity());
             let taken = taken.get(name).copied().unwrap_or_default();
             is_short |= projected > cell.tokens && projected.get() < taken;
-            Movement { earned: earned.get(), remainder, ..Movement::none(name.clone(), *rate) }
+            Movement {
+                earned: earned.get(),
+                remainder,
+                ..Movement::none(name.clone(), *rate, *whole)
+            }
         })
         .collect();
     let alive = Alive::After(now);

@@ -11,13 +11,14 @@ use std::time::Duration;
 use common::NOW;
 use serde_json::{Value as Json, json};
 use zae_limiter_aggregator::{
-    Aggregator, Archive, ArchiveError, Divide, Doubling, Keeping, Report, Settings, read_event,
+    Aggregator, Archive, ArchiveError, Divide, Divider, Doubling, Keeping, Report, Settings,
+    read_event,
 };
 use zae_limiter_core::{
     Bucket, BucketKey, Clock, EntityId, Limit, LimitSet, ManualClock, Millitokens, NamespaceId,
     ResourceName, Timestamp, UsageSettings,
 };
-use zae_limiter_schema::bucket::{self, BucketItem, Expiry, Owner};
+use zae_limiter_schema::bucket::{self, After, BucketItem, Expiry, Owner};
 use zae_limiter_schema::{BucketItemKey, Calling, Item, ItemKey, Table, Update, Value};
 use zae_limiter_testkit::{Changed, SimTable};
 
@@ -51,7 +52,9 @@ impl Given {
     async fn create(&self, shard: u32) {
         let key = bucket_key(shard);
         let bucket = Bucket::full(limits(), NOW);
-        let update = bucket::create(&key, &bucket, &Owner { parent: None }, Expiry::Keep);
+        let limits = limits();
+        let after = After { bucket: &bucket, whole: &limits, shard_count: 1 };
+        let update = bucket::create(&key, &after, &Owner { parent: None }, Expiry::Keep);
         self.table.update(&update).await.unwrap();
     }
 
@@ -246,7 +249,7 @@ async fn nothing_is_forfeited_beside_a_busy_limit() {
 
 #[tokio::test]
 async fn what_others_know_better_is_not_refilled() {
-    for (name, value) in [("sched", Value::text("x")), ("shard_count", Value::number(2))] {
+    for (name, value) in [("sched", Value::text("x")), ("ttl", Value::number(1_000))] {
         let mut given = Given::new();
         given.create(0).await;
         let actions = vec![zae_limiter_schema::Action::Set(name.to_owned(), value)];
@@ -306,6 +309,31 @@ async fn a_bucket_is_divided_at_eight_hundred_writes_a_second() {
     assert!(heat(0, 100, Duration::from_millis(2), 10).await.is_empty());
     assert!(heat(0, 50, Duration::from_millis(1), 10).await.is_empty());
     assert!(heat(1, 100, Duration::from_millis(1), 10).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_hot_bucket_is_divided_once_and_into_whole_parts() {
+    let mut given = Given::new();
+    given.create(0).await;
+    given.records();
+    for _ in 0..900 {
+        given.add(0, &[("b_rpm_tc", 1_000), ("b_rpm_tk", -1_000)]).await;
+    }
+    let records = given.records();
+    let (table, clock) = (Arc::new(given.table.clone()), Arc::clone(&given.clock));
+    let divider = Arc::new(Divider::new(table, clock as Arc<dyn Clock>));
+    let aggregator = given.aggregator().divide(divider);
+    for divided in [1, 0] {
+        let report = aggregator.process(records.iter().map(common::read).collect()).await;
+        assert_eq!((report.buckets_divided, &*report.errors), (divided, &[][..]));
+    }
+    let parts = [0, 1].map(|shard| {
+        let key = bucket_key(shard);
+        BucketItem::decode(&key, &given.item(shard)).unwrap()
+    });
+    assert_eq!(parts.each_ref().map(|part| part.shard_count), [2, 2]);
+    let tokens = |part: &BucketItem| part.bucket.cell("tpd").unwrap().0.tokens.get();
+    assert_eq!(parts.iter().map(tokens).sum::<i64>(), 1_000_000);
 }
 
 #[tokio::test]

@@ -21,14 +21,16 @@ use std::time::Duration;
 use common::NOW;
 use fastrand::Rng;
 use zae_limiter_aggregator::{Aggregator, Report, Settings};
-use zae_limiter_core::{Key, Record, Timestamp, UsageKey, Window};
+use zae_limiter_core::{Answer, Key, Record, Target, Timestamp, UsageKey, Window};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{
     BatchRead, Calling, Change, Consistency, Consumed, Item, ItemKey, ParsedKey, Query,
     QueryAnswer, Table, TableError, TableErrorKind, Transacted, Update, Updated, Value, parse_key,
     records,
 };
-use zae_limiter_testkit::{Changed, ClientClock, ClientId, Companion, SimTable, Simulation, World};
+use zae_limiter_testkit::{
+    Changed, ClientClock, ClientId, Companion, Divide, SimTable, Simulation, World,
+};
 
 const STREAM_SHARDS: usize = 3;
 /// The stream's time passes so much faster than the clients': minutes of work fill days of usage.
@@ -101,6 +103,8 @@ struct Tally {
     again: u64,
     crashed: u64,
     failed: u64,
+    /// Changes of parts of buckets beside the first.
+    parts: u64,
 }
 
 impl Stream {
@@ -344,15 +348,39 @@ fn counts_of(item: &Item) -> BTreeMap<String, i64> {
     item.iter().filter_map(count).collect()
 }
 
+/// A store whose buckets are divided and put together all the time.
+#[derive(Debug)]
+struct Dividing(DynamoStore);
+
+impl Divide for Dividing {
+    fn divide<'a>(&'a self, target: &'a Target, more: bool, now: Timestamp) -> Answer<'a, ()> {
+        match more {
+            true => Box::pin(self.0.double(target.key(), now)),
+            false => Box::pin(self.0.halve(target, now)),
+        }
+    }
+}
+
 fn play(seed: u64) -> (Tally, usize) {
     let pump = Arc::new(Pump::new(seed));
     let replay = "cargo test -p zae-limiter-aggregator --test differential -- --nocapture";
-    Simulation::new(seed)
-        .replayed_by(replay)
-        .with(Arc::clone(&pump) as Arc<dyn Companion>)
-        .run(|table, _| Arc::new(DynamoStore::new(table, DynamoOptions::default())));
+    let simulation = Simulation::new(seed).replayed_by(replay);
+    let simulation = simulation.with(Arc::clone(&pump) as Arc<dyn Companion>);
+    match seed % 2 {
+        0 => simulation.run(|table, _| {
+            Arc::new(DynamoStore::new(table, DynamoOptions::default().parts_max(1)))
+        }),
+        _ => simulation.run_dividing(|table, client| {
+            let options = DynamoOptions::default().seed(client.into()).parts_max(8);
+            let store = DynamoStore::new(table, options.merge_after(Duration::from_secs(20)));
+            (store.clone(), Dividing(store))
+        }),
+    };
     let stream = pump.stream.lock().unwrap();
-    (stream.tally, ledger(&stream.all).len())
+    let is_further =
+        |sent: &&Sent| matches!(parse_key(&sent.changed.key), Some(ParsedKey::Shard(_)));
+    let parts = stream.all.iter().filter(is_further).count() as u64;
+    (Tally { parts, ..stream.tally }, ledger(&stream.all).len())
 }
 
 #[test]
@@ -372,6 +400,7 @@ fn usage_is_what_the_buckets_have_counted() {
         sum.again += tally.again;
         sum.crashed += tally.crashed;
         sum.failed += tally.failed;
+        sum.parts += tally.parts;
         records += usage;
     }
     println!("{sum:?}, {records} usage records");
@@ -382,6 +411,7 @@ fn usage_is_what_the_buckets_have_counted() {
         ("delivered again", sum.again),
         ("crashed", sum.crashed),
         ("failed", sum.failed),
+        ("in several parts", sum.parts),
     ] {
         assert!(count > 0, "nothing was {what} in {seeds} runs");
     }

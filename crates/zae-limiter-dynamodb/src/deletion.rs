@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 
 use zae_limiter_core::{BucketKey, ConfigLevel, Key, NamespaceId, StoreError, StoreErrorKind};
+use zae_limiter_schema::bucket::shards_seen;
 use zae_limiter_schema::records::registry::{self, ResourceChanges};
 use zae_limiter_schema::{
     BucketItemKey, Change, Condition, Consistency, Index, Item, ItemKey, PAGE_ITEMS_MAX, Query,
-    Range, SHARD_ZERO, Step, Transacted, Value, entity_partition, namespace_partition,
-    system_partition,
+    Range, SHARD_ZERO, Step, Transacted, entity_partition, namespace_partition, system_partition,
 };
 
 use crate::Shared;
@@ -27,7 +27,7 @@ const SHARDS_MAX: i64 = 4_096;
 /// The items of a bucket beyond the first, as the first one counts them. Whatever else may be wrong
 /// with that item, it can be deleted.
 pub(crate) fn further_shards(bucket: &BucketKey, first: &Item) -> Vec<ItemKey> {
-    let count = first.get("shard_count").and_then(Value::as_i64).unwrap_or(1);
+    let count = shards_seen(first);
     let count = u32::try_from(count.clamp(1, SHARDS_MAX)).unwrap_or(1);
     let key = |shard| BucketItemKey { bucket: bucket.clone(), shard }.item_key();
     (SHARD_ZERO + 1..count).map(key).collect()

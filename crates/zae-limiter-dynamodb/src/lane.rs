@@ -1,6 +1,6 @@
-//! Lanes: one for each bucket in use, with what is known of it and who waits for it.
+//! Lanes: one for each part of a bucket in use, with what is known of it and who waits for it.
 //!
-//! While a write to a bucket is under way, later requests wait in its lane and go together in the
+//! While a write to a part is under way, later requests wait in its lane and go together in the
 //! next write. What the last answer said of the bucket is remembered, so that the next write needs
 //! no read, and a request that cannot be admitted yet needs no write.
 
@@ -8,10 +8,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hashbrown::HashMap;
+use hashbrown::{Equivalent, HashMap};
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use zae_limiter_core::{BucketKey, LegTaken, LimitStatus, StoreError, Timestamp};
+use zae_limiter_schema::BucketItemKey;
 
+use crate::division::Division;
 use crate::round::{Request, State};
 
 /// How many parts the map of lanes has, so that callers do not wait for each other.
@@ -32,9 +35,23 @@ pub(crate) struct Waiting {
     pub(crate) now: Timestamp,
     /// Nobody reads the answer of what is given back behind somebody's back.
     pub(crate) answer: Option<oneshot::Sender<Result<Told, StoreError>>>,
+    /// The parts that could not do it.
+    pub(crate) tried: SmallVec<[u32; 4]>,
+    /// How often it was sent on because a part is not there, or too busy.
+    pub(crate) moves: u32,
+    /// Some of it is done: whoever is told that the rest was not must not do all of it again.
+    pub(crate) is_begun: bool,
 }
 
 impl Waiting {
+    pub(crate) fn new(
+        request: Request,
+        now: Timestamp,
+        answer: Option<oneshot::Sender<Result<Told, StoreError>>>,
+    ) -> Self {
+        Self { request, now, answer, tried: SmallVec::new(), moves: 0, is_begun: false }
+    }
+
     /// Whether whoever asked for tokens has gone away. A settlement is carried out all the same.
     pub(crate) fn is_abandoned(&self) -> bool {
         matches!(self.request, Request::Take(_))
@@ -42,10 +59,10 @@ impl Waiting {
     }
 }
 
-/// One bucket.
+/// One part of a bucket.
 #[derive(Debug)]
 pub(crate) struct Lane {
-    pub(crate) key: BucketKey,
+    pub(crate) key: BucketItemKey,
     // A std mutex: it is never held across an await.
     inside: Mutex<Inside>,
 }
@@ -57,6 +74,8 @@ pub(crate) struct Inside {
     pub(crate) waiting: VecDeque<Waiting>,
     /// Somebody is at work on the lane and will look at `waiting` again.
     pub(crate) busy: bool,
+    /// In the first part's lane: what is known of the others. Few buckets have any.
+    pub(crate) division: Option<Box<Division>>,
 }
 
 impl Lane {
@@ -74,7 +93,20 @@ impl Inside {
     }
 }
 
-type Part = HashMap<BucketKey, Arc<Lane>, foldhash::fast::RandomState>;
+/// The name of a lane.
+#[derive(Clone, Copy, Hash)]
+struct Name<'a> {
+    bucket: &'a BucketKey,
+    shard: u32,
+}
+
+impl Equivalent<BucketItemKey> for Name<'_> {
+    fn equivalent(&self, key: &BucketItemKey) -> bool {
+        self.shard == key.shard && *self.bucket == key.bucket
+    }
+}
+
+type Part = HashMap<BucketItemKey, Arc<Lane>, foldhash::fast::RandomState>;
 
 /// All lanes of a store.
 #[derive(Debug)]
@@ -90,34 +122,49 @@ impl Lanes {
         Self { parts, part_max: remembered_max.div_ceil(PARTS).max(1) }
     }
 
-    fn part(&self, key: &BucketKey) -> MutexGuard<'_, Part> {
+    fn part(&self, name: Name<'_>) -> MutexGuard<'_, Part> {
         use std::hash::BuildHasher;
         // Any hash will do that is the same for the same key within this process.
         static HASHING: std::sync::LazyLock<foldhash::fast::RandomState> =
             std::sync::LazyLock::new(Default::default);
-        let part = usize::try_from(HASHING.hash_one(key) % PARTS as u64).unwrap_or(0);
+        let part = usize::try_from(HASHING.hash_one(name) % PARTS as u64).unwrap_or(0);
         self.parts[part].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets what is known of a bucket that was deleted.
-    pub(crate) fn forget(&self, key: &BucketKey) {
-        let lane = self.part(key).get(key).cloned();
-        if let Some(lane) = lane {
-            lane.lock().known = None;
+    pub(crate) fn forget(&self, bucket: &BucketKey) {
+        let Some(first) = self.find(bucket, 0) else { return };
+        let division = {
+            let mut inside = first.lock();
+            inside.known = None;
+            inside.division.take()
+        };
+        for shard in 1..division.map_or(1, |division| division.count) {
+            if let Some(lane) = self.find(bucket, shard) {
+                lane.lock().known = None;
+            }
         }
     }
 
-    /// The lane of a bucket.
-    pub(crate) fn get(&self, key: &BucketKey) -> Arc<Lane> {
-        let mut part = self.part(key);
-        if let Some(lane) = part.get(key) {
+    /// The lane of a part, if there is one.
+    pub(crate) fn find(&self, bucket: &BucketKey, shard: u32) -> Option<Arc<Lane>> {
+        let name = Name { bucket, shard };
+        self.part(name).get(&name).cloned()
+    }
+
+    /// The lane of a part.
+    pub(crate) fn get(&self, bucket: &BucketKey, shard: u32) -> Arc<Lane> {
+        let name = Name { bucket, shard };
+        let mut part = self.part(name);
+        if let Some(lane) = part.get(&name) {
             return Arc::clone(lane);
         }
         if part.len() >= self.part_max {
             forget_some(&mut part, self.part_max / 8 + 1);
         }
+        let key = BucketItemKey { bucket: bucket.clone(), shard };
         let lane = Arc::new(Lane { key: key.clone(), inside: Mutex::default() });
-        part.insert(key.clone(), Arc::clone(&lane));
+        part.insert(key, Arc::clone(&lane));
         lane
     }
 }

@@ -1,7 +1,9 @@
 //! The rate limiter's store for many machines: one DynamoDB table.
 //!
-//! `hot` takes and settles, through one lane for each bucket (`lane`); `round` decides what one
-//! write does, and is pure. Everything else is `records`, `lists` and `deletion`. `cold` is the store
+//! `hot` takes and settles. Every part of a bucket has a lane (`lane`), in which one write follows
+//! the other (`work`); `round` decides what one write does, and is pure. A bucket that is written too
+//! often is divided (`dividing`); which part is asked is up to `division`, and `gather` asks all of
+//! them together, as `parts` sees them. Everything else is `records`, `lists` and `deletion`. `cold` is the store
 //! made of them, and the table is whatever implements [`Table`], called through `calls`.
 
 #[cfg(feature = "aws")]
@@ -10,25 +12,33 @@ mod calls;
 mod cold;
 mod cursor;
 mod deletion;
+mod dividing;
+mod division;
 mod error;
+mod gather;
 mod hot;
 mod lane;
 mod lists;
 mod meter;
 mod options;
+mod parts;
 mod records;
 mod round;
 mod usage;
+mod work;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
+use zae_limiter_core::{BucketKey, StoreError, Target, Timestamp};
 use zae_limiter_schema::Table;
 
+pub use meter::DivisionCounts;
 pub use options::DynamoOptions;
 
 use crate::lane::Lanes;
-use crate::meter::Meter;
+use crate::meter::{Divisions, Meter};
 
 /// A [`Store`](zae_limiter_core::Store) in one DynamoDB table. Clones are handles to the same store.
 #[derive(Clone)]
@@ -42,13 +52,45 @@ struct Shared {
     options: DynamoOptions,
     lanes: Lanes,
     meter: Meter,
+    /// How many random numbers were drawn.
+    drawn: AtomicU64,
+    divisions: Divisions,
 }
 
 impl DynamoStore {
     /// A store on a table.
     pub fn new(table: Arc<dyn Table>, options: DynamoOptions) -> Self {
         let lanes = Lanes::new(options.remembered_buckets);
-        Self { shared: Arc::new(Shared { table, options, lanes, meter: Meter::default() }) }
+        let (meter, divisions) = (Meter::default(), Divisions::default());
+        let drawn = AtomicU64::new(0);
+        Self { shared: Arc::new(Shared { table, options, lanes, meter, drawn, divisions }) }
+    }
+
+    /// How often this store has divided buckets, put parts together, and taken from several at once.
+    pub fn divisions(&self) -> DivisionCounts {
+        self.shared.divisions.so_far()
+    }
+
+    /// Divides a bucket into twice as many parts, whether it is hot or not; nothing happens to a
+    /// bucket that does not exist.
+    pub async fn double(&self, bucket: &BucketKey, now: Timestamp) -> Result<(), StoreError> {
+        let parts = self.shared.read_parts(bucket, now).await?;
+        if parts.iter().next().is_some() {
+            let count = self.shared.count(bucket);
+            self.shared.double(bucket, count, now).await;
+        }
+        Ok(())
+    }
+
+    /// Makes half as many parts of a bucket's, however hot it is; nothing happens to a bucket in one
+    /// part.
+    pub async fn halve(&self, target: &Target, now: Timestamp) -> Result<(), StoreError> {
+        self.shared.read_parts(target.key(), now).await?;
+        let count = self.shared.count(target.key());
+        if count > 1 {
+            self.shared.halve(target, count, now).await?;
+        }
+        Ok(())
     }
 }
 

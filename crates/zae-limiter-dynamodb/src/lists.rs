@@ -5,26 +5,24 @@
 //! Of all separators, `#` sorts before everything a name is made of, so that the order of
 //! `{name}#{more}` is that of the names.
 
-use std::collections::BTreeMap;
 use std::ops::Range as Span;
 
 use zae_limiter_core::{
-    BucketKey, BucketQuery, Cell, Key, NamespaceId, PAGE_MAX, Page, PageRequest, Query, Record,
+    BucketKey, BucketQuery, Key, NamespaceId, PAGE_MAX, Page, PageRequest, Query, Record,
     ResourceList, ResourceName, Scope, StoreError, StoredBucket, Timestamp, Window,
 };
-use zae_limiter_schema::bucket::BucketItem;
 use zae_limiter_schema::records::{self, registry};
 use zae_limiter_schema::{
-    BucketItemKey, Consistency, Index, Item, ItemKey, PAGE_ITEMS_MAX, ParsedKey,
-    Query as TableQuery, REGISTRY, Range, SHARD_ZERO, Step, children_partition,
-    entity_configs_partition, entity_partition, namespace_partition, parse_key, resource_partition,
-    system_partition,
+    Consistency, Index, Item, ItemKey, PAGE_ITEMS_MAX, ParsedKey, Query as TableQuery, REGISTRY,
+    Range, Step, children_partition, entity_configs_partition, entity_partition,
+    namespace_partition, parse_key, resource_partition, system_partition,
 };
 
 use crate::Shared;
 use crate::calls::key_of;
 use crate::cursor;
 use crate::error::Trouble;
+use crate::parts::Parts;
 use crate::records::record_key;
 use crate::usage::OfEntity;
 
@@ -195,28 +193,15 @@ impl Shared {
         &self,
         buckets: Vec<BucketKey>,
     ) -> Result<Vec<StoredBucket>, StoreError> {
-        let shard = |bucket: &BucketKey, shard| BucketItemKey { bucket: bucket.clone(), shard };
-        let firsts: Vec<BucketItemKey> =
-            buckets.iter().map(|bucket| shard(bucket, SHARD_ZERO)).collect();
-        let firsts = self.read_buckets(&firsts).await?;
-        let mut further = Vec::new();
-        for (bucket, first) in buckets.iter().zip(&firsts) {
-            let count = first.as_ref().map_or(1, |first| first.shard_count);
-            further.extend((SHARD_ZERO + 1..count).map(|number| shard(bucket, number)));
-        }
-        let others = self.read_buckets(&further).await?;
-        let mut shards: BTreeMap<BucketKey, Vec<BucketItem>> = BTreeMap::new();
-        for (key, shard) in further.into_iter().zip(others) {
-            shards.entry(key.bucket).or_default().extend(shard);
-        }
+        let parts = self.read_all_parts(&buckets).await?;
         let mut stored = Vec::new();
-        for (key, first) in buckets.into_iter().zip(firsts) {
+        for (key, items) in buckets.into_iter().zip(parts) {
             // It has gone since the index named it.
-            let Some(mut first) = first else { continue };
-            let shards = shards.remove(&key).unwrap_or_default();
-            shards.iter().for_each(|shard| add_shard(&mut first, shard));
-            let expires_at = first.expires_at;
-            stored.push(StoredBucket { key, bucket: first.bucket, expires_at });
+            let Some(first) = items.first() else { continue };
+            // Whoever asks sees for himself whether it has expired.
+            let (expires_at, before) = (first.expires_at, Timestamp::from_millis(i64::MIN));
+            let Some(bucket) = Parts::live(items, before).whole(None) else { continue };
+            stored.push(StoredBucket { key, bucket, expires_at });
         }
         Ok(stored)
     }
@@ -380,18 +365,4 @@ fn named(scope: &Scope, walk: &Walk, key: &ItemKey, last: &mut Option<BucketKey>
         return None;
     }
     record_key(key)
-}
-
-/// Adds what another shard holds: limits once, balances together.
-fn add_shard(first: &mut BucketItem, shard: &BucketItem) {
-    let limits = first.bucket.limits();
-    let cells = limits.iter().zip(first.bucket.cells()).map(|((name, rate), cell)| {
-        let Some((other, _)) = shard.bucket.cell(name.as_str()) else { return *cell };
-        let tokens = cell.tokens.saturating_add(other.tokens).min(rate.capacity());
-        let consumed = cell.consumed.saturating_add(other.consumed);
-        Cell { tokens, consumed, remainder: 0, ..*cell }
-    });
-    let refilled_at = first.bucket.refilled_at().max(shard.bucket.refilled_at());
-    let cells: Vec<Cell> = cells.collect();
-    first.bucket = zae_limiter_core::Bucket::from_parts(limits.clone(), cells, refilled_at);
 }

@@ -1,9 +1,12 @@
 //! What the table was asked, and what it cost.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use zae_limiter_core::Cost;
 use zae_limiter_schema::Consumed;
+
+use crate::Shared;
 
 #[derive(Debug, Default)]
 pub(crate) struct Meter(Mutex<Cost>);
@@ -24,5 +27,54 @@ impl Meter {
 
     pub(crate) fn so_far(&self) -> Cost {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What became of buckets that were too hot for one item.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DivisionCounts {
+    /// How often a bucket was divided into twice as many parts.
+    pub doublings: u64,
+    /// How often half as many parts were made of a bucket's.
+    pub merges: u64,
+    /// How often tokens were taken from several parts at once.
+    pub gathered: u64,
+    /// The most parts that a bucket was divided into.
+    pub most_parts: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Divisions {
+    doublings: AtomicU64,
+    merges: AtomicU64,
+    gathered: AtomicU64,
+    most_parts: AtomicU64,
+}
+
+impl Divisions {
+    pub(crate) fn so_far(&self) -> DivisionCounts {
+        DivisionCounts {
+            doublings: self.doublings.load(Ordering::Relaxed),
+            merges: self.merges.load(Ordering::Relaxed),
+            gathered: self.gathered.load(Ordering::Relaxed),
+            most_parts: self.most_parts.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn count_doubling(&self, parts: u32) {
+        self.divisions.doublings.fetch_add(1, Ordering::Relaxed);
+        self.divisions.most_parts.fetch_max(parts.into(), Ordering::Relaxed);
+        tracing::info!(parts, "a hot bucket was divided");
+    }
+
+    pub(crate) fn count_merge(&self, parts: u32) {
+        self.divisions.merges.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(parts, "the parts of a calm bucket were put together");
+    }
+
+    pub(crate) fn count_gathered(&self) {
+        self.divisions.gathered.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use zae_limiter_core::{
-    Ask, Bucket, Cell, Leg, LimitName, LimitStatus, Millitokens, Settlement, StoreErrorKind,
-    Target, Timestamp, Verdict, decide, refused_statuses,
+    Ask, Bucket, Cell, Leg, LimitName, LimitSet, LimitStatus, Millitokens, Rate, Settlement,
+    StoreErrorKind, Take, Takes, Target, Timestamp, Verdict, decide, refused_statuses,
 };
-use zae_limiter_schema::bucket::{self, Alive, BucketItem, Expiry, Movement, Owner, Since};
+use zae_limiter_schema::bucket::{
+    self, After, Alive, BucketItem, Expiry, Movement, Owner, Since, share_of,
+};
 use zae_limiter_schema::{BucketItemKey, Update};
 
 /// What somebody wants of a bucket.
@@ -18,20 +20,31 @@ pub(crate) enum Request {
     Take(Leg),
     /// Differences, whatever is there.
     Settle(Settlement),
+    /// Differences, after every part of the bucket has taken what it had room for: what is still
+    /// given back is lost, because the bucket is full.
+    SettleRest(Settlement),
 }
 
 impl Request {
     pub(crate) fn target(&self) -> &Arc<Target> {
         match self {
             Self::Take(leg) => &leg.target,
-            Self::Settle(settlement) => &settlement.target,
+            Self::Settle(settlement) | Self::SettleRest(settlement) => &settlement.target,
         }
     }
 
-    fn amounts(&self) -> &[zae_limiter_core::Take] {
+    fn amounts(&self) -> &[Take] {
         match self {
             Self::Take(leg) => &leg.takes,
-            Self::Settle(settlement) => &settlement.differences,
+            Self::Settle(settlement) | Self::SettleRest(settlement) => &settlement.differences,
+        }
+    }
+
+    /// What is to be settled, if it is about that.
+    pub(crate) fn settlement(&self) -> Option<&Settlement> {
+        match self {
+            Self::Take(_) => None,
+            Self::Settle(settlement) | Self::SettleRest(settlement) => Some(settlement),
         }
     }
 
@@ -68,6 +81,14 @@ pub(crate) enum Fate {
 pub(crate) struct Round {
     pub(crate) update: Option<Update>,
     pub(crate) fates: Vec<Fate>,
+    /// What is given back and finds no room in this part of the bucket, by the request's place.
+    pub(crate) left_over: Vec<(usize, Takes)>,
+}
+
+impl Round {
+    fn without_write(fates: Vec<Fate>, left_over: Vec<(usize, Takes)>) -> Self {
+        Self { update: None, fates, left_over }
+    }
 }
 
 /// Decides requests on a known state, in the order in which a bucket would see them: what is given
@@ -85,15 +106,19 @@ pub(crate) fn decided(
     }
 }
 
+/// A limit to which nothing happens: its name, the part's share of its rate, and the whole rate.
+fn at_rest(((name, rate), whole): ((&LimitName, &Rate), &Rate)) -> Movement {
+    Movement::none(name.clone(), *rate, *whole)
+}
+
 /// The movements of a round, by limit.
 struct Movements(Vec<Movement>);
 
 impl Movements {
     /// All limits of an item, with what time has earned them.
     fn of(item: &BucketItem, now: Timestamp) -> Self {
-        let limits = item.bucket.limits().iter();
-        let mut movements =
-            Self(limits.map(|(name, rate)| Movement::none(name.clone(), *rate)).collect());
+        let limits = item.bucket.limits().iter().zip(item.whole.rates());
+        let mut movements = Self(limits.map(at_rest).collect());
         movements.pay_out(item, now);
         movements
     }
@@ -150,28 +175,34 @@ fn on_item(key: &BucketItemKey, item: &BucketItem, requests: &[&Request], now: T
     let mut bucket = item.bucket.clone();
     bucket.refill(now);
     let mut fates = vec![Fate::Nothing; requests.len()];
-    settle_all(&mut movements, &mut bucket, requests, &mut fates);
-    let outcome = take_all(&mut bucket, requests, &mut fates, now);
+    let left_over = settle_all(item, &mut movements, &mut bucket, requests, &mut fates);
+    let part = (key.shard, item.shard_count);
+    let outcome = take_all(&mut bucket, (part, &item.whole), requests, &mut fates, now);
     for (limit, amount) in outcome.taken {
         if let Some(movement) = movements.get(&limit) {
             movement.taken = movement.taken.saturating_add(amount.get());
         }
     }
     if !fates.contains(&Fate::Written) {
-        return Round { update: None, fates };
+        return Round::without_write(fates, left_over);
     }
     let expiry = match outcome.last_target {
+        // A bucket in several parts does not expire: its parts would, one by one.
+        _ if item.shard_count > 1 && item.expires_at.is_some() => Expiry::Never,
+        _ if item.shard_count > 1 => Expiry::Keep,
         Some(target) => expiry_of(target, &bucket, item.expires_at, now),
         None => expiry_after_settling(&bucket, item.expires_at, now),
     };
     let update = if outcome.followed {
         let owner = owner_of(outcome.last_target);
-        bucket::rewrite(key, item, &bucket, &owner, expiry)
+        let shard_count = item.shard_count;
+        let after = After { bucket: &bucket, whole: &outcome.whole, shard_count };
+        bucket::rewrite(key, item, &after, &owner, expiry)
     } else {
         let alive = movements.keep_enough(item, &bucket, expiry, now);
         add_or_refill(key, item, &movements, (expiry, alive), now)
     };
-    Round { update: Some(update), fates }
+    Round { update: Some(update), fates, left_over }
 }
 
 /// Without moving the refill time where that comes to the same: then other processes that do
@@ -210,21 +241,24 @@ fn on_nothing(
     let mut fates = vec![Fate::Nothing; requests.len()];
     let first = requests.iter().find_map(|request| match request {
         Request::Take(leg) => Some(&leg.target),
-        Request::Settle(_) => None,
+        Request::Settle(_) | Request::SettleRest(_) => None,
     });
-    let Some(first) = first else { return Round { update: None, fates } };
+    let Some(first) = first else { return Round::without_write(fates, Vec::new()) };
     let mut bucket = full(first, expired, now);
-    let outcome = take_all(&mut bucket, requests, &mut fates, now);
+    // Wherever it was divided before: a new bucket is whole.
+    let whole = Arc::clone(bucket.limits());
+    let outcome = take_all(&mut bucket, ((key.shard, 1), &whole), requests, &mut fates, now);
     let Some(target) = outcome.last_target.filter(|_| fates.contains(&Fate::Written)) else {
-        return Round { update: None, fates };
+        return Round::without_write(fates, Vec::new());
     };
     let owner = owner_of(Some(target));
     let expiry = expiry_of(target, &bucket, expired.and_then(|item| item.expires_at), now);
+    let after = After { bucket: &bucket, whole: &outcome.whole, shard_count: 1 };
     let update = match expired {
-        Some(item) => bucket::rewrite(key, item, &bucket, &owner, expiry),
-        None => bucket::create(key, &bucket, &owner, expiry),
+        Some(item) => bucket::rewrite(key, item, &after, &owner, expiry),
+        None => bucket::create(key, &after, &owner, expiry),
     };
-    Round { update: Some(update), fates }
+    Round { update: Some(update), fates, left_over: Vec::new() }
 }
 
 /// A full bucket; net consumption goes on counting where there was a bucket before.
@@ -241,15 +275,17 @@ fn full(target: &Target, expired: Option<&BucketItem>, now: Timestamp) -> Bucket
     Bucket::from_parts(Arc::clone(limits), cells, since)
 }
 
+/// Books what is settled, and returns what of it belongs into other parts of the bucket.
 fn settle_all(
+    item: &BucketItem,
     movements: &mut Movements,
     bucket: &mut Bucket,
     requests: &[&Request],
     fates: &mut [Fate],
-) {
-    let mut charges: Vec<(LimitName, Millitokens)> = Vec::new();
-    for (request, fate) in requests.iter().zip(fates.iter_mut()) {
-        let Request::Settle(settlement) = request else { continue };
+) -> Vec<(usize, Takes)> {
+    let mut charges: Vec<(usize, Take, LimitName)> = Vec::new();
+    for (place, (request, fate)) in requests.iter().zip(fates.iter_mut()).enumerate() {
+        let Some(settlement) = request.settlement() else { continue };
         let names = settlement.target.limits().names();
         let known = settlement.differences.iter().filter(|difference| {
             difference.amount != Millitokens::ZERO
@@ -268,14 +304,33 @@ fn settle_all(
             continue;
         }
         for difference in known {
-            charges.push((names[difference.cell].clone(), difference.amount));
+            charges.push((place, *difference, names[difference.cell].clone()));
             *fate = Fate::Written;
         }
     }
     // First what is given back: then it cannot be lost to a ceiling that a charge would lower.
-    charges.sort_by_key(|(_, amount)| *amount > Millitokens::ZERO);
-    for (limit, amount) in charges {
+    charges.sort_by_key(|(_, difference, _)| difference.amount > Millitokens::ZERO);
+    let mut left_over: Vec<(usize, Takes)> = Vec::new();
+    for (place, Take { cell, mut amount }, limit) in charges {
         let Some(movement) = movements.get(&limit) else { continue };
+        let is_last = matches!(requests[place], Request::SettleRest(_));
+        if item.shard_count > 1 && amount < Millitokens::ZERO && !is_last {
+            // What is too much for a part is not too much for the bucket.
+            let held = bucket.cell(limit.as_str()).map_or(0, |(cell, _)| cell.tokens.get());
+            let room = movement.rate.capacity().get().saturating_sub(held).max(0);
+            let fits = Millitokens::new(amount.get().max(room.saturating_neg()));
+            let rest = Take { cell, amount: amount.saturating_add(-fits) };
+            if rest.amount != Millitokens::ZERO {
+                match left_over.iter_mut().find(|(at, _)| *at == place) {
+                    Some((_, takes)) => takes.push(rest),
+                    None => left_over.push((place, SmallVec::from_slice(&[rest]))),
+                }
+            }
+            amount = fits;
+            movement.must_fit |= amount < Millitokens::ZERO;
+        } else if amount < Millitokens::ZERO {
+            movement.must_fit = false;
+        }
         if amount > Millitokens::ZERO {
             movement.charged = movement.charged.saturating_add(amount.get());
         } else {
@@ -285,6 +340,7 @@ fn settle_all(
         // It fits: checked one by one above, and all together they are few and bounded.
         let _ = at.map(|at| bucket.charge(at, amount));
     }
+    left_over
 }
 
 /// What the taking came to.
@@ -295,30 +351,49 @@ struct Outcome<'a> {
     last_target: Option<&'a Arc<Target>>,
     /// Whether the bucket has taken on other limits.
     followed: bool,
+    /// Its limits afterwards, undivided.
+    whole: Arc<LimitSet>,
+}
+
+/// The limits of a part that has taken on others, undivided.
+fn whole_after(bucket: &Bucket, before: &Arc<LimitSet>, target: &Arc<LimitSet>) -> Arc<LimitSet> {
+    if bucket.limits().len() == target.len() {
+        return Arc::clone(target);
+    }
+    let rates = bucket.limits().names().iter().filter_map(|name| {
+        let of = |limits: &LimitSet| limits.position(name.as_str()).map(|at| limits.rates()[at]);
+        Some((name.clone(), of(target).or_else(|| of(before))?))
+    });
+    Arc::new(LimitSet::from_rates(rates).unwrap_or_default())
 }
 
 fn take_all<'a>(
     bucket: &mut Bucket,
+    ((shard, shard_count), whole): ((u32, u32), &Arc<LimitSet>),
     requests: &[&'a Request],
     fates: &mut [Fate],
     now: Timestamp,
 ) -> Outcome<'a> {
-    let mut outcome = Outcome { taken: Vec::new(), last_target: None, followed: false };
+    let whole = Arc::clone(whole);
+    let mut outcome = Outcome { taken: Vec::new(), last_target: None, followed: false, whole };
     for (request, fate) in requests.iter().zip(fates) {
         let Request::Take(leg) = request else { continue };
         // A refused request must leave nothing behind, not even its limits.
         let mut tried = bucket.clone();
-        tried.follow(leg.target.limits(), now);
+        tried.follow(&share_of(leg.target.limits(), shard, shard_count), now);
         let names = leg.target.limits().names();
-        let place = |take: &zae_limiter_core::Take| {
+        let place = |take: &Take| {
             let cell = tried.limits().position(names[take.cell].as_str())?;
-            Some(zae_limiter_core::Take { cell, amount: take.amount })
+            Some(Take { cell, amount: take.amount })
         };
         let takes: SmallVec<[_; 2]> = leg.takes.iter().filter_map(place).collect();
         match decide(&mut [Ask { bucket: &mut tried, takes: &takes }], now) {
             Verdict::Admitted if request.is_empty() => {}
             Verdict::Admitted => {
-                outcome.followed |= tried.limits() != bucket.limits();
+                if tried.limits() != bucket.limits() {
+                    outcome.followed = true;
+                    outcome.whole = whole_after(&tried, &outcome.whole, leg.target.limits());
+                }
                 *bucket = tried;
                 let amounts = leg.takes.iter().map(|take| (names[take.cell].clone(), take.amount));
                 outcome.taken.extend(amounts);
@@ -362,10 +437,15 @@ fn expiry_after_settling(bucket: &Bucket, current: Option<Timestamp>, now: Times
 /// A write for requests about whose bucket nothing is known, all under the same limits: it happens
 /// if the balance is there and the refill time so recent that no refill is needed. `None` when
 /// nothing is asked.
-pub(crate) fn blind(key: &BucketItemKey, requests: &[&Request], now: Timestamp) -> Option<Update> {
-    let limits = requests.first()?.target().limits();
-    let mut movements: Vec<Movement> =
-        limits.iter().map(|(name, rate)| Movement::none(name.clone(), *rate)).collect();
+pub(crate) fn blind(
+    key: &BucketItemKey,
+    shard_count: u32,
+    requests: &[&Request],
+    now: Timestamp,
+) -> Option<Update> {
+    let whole = requests.first()?.target().limits();
+    let limits = share_of(whole, key.shard, shard_count);
+    let mut movements: Vec<Movement> = limits.iter().zip(whole.rates()).map(at_rest).collect();
     for request in requests {
         let is_take = matches!(request, Request::Take(_));
         for part in request.amounts() {
@@ -402,5 +482,5 @@ pub(crate) fn blind(key: &BucketItemKey, requests: &[&Request], now: Timestamp) 
     }
     let back = i64::try_from(window_ms).unwrap_or(i64::MAX);
     let since = Since::Guessed(Timestamp::from_millis(now.as_millis().saturating_sub(back)));
-    bucket::add(key, &movements, since, Expiry::Keep, true, 1, alive)
+    bucket::add(key, &movements, since, Expiry::Keep, true, shard_count, alive)
 }

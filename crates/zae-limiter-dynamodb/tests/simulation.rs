@@ -5,10 +5,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zae_limiter_core::Store;
+use zae_limiter_core::{Answer, Store, Target, Timestamp};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::Table;
-use zae_limiter_testkit::{ClientId, Report, Simulation};
+use zae_limiter_testkit::{ClientId, Divide, Report, Simulation};
 
 const REPLAY: &str = "cargo test -p zae-limiter-dynamodb --test simulation -- --nocapture";
 
@@ -18,8 +18,9 @@ fn number_from(variable: &str) -> Option<u64> {
 }
 
 /// Most clients are as they come; some lack what makes them fast, and must be as right.
-fn store(table: Arc<dyn Table>, client: ClientId) -> Arc<dyn Store> {
-    let options = DynamoOptions::default();
+fn store(table: Arc<dyn Table>, client: ClientId, parts_max: u32) -> Arc<dyn Store> {
+    let options = DynamoOptions::default().seed(client.into()).parts_max(parts_max);
+    let options = options.merge_after(Duration::from_secs(20));
     let options = match client % 7 {
         0 => options.without_group_commit(),
         1 => options.local_refusal(Duration::ZERO),
@@ -29,7 +30,9 @@ fn store(table: Arc<dyn Table>, client: ClientId) -> Arc<dyn Store> {
 }
 
 fn play(seed: u64) -> Report {
-    Simulation::new(seed).replayed_by(REPLAY).run(store)
+    // Many parts are slow to play; most is seen with few.
+    let parts_max = [1, 2, 4, 4, 8, 1, 2, 4, 16, 2][usize::try_from(seed % 10).unwrap_or(0)];
+    Simulation::new(seed).replayed_by(REPLAY).run(move |table, id| store(table, id, parts_max))
 }
 
 #[test]
@@ -59,4 +62,44 @@ fn the_same_seed_gives_the_same_run() {
         assert_eq!(play(seed), play(seed));
     }
     assert_ne!(play(1).digest, play(2).digest);
+}
+
+/// A store that can be told to divide buckets.
+#[derive(Debug)]
+struct Dividing(DynamoStore);
+
+impl Divide for Dividing {
+    fn divide<'a>(&'a self, target: &'a Target, more: bool, now: Timestamp) -> Answer<'a, ()> {
+        match more {
+            true => Box::pin(self.0.double(target.key(), now)),
+            false => Box::pin(self.0.halve(target, now)),
+        }
+    }
+}
+
+fn walk(seed: u64) -> Report {
+    let replay = format!("{REPLAY} walks");
+    let parts_max = [4, 8, 4, 64][usize::try_from(seed % 4).unwrap_or(0)];
+    Simulation::new(seed).replayed_by(&replay).run_dividing(move |table, client| {
+        let options = DynamoOptions::default().seed(client.into()).parts_max(parts_max);
+        let options = match client % 5 {
+            0 => options.without_group_commit(),
+            _ => options,
+        };
+        let store = DynamoStore::new(table, options.merge_after(Duration::from_secs(20)));
+        (store.clone(), Dividing(store))
+    })
+}
+
+/// Buckets go from one part to many and back under load, divided by several clients at once, any of
+/// which may crash between any two calls.
+#[test]
+fn walks_from_one_part_to_many_and_back_violate_nothing() {
+    if let Some(seed) = number_from("ZAEL_SIM_SEED") {
+        println!("{:#?}", walk(seed));
+        return;
+    }
+    let seeds = number_from("ZAEL_SIM_SEEDS").unwrap_or(20);
+    let reports: Vec<Report> = (0..seeds).map(walk).collect();
+    assert!(reports.iter().map(|report| report.admitted).sum::<u64>() > 0);
 }

@@ -155,6 +155,15 @@ impl Rate {
         Ok(Self { capacity, refill_amount, period_ms })
     }
 
+    /// Other amounts in the same period.
+    pub(crate) const fn with_amounts(
+        &self,
+        capacity: Millitokens,
+        refill_amount: Millitokens,
+    ) -> Self {
+        Self { capacity, refill_amount, period_ms: self.period_ms }
+    }
+
     /// The ceiling.
     pub const fn capacity(&self) -> Millitokens {
         self.capacity
@@ -256,6 +265,11 @@ impl LimitSet {
         }
         let (names, rates): (Vec<_>, Vec<_>) = rates.into_iter().unzip();
         Ok(Self { names: names.into(), rates: rates.into() })
+    }
+
+    /// The same limits with other numbers.
+    pub(crate) fn map_rates(&self, rate: impl FnMut(&Rate) -> Rate) -> Self {
+        Self { names: Arc::clone(&self.names), rates: self.rates.iter().map(rate).collect() }
     }
 
     /// How many limits there are.

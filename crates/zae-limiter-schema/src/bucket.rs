@@ -1,7 +1,7 @@
 //! A bucket's item, and every way in which it is written.
 //!
 //! All limits of an item share one refill time `rf`. Whoever moves it pays out the time to all of
-//! them. There are four ways to write, and each says what it relies on:
+//! them. There are six ways to write, and each says what it relies on:
 //!
 //! | write | what it does | what it pins |
 //! | --- | --- | --- |
@@ -9,6 +9,8 @@
 //! | [`add`] | takes and gives without moving `rf` | the generation, the rates, and bounds of the balance within which the refill that follows later comes to the same |
 //! | [`refill`] | moves `rf`, pays out the time, takes and gives | `rf`, the generation, the rates, and on which side of the ceiling each balance ends |
 //! | [`rewrite`] | gives the item other limits, or a new life | `rf` and everything it was computed from |
+//! | [`split`] | divides a part in two | of the old part like [`refill`], and its count; of the new one that it holds nothing |
+//! | [`merge`] | makes one part of two | `rf` and everything it was computed from, of both |
 //!
 //! All of them pin that an item that expires is full again by then: others may have taken more than
 //! is remembered, and an item that expired short would start anew as a full one.
@@ -20,20 +22,20 @@
 //! was taken from without moving `rf` would be paid twice.
 
 mod count;
+mod division;
+mod item;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use zae_limiter_core::{Bucket, BucketKey, EntityId, LimitName, LimitSet, Rate, Timestamp};
 
-use zae_limiter_core::{
-    Bucket, BucketKey, Cell, EntityId, LimitName, LimitSet, Millitokens, Rate, Timestamp,
-};
+pub use division::{Halves, merge, split};
+pub use item::{BucketItem, shards_seen, share_of};
 
 pub use count::carry_shard_count;
 
 use crate::expression::{Action, Condition};
 use crate::keys::{BucketItemKey, Index};
 use crate::table::Update;
-use crate::value::{Item, Malformed, Value};
+use crate::value::Value;
 
 /// The reserved limit that counts the writes of an item: 1,000 a second.
 const WCU: &str = "wcu";
@@ -54,24 +56,10 @@ const REMAINDERS_AT: &str = "rm_at";
 /// whoever remembers the item as it was must notice. Absent counts as 0.
 const GENERATION: &str = "gn";
 const SHARD_COUNT: &str = "shard_count";
+/// On the first part: the highest count there ever was. Parts that were put together again stay
+/// until they expire, and are deleted with the bucket.
+const SHARDS_SEEN: &str = "shards_seen";
 const TTL: &str = "ttl";
-
-/// One part of a bucket, as the table holds it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BucketItem {
-    /// Limits, undivided, and the balances of this part. The reserved limit is not among them.
-    pub bucket: Bucket,
-    /// The balance of the reserved limit; items of the first clients have none.
-    pub wcu: Option<i64>,
-    /// How often it was changed without its refill time being moved.
-    pub generation: i64,
-    /// Into how many parts the bucket is divided.
-    pub shard_count: u32,
-    /// From when on the item counts as absent, to the second.
-    pub expires_at: Option<Timestamp>,
-    /// Not a bucket, only what the first clients gave back to one that was deleted meanwhile.
-    pub is_remnant: bool,
-}
 
 fn attribute(limit: &str, suffix: &str) -> String {
     format!("b_{limit}_{suffix}")
@@ -82,155 +70,23 @@ pub(crate) fn ttl_of(moment: Timestamp) -> i64 {
     moment.as_millis().div_euclid(1_000) + i64::from(moment.as_millis().rem_euclid(1_000) != 0)
 }
 
-impl BucketItem {
-    /// Reads an item.
-    ///
-    /// # Errors
-    ///
-    /// [`Malformed`] when an attribute is missing or not what it should be.
-    pub fn decode(key: &BucketItemKey, item: &Item) -> Result<Self, Malformed> {
-        let reader = Reader { key, item };
-        let is_remnant = reader.is_remnant();
-        let refilled_at = if is_remnant { 0 } else { reader.number(REFILLED_AT)? };
-        let refilled_at = Timestamp::from_millis(refilled_at);
-        let remainders_count = reader.optional(REMAINDERS_AT)? == Some(refilled_at.as_millis());
-        let mut rates = Vec::new();
-        let mut cells = BTreeMap::new();
-        for limit in reader.limits() {
-            let name = LimitName::new(limit).map_err(|_| {
-                reader.malformed(&attribute(limit, "tk"), "named after a legal limit")
-            })?;
-            let rate = reader.rate(limit)?;
-            let remainder = match reader.optional(&attribute(limit, "rm"))? {
-                Some(remainder) if remainders_count => u64::try_from(remainder).unwrap_or(0),
-                _ => 0,
-            };
-            let tokens = Millitokens::new(reader.number(&attribute(limit, "tk"))?);
-            let consumed = Millitokens::new(reader.saturated(&attribute(limit, "tc"))?);
-            cells.insert(name.clone(), Cell { tokens, remainder, consumed, ..Cell::default() });
-            rates.push((name, rate));
-        }
-        let limits = LimitSet::from_rates(rates)
-            .map_err(|_| reader.malformed("b_*_tk", "of at most 32 limits"))?;
-        let shard_count = reader.optional(SHARD_COUNT)?.unwrap_or(1);
-        let expires_at = reader
-            .optional(TTL)?
-            .map(|seconds| Timestamp::from_millis(seconds.saturating_mul(1_000)));
-        Ok(Self {
-            // Both are in the order of the names.
-            bucket: Bucket::from_parts(Arc::new(limits), cells.into_values(), refilled_at),
-            wcu: if is_remnant { None } else { reader.optional(&attribute(WCU, "tk"))? },
-            generation: reader.optional(GENERATION)?.unwrap_or(0),
-            shard_count: u32::try_from(shard_count)
-                .map_err(|_| reader.malformed(SHARD_COUNT, "a count of shards"))?,
-            expires_at,
-            is_remnant,
-        })
-    }
-
-    /// Whether the item counts as absent.
-    pub fn is_expired(&self, now: Timestamp) -> bool {
-        self.is_remnant || self.expires_at.is_some_and(|expiry| expiry <= now)
-    }
-
-    /// Whether the reserved limit looks short only because nobody has paid out its time. Clients
-    /// that find it so divide the bucket.
-    pub fn has_writes_to_pay_out(&self, now: Timestamp) -> bool {
-        let is_short = self.wcu.is_some_and(|writes| writes < WCU_CAPACITY / 2);
-        is_short && now.millis_since(self.bucket.refilled_at()) >= WCU_PAID_OUT_AFTER_MS
-    }
-}
-
-struct Reader<'a> {
-    key: &'a BucketItemKey,
-    item: &'a Item,
-}
-
-impl<'a> Reader<'a> {
-    fn malformed(&self, attribute: &str, wanted: &'static str) -> Malformed {
-        let item = self.key.item_key().to_string();
-        Malformed { item, attribute: attribute.to_owned(), wanted }
-    }
-
-    fn optional(&self, attribute: &str) -> Result<Option<i64>, Malformed> {
-        match self.item.get(attribute) {
-            None => Ok(None),
-            Some(value) => match value.as_i64() {
-                Some(number) => Ok(Some(number)),
-                None => Err(self.malformed(attribute, "a whole number")),
-            },
-        }
-    }
-
-    /// A sum that only grows: DynamoDB goes on counting where our type ends.
-    fn saturated(&self, attribute: &str) -> Result<i64, Malformed> {
-        match self.item.get(attribute) {
-            None => Ok(0),
-            Some(Value::N(number)) => match number.parse::<i128>() {
-                Ok(number) => Ok(i64::try_from(number).unwrap_or(if number < 0 {
-                    i64::MIN
-                } else {
-                    i64::MAX
-                })),
-                Err(_) => Err(self.malformed(attribute, "a whole number")),
-            },
-            Some(_) => Err(self.malformed(attribute, "a whole number")),
-        }
-    }
-
-    fn number(&self, attribute: &str) -> Result<i64, Malformed> {
-        self.optional(attribute)?.ok_or_else(|| self.malformed(attribute, "there"))
-    }
-
-    /// What a bucket had is given back by some without looking whether it still is there. What
-    /// comes of that has nothing but balances.
-    fn is_remnant(&self) -> bool {
-        let is_balance = |name: &String| {
-            let of_limit = name.strip_prefix("b_");
-            of_limit.is_some_and(|name| name.ends_with("_tk") || name.ends_with("_tc"))
-        };
-        self.item.keys().all(|name| name == "PK" || name == "SK" || is_balance(name))
-    }
-
-    /// The limits that the item has. A balance without any of the rest is what was given back to a
-    /// limit that is gone.
-    fn limits(&self) -> impl Iterator<Item = &'a str> {
-        let names = self.item.keys();
-        let limits = names
-            .filter_map(|name| name.strip_prefix("b_").and_then(|name| name.strip_suffix("_tk")));
-        let is_whole = |limit: &&str| {
-            ["cp", "ra", "rp"].iter().any(|of| self.item.contains_key(&attribute(limit, of)))
-        };
-        limits.filter(|limit| *limit != WCU).filter(is_whole)
-    }
-
-    fn rate(&self, limit: &str) -> Result<Rate, Malformed> {
-        let capacity = self.number(&attribute(limit, "cp"))?;
-        // Older clients kept the burst apart.
-        let burst = self.optional(&attribute(limit, "bx"))?.unwrap_or(0);
-        let refill_amount = self.number(&attribute(limit, "ra"))?;
-        let period = attribute(limit, "rp");
-        let period_ms = u64::try_from(self.number(&period)?)
-            .map_err(|_| self.malformed(&period, "a period in milliseconds"))?;
-        let capacity = Millitokens::new(capacity.max(burst));
-        Rate::new(capacity, Millitokens::new(refill_amount), period_ms)
-            .map_err(|_| self.malformed(&attribute(limit, "cp"), "the ceiling of a legal limit"))
-    }
-}
-
 /// What happens to one limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Movement {
     /// Which limit.
     pub limit: LimitName,
-    /// Its rate, on which everything relies.
+    /// The part's share of its rate, on which everything relies.
     pub rate: Rate,
+    /// Its rate, undivided, as the item holds it.
+    pub whole: Rate,
     /// What acquires take; must be there.
     pub taken: i64,
     /// What is charged whether it is there or not.
     pub charged: i64,
     /// What is given back, never above the ceiling.
     pub credited: i64,
+    /// Nothing of what is given back may be lost at the ceiling: a full part is not a full bucket.
+    pub must_fit: bool,
     /// What time has earned since `rf`.
     pub earned: i64,
     /// What it has earned beyond that, less than a millitoken.
@@ -242,13 +98,15 @@ pub struct Movement {
 
 impl Movement {
     /// A limit to which nothing happens.
-    pub fn none(limit: LimitName, rate: Rate) -> Self {
+    pub fn none(limit: LimitName, rate: Rate, whole: Rate) -> Self {
         Self {
             limit,
             rate,
+            whole,
             taken: 0,
             charged: 0,
             credited: 0,
+            must_fit: false,
             earned: 0,
             remainder: 0,
             least_left: None,
@@ -290,7 +148,7 @@ impl Movement {
     }
 
     fn pin_rate(&self, conditions: &mut Vec<Condition>) {
-        pin_rate(self.limit.as_str(), &self.rate, conditions);
+        pin_rate(self.limit.as_str(), &self.whole, conditions);
     }
 }
 
@@ -439,6 +297,19 @@ fn pin_known(known: &BucketItem, conditions: &mut Vec<Condition>) {
     conditions.push(pin_generation(known.generation));
 }
 
+/// Pins rates and balances as they are known. Beyond full is full, however far.
+fn pin_balances(known: &BucketItem, conditions: &mut Vec<Condition>) {
+    let limits = known.whole.iter().zip(known.bucket.limits().rates());
+    for (((name, whole), rate), cell) in limits.zip(known.bucket.cells()) {
+        let (name, tokens) = (name.as_str(), Value::number(cell.tokens.get()));
+        pin_rate(name, whole, conditions);
+        conditions.push(match cell.tokens >= rate.capacity() {
+            true => Condition::AtLeast(attribute(name, "tk"), tokens),
+            false => Condition::Equal(attribute(name, "tk"), tokens),
+        });
+    }
+}
+
 /// Moves the refill time of a known item to `now`, and takes and gives. `movements` names every limit
 /// of the item, with what it has earned up to then.
 pub fn refill(
@@ -470,6 +341,9 @@ pub fn refill(
             let capacity = movement.rate.capacity().get();
             let least = capacity.saturating_sub(gain);
             conditions.push(Condition::AtLeast(tokens.clone(), Value::number(least)));
+            if movement.must_fit {
+                conditions.push(Condition::AtMost(tokens.clone(), Value::number(least)));
+            }
             let left = capacity.saturating_sub(movement.taken).saturating_sub(movement.charged);
             actions.push(Action::Set(tokens, Value::number(left)));
         } else {
@@ -512,8 +386,8 @@ fn push_remainder(actions: &mut Vec<Action>, limit: &LimitName, remainder: u64) 
 
 /// Refills the reserved limit and counts this write. It is advice, not a promise: nothing is pinned.
 fn count_write(actions: &mut Vec<Action>, writes: i64, before: Timestamp, after: Timestamp) {
-    let elapsed = after.millis_since(before).min(WCU_PERIOD_MS);
-    let earned = i64::try_from(elapsed).unwrap_or(0) * (WCU_CAPACITY / 1_000);
+    let elapsed = i64::try_from(after.millis_since(before)).unwrap_or(i64::MAX);
+    let earned = elapsed.saturating_mul(WCU_CAPACITY / 1_000);
     let left = writes.saturating_add(earned).min(WCU_CAPACITY) - ONE_WRITE;
     actions.push(Action::Set(attribute(WCU, "tk"), Value::number(left)));
     actions.push(Action::Add(attribute(WCU, "tc"), Value::number(ONE_WRITE)));
@@ -526,17 +400,29 @@ pub struct Owner<'a> {
     pub parent: Option<&'a EntityId>,
 }
 
-/// A new item. `bucket` is what it holds afterwards.
-pub fn create(key: &BucketItemKey, bucket: &Bucket, owner: &Owner<'_>, expiry: Expiry) -> Update {
+/// What a write makes of an item.
+#[derive(Clone, Copy, Debug)]
+pub struct After<'a> {
+    /// The part's share of the limits, and what it holds.
+    pub bucket: &'a Bucket,
+    /// The limits of the bucket, undivided; the same names.
+    pub whole: &'a LimitSet,
+    /// Into how many parts the bucket is divided.
+    pub shard_count: u32,
+}
+
+/// A new item.
+pub fn create(key: &BucketItemKey, after: &After<'_>, owner: &Owner<'_>, expiry: Expiry) -> Update {
+    let After { bucket, whole, shard_count } = *after;
     let mut actions = Vec::new();
-    push_limits(&mut actions, bucket);
+    push_limits(&mut actions, bucket, whole);
     for (name, cell) in bucket.limits().names().iter().zip(bucket.cells()) {
         let consumed = Value::number(cell.consumed.get());
         actions.push(Action::Set(attribute(name.as_str(), "tc"), consumed));
     }
     push_whole_wcu(&mut actions);
     actions.push(Action::Set(attribute(WCU, "tc"), Value::number(ONE_WRITE)));
-    actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(1)));
+    actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(shard_count.into())));
     push_copies(&mut actions, key, owner);
     if let Expiry::At(_) = expiry {
         expiry.push(&mut actions);
@@ -545,15 +431,16 @@ pub fn create(key: &BucketItemKey, bucket: &Bucket, owner: &Owner<'_>, expiry: E
     Update { key: key.item_key(), actions, conditions }
 }
 
-/// Gives a known item other limits, or, where it has expired, a new life. `bucket` is what it holds
-/// afterwards; limits that it does not have are taken away. Net consumption goes on counting.
+/// Gives a known item other limits, or, where it has expired, a new life. Limits that it does not
+/// have afterwards are taken away. Net consumption goes on counting.
 pub fn rewrite(
     key: &BucketItemKey,
     known: &BucketItem,
-    bucket: &Bucket,
+    after: &After<'_>,
     owner: &Owner<'_>,
     expiry: Expiry,
 ) -> Update {
+    let After { bucket, whole, shard_count } = *after;
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     let before = known.bucket.refilled_at();
     pin_known(known, &mut conditions);
@@ -563,17 +450,18 @@ pub fn rewrite(
         None => Condition::Absent(TTL.to_owned()),
     });
     conditions.push(undivided(known.shard_count));
-    for ((name, rate), cell) in known.bucket.limits().iter().zip(known.bucket.cells()) {
-        let tokens = Value::number(cell.tokens.get());
-        conditions.push(Condition::Equal(attribute(name.as_str(), "tk"), tokens));
-        pin_rate(name.as_str(), rate, &mut conditions);
+    if shard_count != known.shard_count {
+        actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(shard_count.into())));
+    }
+    pin_balances(known, &mut conditions);
+    for name in known.whole.names() {
         if bucket.limits().position(name.as_str()).is_none() {
             for suffix in ["tk", "cp", "ra", "rp", "tc", "rm", "bx"] {
                 actions.push(Action::Remove(attribute(name.as_str(), suffix)));
             }
         }
     }
-    push_limits(&mut actions, bucket);
+    push_limits(&mut actions, bucket, whole);
     for (name, cell) in bucket.limits().names().iter().zip(bucket.cells()) {
         let old = known.bucket.cell(name.as_str()).map_or(0, |(cell, _)| cell.consumed.get());
         let more = cell.consumed.get().saturating_sub(old);
@@ -594,12 +482,12 @@ pub fn rewrite(
     Update { key: key.item_key(), actions, conditions }
 }
 
-fn push_limits(actions: &mut Vec<Action>, bucket: &Bucket) {
+fn push_limits(actions: &mut Vec<Action>, bucket: &Bucket, whole: &LimitSet) {
     let refilled_at = bucket.refilled_at().as_millis();
     for name in [REFILLED_AT, REMAINDERS_AT] {
         actions.push(Action::Set(name.to_owned(), Value::number(refilled_at)));
     }
-    for ((name, rate), cell) in bucket.limits().iter().zip(bucket.cells()) {
+    for ((name, rate), cell) in whole.iter().zip(bucket.cells()) {
         let period = i64::try_from(rate.period_ms()).unwrap_or(i64::MAX);
         for (suffix, value) in [
             ("tk", cell.tokens.get()),

@@ -93,9 +93,66 @@ pub const WRITERS: &[Writer] = &[
             "resource",
             "rf",
             "rm_at",
+            "shard_count",
             "ttl",
         ],
         pins: &["b_*_cp", "b_*_ra", "b_*_rp", "b_*_tk", "gn", "rf", "shard_count", "ttl"],
+    },
+    Writer {
+        name: "split",
+        changes: &[
+            "GSI*",
+            "b_*_bx",
+            "b_*_cp",
+            "b_*_ra",
+            "b_*_rm",
+            "b_*_rp",
+            "b_*_tc",
+            "b_*_tk",
+            "b_wcu_cp",
+            "b_wcu_ra",
+            "b_wcu_rp",
+            "b_wcu_tc",
+            "b_wcu_tk",
+            "cascade",
+            "entity_id",
+            "gn",
+            "parent_id",
+            "resource",
+            "rf",
+            "rm_at",
+            "shard_count",
+            "ttl",
+        ],
+        pins: &["PK", "b_*_cp", "b_*_ra", "b_*_rp", "b_*_tk", "gn", "rf", "shard_count", "ttl"],
+    },
+    Writer {
+        name: "merge",
+        changes: &[
+            "GSI*",
+            "b_*_cp",
+            "b_*_ra",
+            "b_*_rm",
+            "b_*_rp",
+            "b_*_tc",
+            "b_*_tk",
+            "b_wcu_cp",
+            "b_wcu_ra",
+            "b_wcu_rp",
+            "b_wcu_tc",
+            "b_wcu_tk",
+            "cascade",
+            "entity_id",
+            "gn",
+            "parent_id",
+            "resource",
+            "rf",
+            "rm_at",
+            "shard_count",
+            "shards_seen",
+            "ttl",
+        ],
+        pins: &["PK", "b_*_cp", "b_*_ra", "b_*_rp", "b_*_tk", "gn", "rf", "shard_count", "ttl"],
     },
 ];
 
@@ -112,10 +169,10 @@ mod tests {
 
     use super::*;
     use crate::bucket::{
-        Alive, BucketItem, Expiry, Movement, Owner, Since, add, carry_shard_count, create, refill,
-        rewrite,
+        After, Alive, BucketItem, Expiry, Halves, Movement, Owner, Since, add, carry_shard_count,
+        create, merge, refill, rewrite, split,
     };
-    use crate::{Action, BucketItemKey, Condition, SHARD_ZERO, Update, render_update};
+    use crate::{Action, BucketItemKey, Change, Condition, SHARD_ZERO, Update, render_update};
 
     /// The source files below a folder, with what they say.
     fn sources(folder: &Path) -> Vec<(PathBuf, String)> {
@@ -137,7 +194,8 @@ mod tests {
         let functions = source.split("\npub fn ").skip(1);
         let makes = |function: &&str| {
             let signature = function.split('{').next().unwrap_or_default();
-            signature.split("->").nth(1).is_some_and(|answer| answer.contains("Update"))
+            let answer = signature.split("->").nth(1).unwrap_or_default();
+            answer.contains("Update") || answer.contains("Change")
         };
         let name =
             |function: &str| function.split(['(', '<']).next().unwrap_or_default().to_owned();
@@ -206,11 +264,17 @@ mod tests {
     }
 
     fn known(generation: i64, wcu: Option<i64>, expires_at: Option<Timestamp>) -> BucketItem {
+        let bucket = bucket([Limit::per_minute("rpm", 100), Limit::per_day("tpm", 1_000)]);
         BucketItem {
-            bucket: bucket([Limit::per_minute("rpm", 100), Limit::per_day("tpm", 1_000)]),
+            shard: 0,
+            whole: Arc::clone(bucket.limits()),
+            bucket,
             wcu,
             generation,
+            writes: 0,
             shard_count: 1,
+            shards_seen: 1,
+            parent: None,
             expires_at,
             is_remnant: false,
         }
@@ -224,9 +288,26 @@ mod tests {
             earned: 100,
             remainder: 3,
             least_left: Some(500),
-            ..Movement::none(name.clone(), *rate)
+            ..Movement::none(name.clone(), *rate, *rate)
         });
         moved.collect()
+    }
+
+    fn after_of(bucket: &Bucket, shard_count: u32) -> After<'_> {
+        After { bucket, whole: bucket.limits(), shard_count }
+    }
+
+    /// The same item as one of several parts.
+    fn parted(item: &BucketItem, shard: u32, shard_count: u32) -> BucketItem {
+        BucketItem { shard, shard_count, ..item.clone() }
+    }
+
+    fn updates(changes: impl IntoIterator<Item = Vec<Change>>) -> Vec<Update> {
+        let update = |change| match change {
+            Change::Update(update) => update,
+            other => panic!("not an update: {other:?}"),
+        };
+        changes.into_iter().flatten().map(update).collect()
     }
 
     /// Writes of that kind which together show all that it can do.
@@ -251,8 +332,8 @@ mod tests {
                 .collect()
             }
             "create" => vec![
-                create(&key(), &first.bucket, &alone, Expiry::Never),
-                create(&key(), &first.bucket, &below, expiring),
+                create(&key(), &after_of(&first.bucket, 1), &alone, Expiry::Never),
+                create(&key(), &after_of(&first.bucket, 1), &below, expiring),
             ],
             "refill" => vec![
                 refill(&key(), &first, &movements(&first), Expiry::Keep, forever, at(2_000)),
@@ -261,9 +342,30 @@ mod tests {
             ],
             "carry_shard_count" => vec![carry_shard_count(&key(), 4)],
             "rewrite" => vec![
-                rewrite(&key(), &first, &other, &alone, Expiry::Never),
-                rewrite(&key(), &later, &other, &below, expiring),
+                rewrite(&key(), &first, &after_of(&other, 1), &alone, Expiry::Never),
+                // Whole again after it had expired in parts.
+                rewrite(&key(), &parted(&later, 0, 4), &after_of(&other, 1), &below, expiring),
             ],
+            "split" => {
+                // Beside a part that was put together with this one, under other limits.
+                let retired = BucketItem {
+                    whole: Arc::clone(other.limits()),
+                    bucket: other.clone(),
+                    ..parted(&first, 1, 1)
+                };
+                let alone = Halves { low: &first, high: None };
+                let beside = Halves { low: &later, high: Some(&retired) };
+                let now = at(1_500);
+                updates([split(&key(), alone, now), split(&key(), beside, now)])
+            }
+            "merge" => {
+                let (low, high) = (parted(&later, 0, 2), parted(&later, 1, 2));
+                let whole =
+                    merge(&key(), Halves { low: &low, high: Some(&high) }, expiring, at(9_000));
+                let alone =
+                    merge(&key(), Halves { low: &low, high: None }, Expiry::Keep, at(9_000));
+                updates(whole.into_iter().chain(alone))
+            }
             _ => panic!("{writer} has no samples: show here all that it can do"),
         }
     }

@@ -30,5 +30,5 @@ mod table;
 
 pub use conformance::{Fixture, run, run_on_threads};
 pub use faulty::{Call, Fault, Faulty, Gate};
-pub use simulation::{ClientClock, Companion, Report, Simulation, VirtualTime, World};
+pub use simulation::{ClientClock, Companion, Divide, Report, Simulation, VirtualTime, World};
 pub use table::{Changed, ClientId, Faults, Projection, SimTable, Totals, Watch, Wrote};

@@ -5,6 +5,7 @@
 //! [`Report::digest`].
 
 mod audit;
+mod dividing;
 mod intervals;
 mod reading;
 mod scene;
@@ -19,7 +20,7 @@ use std::task::{Poll, Waker};
 use tokio::runtime::Builder;
 
 pub use time::{ClientClock, VirtualTime};
-pub use workload::{Companion, Report, Simulation};
+pub use workload::{Companion, Divide, Report, Simulation};
 
 use crate::table::{SimTable, Watch};
 use audit::Auditor;

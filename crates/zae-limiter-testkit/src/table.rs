@@ -85,6 +85,10 @@ pub trait Watch: Send + Sync {
     fn sent(&self, client: ClientId);
     /// A change was made.
     fn wrote(&self, wrote: &Wrote<'_>);
+    /// Changes were made, all in one step.
+    fn wrote_together(&self, wrote: &[Wrote<'_>]) {
+        wrote.iter().for_each(|wrote| self.wrote(wrote));
+    }
     /// A call is over: answered, failed (`faulted`), or lost with its client.
     fn done(&self, client: ClientId, faulted: bool);
 }
@@ -368,13 +372,16 @@ impl Inside {
         state.items.totals.failed += u64::from(answered.is_err());
         state.note(now_us, client, &(&answered, &wrote));
         // Still under the lock: whoever watches sees changes in their order.
-        for (key, old, new) in &wrote {
-            let (old, new) = (old.as_ref(), new.as_ref());
-            let wrote = Wrote { client: Some(client), at_us: now_us, key, old, new };
-            state.tell(&wrote);
-            if let Some(watch) = &self.watch {
-                watch.wrote(&wrote);
-            }
+        let told: Vec<Wrote<'_>> = wrote
+            .iter()
+            .map(|(key, old, new)| {
+                let (old, new) = (old.as_ref(), new.as_ref());
+                Wrote { client: Some(client), at_us: now_us, key, old, new }
+            })
+            .collect();
+        told.iter().for_each(|wrote| state.tell(wrote));
+        if let Some(watch) = &self.watch {
+            watch.wrote_together(&told);
         }
         answered
     }

@@ -18,10 +18,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zae_limiter_core::{Applied, BucketKey, Target, Timestamp};
+use zae_limiter_core::{Applied, BucketKey, Millitokens, Target, Timestamp, share};
 use zae_limiter_schema::{Item, ItemKey, ParsedKey, bucket_partition, parse_key};
 
 use super::VirtualTime;
+use super::dividing::{self, Change};
 use super::intervals::{LimitBook, Moments, Place, check_interval};
 use super::reading::{Cell, Reading};
 use crate::given::NOW;
@@ -81,13 +82,24 @@ struct ClientBook {
 
 #[derive(Debug, Default)]
 struct Books {
+    /// Of each part of a bucket.
     limits: BTreeMap<Place, LimitBook>,
+    /// Of each bucket as a whole, under the name of its first part.
+    wholes: BTreeMap<Place, LimitBook>,
+    /// The debt of each limit in each part.
+    debts: BTreeMap<Place, BTreeMap<u32, i64>>,
+    /// The oldest moment that a write has carried, behind the true one.
+    age_ms: i64,
     /// When a bucket last lost a limit or started anew, and whether it may have expired.
     vanished_us: BTreeMap<String, u64>,
     expires_s: BTreeMap<String, Option<i64>>,
     /// How far behind the refill time a writer's moment may have been.
     lag_ms: BTreeMap<String, i64>,
     clients: BTreeMap<ClientId, ClientBook>,
+    /// Buckets that were ever divided.
+    divided: BTreeSet<String>,
+    /// Limits that some part of such a bucket has lacked: not all parts learn of a change at once.
+    mixed: BTreeSet<Place>,
     calls: u64,
     steps: u64,
     violation: Option<String>,
@@ -183,7 +195,9 @@ impl Auditor {
     pub(crate) fn at_rest(&self) {
         let now_us = self.time.now_us();
         let latest_s = (self.time.now().as_millis() + self.ahead_ms) / 1_000;
-        let Books { clients, violation, limits, vanished_us, expires_s, .. } = &mut *self.lock();
+        let mut books = self.lock();
+        let Books { clients, violation, limits, vanished_us, expires_s, divided, mixed, .. } =
+            &mut *books;
         for (client, book) in clients.iter_mut() {
             let busy = book.calls.values().any(|call| call.ended.is_none());
             if book.in_flight > 0 || (busy && !book.crashed) {
@@ -194,10 +208,10 @@ impl Auditor {
                     let vanished = vanished_us.get(&place.0).is_some_and(|at| *at >= call.began_us);
                     let expires = expires_s.get(&place.0).copied().flatten();
                     let expired = expires.is_some_and(|expires| expires <= latest_s);
-                    vanished || expired || !limits.contains_key(place)
+                    vanished || expired || mixed.contains(place) || !limits.contains_key(place)
                 });
             }
-            if let Err(what) = book.balance() {
+            if let Err(what) = book.balance(divided) {
                 violation.get_or_insert(format!("at {now_us} us: client {client}: {what}"));
             }
             book.calls.clear();
@@ -254,7 +268,7 @@ enum Outcome {
 
 impl ClientBook {
     /// Whether what was written is what was told.
-    fn balance(&self) -> Result<(), String> {
+    fn balance(&self, divided: &BTreeSet<String>) -> Result<(), String> {
         let mut places: BTreeSet<&Place> = self.net.keys().collect();
         places.extend(self.calls.values().flat_map(|call| call.parts.iter().map(|(at, _)| at)));
         for place in places {
@@ -270,7 +284,13 @@ impl ClientBook {
                     }
                 }
             }
-            if !is_sum_of_some(written - told, &unknown) {
+            let rest = written - told;
+            // What is given back to several parts may reach some of them.
+            let is_explained = match divided.contains(&place.0) {
+                true => is_within(rest, &unknown),
+                false => is_sum_of_some(rest, &unknown),
+            };
+            if !is_explained {
                 return Err(format!(
                     "{} {}: its writes took {written} net, its calls were told {told} and perhaps \
                      some of {unknown:?} (faulted: {}, crashed: {})\n{:#?}",
@@ -322,12 +342,17 @@ fn is_sum_of_some(sum: i128, amounts: &[i128]) -> bool {
         let more: Vec<i128> = sums.iter().map(|sum| sum + amount).collect();
         sums.extend(more);
         if sums.len() > SUMS_MAX {
-            let least: i128 = amounts.iter().filter(|amount| **amount < 0).sum();
-            let most: i128 = amounts.iter().filter(|amount| **amount > 0).sum();
-            return (least..=most).contains(&sum);
+            return is_within(sum, amounts);
         }
     }
     sums.contains(&sum)
+}
+
+/// Whether parts of the amounts can add up to the sum.
+fn is_within(sum: i128, amounts: &[i128]) -> bool {
+    let least: i128 = amounts.iter().filter(|amount| **amount < 0).sum();
+    let most: i128 = amounts.iter().filter(|amount| **amount > 0).sum();
+    (least..=most).contains(&sum)
 }
 
 impl Watch for Auditor {
@@ -336,13 +361,13 @@ impl Watch for Auditor {
     }
 
     fn wrote(&self, wrote: &Wrote<'_>) {
-        let Some(shard) = shard_of(wrote.key) else { return };
+        let Some((base, shard)) = part_of(wrote.key) else { return };
         let mut books = self.lock();
         books.steps += 1;
         if books.violation.is_some() {
             return;
         }
-        if let Err(what) = books.audit(shard, wrote, self.ahead_ms) {
+        if let Err(what) = books.audit(&base, shard, wrote, self.ahead_ms) {
             let client = wrote.client;
             let shown = |item: Option<&Item>| item.map(|item| Reading::of(shard, item));
             let open = client.and_then(|client| books.clients.get(&client));
@@ -358,6 +383,25 @@ impl Watch for Auditor {
         }
     }
 
+    fn wrote_together(&self, wrote: &[Wrote<'_>]) {
+        let readings: Vec<_> = wrote.iter().filter_map(Readings::of).collect();
+        let changes: Vec<Change<'_>> = readings.iter().map(Readings::change).collect();
+        if readings.len() != wrote.len() || !dividing::is_division(&changes) {
+            wrote.iter().for_each(|wrote| self.wrote(wrote));
+            return;
+        }
+        if let Err(what) = dividing::check(&changes) {
+            let told = format!("{what}\n{readings:#?}");
+            drop(changes);
+            self.accuse(told);
+        }
+        let mut books = self.lock();
+        books.steps += 1;
+        for reading in &readings {
+            books.note_part(reading);
+        }
+    }
+
     fn done(&self, client: ClientId, faulted: bool) {
         let mut books = self.lock();
         let book = books.clients.get_mut(&client).expect("a client that sent");
@@ -366,16 +410,40 @@ impl Watch for Auditor {
     }
 }
 
-fn shard_of(key: &ItemKey) -> Option<u32> {
+/// Which bucket an item is a part of, by the name of its first part, and which part.
+fn part_of(key: &ItemKey) -> Option<(String, u32)> {
     match parse_key(key)? {
-        ParsedKey::Record(zae_limiter_core::Key::Bucket(_)) => Some(0),
-        ParsedKey::Shard(shard) => Some(shard.shard),
+        ParsedKey::Record(zae_limiter_core::Key::Bucket(_)) => Some((key.pk.clone(), 0)),
+        ParsedKey::Shard(part) => Some((bucket_partition(&part.bucket, 0), part.shard)),
         _ => None,
+    }
+}
+
+/// A part of a bucket before and after a write.
+#[derive(Debug)]
+struct Readings {
+    base: String,
+    pk: String,
+    old: Option<Reading>,
+    new: Reading,
+}
+
+impl Readings {
+    fn of(wrote: &Wrote<'_>) -> Option<Self> {
+        let (base, shard) = part_of(wrote.key)?;
+        let old = wrote.old.and_then(|item| Reading::of(shard, item));
+        let new = Reading::of(shard, wrote.new?)?;
+        Some(Self { base, pk: wrote.key.pk.clone(), old, new })
+    }
+
+    fn change(&self) -> Change<'_> {
+        Change { old: self.old.as_ref(), new: &self.new }
     }
 }
 
 /// One write to one limit.
 struct Step<'a> {
+    /// Of the bucket as a whole: what calls are about.
     place: &'a Place,
     old: Option<(&'a Reading, Cell)>,
     new: (&'a Reading, Cell),
@@ -386,25 +454,68 @@ struct Step<'a> {
 }
 
 impl Books {
-    fn audit(&mut self, shard: u32, wrote: &Wrote<'_>, ahead_ms: i64) -> Result<(), String> {
+    /// After a division: what the parts owe, and when the first expires.
+    fn note_part(&mut self, reading: &Readings) {
+        let Readings { base, pk, new, .. } = reading;
+        self.divided.insert(base.clone());
+        for (limit, cell) in &new.cells {
+            let debts = self.debts.entry((base.clone(), limit.clone())).or_default();
+            debts.insert(new.shard, (-cell.tokens).max(0));
+        }
+        if new.shard == 0 {
+            self.expires_s.insert(base.clone(), new.ttl);
+        }
+        // It has another share from here on.
+        self.limits.retain(|(at, _), _| at != pk);
+        if new.shard == 0 {
+            for (limit, cell) in &new.cells {
+                self.limits.insert((pk.clone(), limit.clone()), LimitBook::new(cell.rate));
+            }
+        }
+    }
+
+    fn audit(
+        &mut self,
+        base: &str,
+        shard: u32,
+        wrote: &Wrote<'_>,
+        ahead_ms: i64,
+    ) -> Result<(), String> {
         let pk = &wrote.key.pk;
         let old = wrote.old.and_then(|item| Reading::of(shard, item));
         let Some(client) = wrote.client else {
-            self.vanished_us.insert(pk.clone(), wrote.at_us);
-            self.expires_s.remove(pk);
+            if old.is_none_or(|old| old.is_part()) {
+                self.vanished_us.insert(base.to_owned(), wrote.at_us);
+            }
+            if shard == 0 {
+                self.expires_s.remove(pk);
+            }
             return Ok(());
         };
         let new = wrote.new.ok_or("a client deleted the bucket")?;
         let new = Reading::of(shard, new).ok_or("the item is no bucket any more")?;
         let true_ms = NOW.as_millis() + i64::try_from(wrote.at_us / 1_000).unwrap_or(i64::MAX / 2);
-        self.expires_s.insert(pk.clone(), new.ttl);
+        if !new.is_part() {
+            return Err("written, and it is no part of its bucket".to_owned());
+        }
+        if shard == 0 {
+            self.expires_s.insert(pk.clone(), new.ttl);
+        }
         if let Some(old) = &old {
+            if old.count != new.count && new.count != 1 {
+                return Err(format!("of {} parts it became one of {}", old.count, new.count));
+            }
             if new.rf < old.rf {
                 return Err(format!("time ran back from {} to {}", old.rf, new.rf));
             }
             if old.cells.keys().any(|limit| !new.cells.contains_key(limit)) {
-                self.vanished_us.insert(pk.clone(), wrote.at_us);
+                self.vanished_us.insert(base.to_owned(), wrote.at_us);
             }
+        }
+        if self.divided.contains(base) {
+            let named = self.wholes.keys().filter(|(at, _)| at == base);
+            let lacking = named.filter(|(_, limit)| !new.cells.contains_key(limit));
+            self.mixed.extend(lacking.cloned());
         }
         if new.rf > true_ms + ahead_ms {
             return Err(format!("{} ms were paid out before their time", new.rf - true_ms));
@@ -416,7 +527,7 @@ impl Books {
                 && new.cells.iter().all(|(limit, cell)| cell.is_full_less_net(old, limit))
         });
         if anew {
-            self.vanished_us.insert(pk.clone(), wrote.at_us);
+            self.vanished_us.insert(base.to_owned(), wrote.at_us);
         }
         // Which clock that was is not known: up to twice the error, between it and the last one,
         // and its life may have been measured from a moment before the refill time.
@@ -424,10 +535,11 @@ impl Books {
         let slack_ms = if anew && old.is_some() { 2 * ahead_ms + *lag_ms } else { 0 };
         let mut nets = Vec::new();
         let book = self.clients.entry(client).or_default();
-        let oldest_ms = book.oldest_ms(pk);
+        let oldest_ms = book.oldest_ms(base);
+        self.age_ms = self.age_ms.max(oldest_ms.map_or(0, |oldest| true_ms - oldest));
         *lag_ms = oldest_ms.map_or(0, |oldest| new.rf - oldest).max(*lag_ms);
         for (limit, cell) in &new.cells {
-            let place = (pk.clone(), limit.clone());
+            let place = (base.to_owned(), limit.clone());
             let before = old.as_ref().and_then(|old| Some((old, *old.cells.get(limit)?)));
             let net = i128::from(cell.consumed)
                 - before.map_or(0, |(_, before)| i128::from(before.consumed));
@@ -441,6 +553,10 @@ impl Books {
             };
             step.check(net).map_err(|what| format!("{limit}: {what}"))?;
             step.check_expiry(ahead_ms).map_err(|what| format!("{limit}: {what}"))?;
+            if before.is_none() && (shard == 0 || old.is_some()) {
+                // A new limit, which starts full.
+                self.wholes.remove(&place);
+            }
             nets.push((place, net));
         }
         for (place, net) in nets {
@@ -449,7 +565,17 @@ impl Books {
             let base_ms = oldest_ms.filter(|_| net != 0).map_or(new.rf, |at| at.max(new.rf));
             let cell = new.cells[&place.1];
             let moments = Moments { base_ms, rf: new.rf, slack_ms };
-            check_interval(&mut self.limits, &place, &cell, net, moments)?;
+            let part = (pk.clone(), place.1.clone());
+            let debt = i128::from((-cell.tokens).max(0));
+            check_interval(&mut self.limits, &part, &cell.rate, debt, net, moments)?;
+            // And of all parts together, by the true time: each has its own refill time.
+            let debts = self.debts.entry(place.clone()).or_default();
+            debts.insert(shard, (-cell.tokens).max(0));
+            let debt = debts.values().map(|debt| i128::from(*debt)).sum();
+            let slack_ms = slack_ms.max(2 * ahead_ms + self.age_ms);
+            let moments = Moments { base_ms: true_ms, rf: true_ms, slack_ms };
+            check_interval(&mut self.wholes, &place, &cell.whole, debt, net, moments)
+                .map_err(|what| format!("all parts together: {what}"))?;
         }
         self.limits.retain(|(at, limit), _| at != pk || new.cells.contains_key(limit));
         Ok(())
@@ -467,6 +593,9 @@ impl Step<'_> {
             return Err(format!("a remainder of {} is a millitoken or more", cell.remainder));
         }
         let Some((before, old)) = self.old.filter(|_| !self.anew) else {
+            if reading.shard > 0 && self.old.is_none() && self.anew {
+                return self.same(tokens + net, 0, "a part that was missing starts with nothing");
+            }
             // A limit that was not there is full.
             return self.same(tokens + net, ceiling, "a new limit is full less what is taken");
         };
@@ -491,7 +620,9 @@ impl Step<'_> {
         let may_credit = self.book.may_credit(self.place);
         let may_be_full = held + earned + may_credit >= ceiling;
         // Calls under different limits can go together in one write: the lowest ceiling cuts.
-        let lowest = self.book.lowest_ceiling(self.place).map_or(ceiling, i128::from);
+        let lowest = self.book.lowest_ceiling(self.place).map_or(ceiling, |whole| {
+            share(Millitokens::new(whole), reading.shard, reading.count).get().into()
+        });
         if refilled < earned && lowest < ceiling && tokens + net + may_credit >= lowest {
             return Ok(());
         }

@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 
 use zae_limiter_core::Rate;
 
-use super::reading::Cell;
-
 /// One limit of one bucket's item.
 pub(super) type Place = (String, String);
 
@@ -23,6 +21,12 @@ pub(super) struct LimitBook {
     slack_ms: i64,
 }
 
+impl LimitBook {
+    pub(super) fn new(rate: Rate) -> Self {
+        Self { rate, net: 0, lowest: i128::MAX, latest_ms: i64::MIN, slack_ms: 0 }
+    }
+}
+
 /// When a write happened.
 #[derive(Clone, Copy)]
 pub(super) struct Moments {
@@ -36,31 +40,24 @@ pub(super) struct Moments {
 pub(super) fn check_interval(
     limits: &mut BTreeMap<Place, LimitBook>,
     place: &Place,
-    cell: &Cell,
+    rate: &Rate,
+    debt: i128,
     net: i128,
     Moments { base_ms, rf, slack_ms }: Moments,
 ) -> Result<(), String> {
-    let period = i128::from(cell.rate.period_ms());
-    let earns = |ms: i64| i128::from(cell.rate.refill_amount().get()) * i128::from(ms);
-    let fresh = || LimitBook {
-        rate: cell.rate,
-        net: 0,
-        lowest: i128::MAX,
-        latest_ms: i64::MIN,
-        slack_ms: 0,
-    };
-    let book = limits.entry(place.clone()).or_insert_with(fresh);
-    if book.rate != cell.rate {
-        *book = fresh();
+    let period = i128::from(rate.period_ms());
+    let earns = |ms: i64| i128::from(rate.refill_amount().get()) * i128::from(ms);
+    let book = limits.entry(place.clone()).or_insert_with(|| LimitBook::new(*rate));
+    if book.rate != *rate {
+        *book = LimitBook::new(*rate);
     }
     book.lowest = book.lowest.min(book.net * period - earns(base_ms));
     book.latest_ms = book.latest_ms.max(base_ms).max(rf);
     book.slack_ms = book.slack_ms.max(slack_ms);
     book.net += net;
-    let debt = i128::from((-cell.tokens).max(0));
     let risen = (book.net - debt) * period - earns(book.latest_ms + book.slack_ms) - book.lowest;
     // What is less than a millitoken is carried over.
-    let most = (i128::from(cell.rate.capacity().get()) + 1) * period;
+    let most = (i128::from(rate.capacity().get()) + 1) * period;
     if risen > most {
         return Err(format!(
             "{}: over-admitted by {} millitokens over some interval that ends here",

@@ -12,11 +12,16 @@ pub(super) struct Cell {
     pub(super) consumed: i64,
     pub(super) remainder: u64,
     pub(super) rate: Rate,
+    /// Of the whole bucket.
+    pub(super) whole: Rate,
 }
 
 /// A bucket's item, read by its attributes and nothing else.
 #[derive(Debug)]
 pub(super) struct Reading {
+    pub(super) shard: u32,
+    /// Of how many parts it is one.
+    pub(super) count: u32,
     pub(super) rf: i64,
     pub(super) ttl: Option<i64>,
     pub(super) cells: BTreeMap<String, Cell>,
@@ -32,6 +37,11 @@ impl Cell {
 }
 
 impl Reading {
+    /// Whether it holds a share of the bucket at all.
+    pub(super) fn is_part(&self) -> bool {
+        self.shard < self.count
+    }
+
     pub(super) fn of(shard: u32, item: &Item) -> Option<Self> {
         let number = |name: &str| item.get(name).and_then(Value::as_i64);
         let rf = number("rf")?;
@@ -41,18 +51,21 @@ impl Reading {
             let limit = name.strip_prefix("b_").and_then(|name| name.strip_suffix("_tk"));
             let Some(limit) = limit.filter(|limit| *limit != "wcu") else { continue };
             let of = |suffix: &str| number(&format!("b_{limit}_{suffix}"));
-            let part = |whole| share(Millitokens::new(whole), shard, count);
+            let part = |whole| share(Millitokens::new(whole), shard % count, count);
             let period = u64::try_from(of("rp")?).ok()?;
             let rate = Rate::new(part(of("cp")?), part(of("ra")?), period).ok()?;
+            let [ceiling, amount] = [of("cp")?, of("ra")?].map(Millitokens::new);
+            let whole = Rate::new(ceiling, amount, period).ok()?;
             let remainder = of("rm").filter(|_| number("rm_at") == Some(rf)).unwrap_or(0);
             let cell = Cell {
                 tokens: of("tk")?,
                 consumed: of("tc").unwrap_or(0),
                 remainder: u64::try_from(remainder).ok()?,
                 rate,
+                whole,
             };
             cells.insert(limit.to_owned(), cell);
         }
-        Some(Self { rf, ttl: number("ttl"), cells })
+        Some(Self { shard, count, rf, ttl: number("ttl"), cells })
     }
 }

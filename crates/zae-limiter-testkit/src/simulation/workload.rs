@@ -11,10 +11,10 @@ use std::time::Duration;
 use fastrand::Rng;
 use tokio::task::JoinHandle;
 use zae_limiter_core::{
-    Admission, Clock, Leg, Lifetime, LimitStatus, Plan, Settlement, Store, StoreError, Take, Takes,
-    Target, Timestamp,
+    Admission, Answer, Clock, Leg, Lifetime, LimitStatus, Plan, Settlement, Store, StoreError,
+    Take, Takes, Target, Timestamp,
 };
-use zae_limiter_schema::Table;
+use zae_limiter_schema::{ItemKey, Table, Value, bucket_partition};
 
 use super::audit::{Ended, Kind, Part};
 use super::scene::{Scene, draw_amounts, draw_differences};
@@ -64,8 +64,17 @@ pub struct Report {
     pub took: Duration,
 }
 
+/// A store that spreads hot buckets, and can be told to, whether they are hot or not.
+pub trait Divide: Send + Sync {
+    /// Divides a bucket into more parts, or makes fewer of them.
+    fn divide<'a>(&'a self, target: &'a Target, more: bool, now: Timestamp) -> Answer<'a, ()>;
+}
+
+/// A client's store, and its power to divide buckets.
+type Built = (Arc<dyn Store>, Option<Arc<dyn Divide>>);
+
 /// Makes a client's store: the table as it sees it, and its number.
-type Build = dyn Fn(Arc<dyn Table>, ClientId) -> Arc<dyn Store> + Send + Sync;
+type Build = dyn Fn(Arc<dyn Table>, ClientId) -> Built + Send + Sync;
 
 impl Simulation {
     /// A run of 20 clients and a few more.
@@ -110,6 +119,25 @@ impl Simulation {
         &self,
         build: impl Fn(Arc<dyn Table>, ClientId) -> Arc<dyn Store> + Send + Sync + 'static,
     ) -> Report {
+        self.play(Box::new(move |table, client| (build(table, client), None)))
+    }
+
+    /// Plays it with clients that divide buckets all the time.
+    ///
+    /// # Panics
+    ///
+    /// As [`run`](Self::run) does.
+    pub fn run_dividing<S: Store, D: Divide + 'static>(
+        &self,
+        build: impl Fn(Arc<dyn Table>, ClientId) -> (S, D) + Send + Sync + 'static,
+    ) -> Report {
+        self.play(Box::new(move |table, client| {
+            let (store, divide) = build(table, client);
+            (Arc::new(store), Some(Arc::new(divide)))
+        }))
+    }
+
+    fn play(&self, build: Box<Build>) -> Report {
         let mut rng = Rng::with_seed(self.seed);
         let scene = Scene::draw(&mut rng);
         let (settings, ahead_ms) = (self.clone(), scene.skew_us / 1_000 + 1);
@@ -117,7 +145,7 @@ impl Simulation {
             let stage = Arc::new(Stage {
                 world,
                 scene,
-                build: Box::new(build),
+                build,
                 tally: Mutex::default(),
                 rng: Mutex::new(rng),
                 next_client: Mutex::new(1),
@@ -175,8 +203,16 @@ impl Stage {
             (rng.i64(-skew_us..=skew_us), drift)
         });
         let clock = ClientClock::new(Arc::clone(&self.world.time), skew_us, offset, drift);
-        let store = (self.build)(table, id);
-        Arc::new(Client { id, store, clock, seen: Mutex::default() })
+        let (store, divide) = (self.build)(table, id);
+        Arc::new(Client { id, store, divide, clock, seen: Mutex::default() })
+    }
+
+    /// Whether a bucket is in several parts.
+    fn is_divided(&self, target: &Target) -> bool {
+        let first = ItemKey::new(bucket_partition(target.key(), 0), "#STATE");
+        let count = self.world.table.item(&first);
+        let count = count.and_then(|item| item.get("shard_count").and_then(Value::as_i64));
+        count.is_some_and(|count| count > 1)
     }
 
     async fn pause(&self) {
@@ -194,6 +230,7 @@ impl Stage {
 struct Client {
     id: ClientId,
     store: Arc<dyn Store>,
+    divide: Option<Arc<dyn Divide>>,
     clock: ClientClock,
     /// Which limits it believes to hold, and when it has looked.
     seen: Mutex<BTreeMap<usize, (usize, u64)>>,
@@ -306,6 +343,11 @@ impl Client {
             self.clock.set_offset(stage.draw(|rng| rng.i64(-skew_us..=skew_us)));
         }
         let bucket = stage.draw(|rng| rng.usize(..stage.scene.buckets.len()));
+        if let Some(divide) = &self.divide
+            && stage.draw(|rng| rng.u32(..4)) == 0
+        {
+            return self.divide(stage, divide.as_ref(), bucket).await;
+        }
         let choice = stage.draw(|rng| rng.f64());
         if choice < stage.scene.config_changes {
             let version = stage.draw(|rng| rng.usize(..3));
@@ -423,6 +465,18 @@ impl Client {
         auditor.end(self.id, call, ended_of(answer.as_ref()));
     }
 
+    /// In the first half of a run buckets are divided, in the second put together, mostly.
+    async fn divide(&self, stage: &Stage, divide: &dyn Divide, bucket: usize) {
+        let is_late = stage.world.time.now_us() > 30_000_000;
+        let more = stage.draw(|rng| rng.u32(..4) > 0) != is_late;
+        let target = self.target(stage, bucket);
+        let now = self.clock.now();
+        let auditor = &stage.world.auditor;
+        let call = auditor.begin(self.id, Kind::Reconfigure, now, &[&target], &[]);
+        let answer = divide.divide(&target, more, now).await;
+        auditor.end(self.id, call, ended_of(Some(&answer)));
+    }
+
     async fn reconfigure(&self, stage: &Stage, bucket: usize, version: usize) {
         *locked(&stage.scene.buckets[bucket].current) = version;
         let now_us = stage.world.time.now_us();
@@ -484,6 +538,9 @@ async fn within<T>(
     .await
 }
 
+/// How long a part of the slowest limit may need for a millitoken.
+const LATE_MAX_S: u64 = 300;
+
 /// A request within the ceiling that waits as long as it is told, while nobody else calls, is
 /// admitted, and not a millisecond earlier.
 async fn check_liveness(stage: &Stage, bucket: usize) {
@@ -503,17 +560,31 @@ async fn check_liveness(stage: &Stage, bucket: usize) {
         };
         let wait = statuses.iter().map(|status| status.retry_after).max().unwrap_or_default();
         let due = first.now.saturating_add(wait);
+        let is_divided = first.legs.iter().any(|leg| stage.is_divided(&leg.target));
         let early = Timestamp::from_millis(due.as_millis() - 1);
         for (moment, admitted) in [(early, false), (due, true)] {
             let left = Duration::from_millis(moment.millis_since(steady.now()));
             // A bucket that expires by a clock that is wrong is full that much earlier.
             let is_kept = |leg: &Leg| leg.target.lifetime() == Lifetime::Forever;
             let exact = skew_us == 0 || first.legs.iter().all(is_kept);
+            // A part without debt admits while another repays, and what is less than a millitoken in
+            // each of two parts may be one when they are put together.
+            let exact = exact && !is_divided;
             if !admitted && (left.is_zero() || !exact) {
                 continue;
             }
             stage.world.time.sleep(left).await;
-            let answer = client.ask(stage, &at(moment), None).await;
+            let mut answer = client.ask(stage, &at(moment), None).await;
+            // A part that was divided meanwhile is full a little later, by less than a millitoken.
+            for _ in 0..4 {
+                let Some(Ok(Admission::Refused(again))) = &answer else { break };
+                if !is_divided || again.iter().any(|one| one.retry_after.as_secs() > LATE_MAX_S) {
+                    break;
+                }
+                let more = again.iter().map(|one| one.retry_after).max().unwrap_or_default();
+                stage.world.time.sleep(more).await;
+                answer = client.ask(stage, &at(steady.now()), None).await;
+            }
             let is_admitted = matches!(answer, Some(Ok(Admission::Taken(_))));
             if is_admitted != admitted {
                 stage.world.auditor.accuse(format!(

@@ -1,0 +1,232 @@
+//! A part of a bucket, as the table holds it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zae_limiter_core::{Bucket, Cell, EntityId, LimitName, LimitSet, Millitokens, Rate, Timestamp};
+
+use super::{
+    GENERATION, REFILLED_AT, REMAINDERS_AT, SHARD_COUNT, SHARDS_SEEN, TTL, WCU, WCU_CAPACITY,
+    WCU_PAID_OUT_AFTER_MS, attribute,
+};
+use crate::keys::BucketItemKey;
+use crate::value::{Item, Malformed, Value};
+
+/// One part of a bucket, as the table holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketItem {
+    /// Which part.
+    pub shard: u32,
+    /// This part's share of the limits, and its balances. The reserved limit is not among them.
+    pub bucket: Bucket,
+    /// The limits of the bucket, undivided, as the item holds them.
+    pub whole: Arc<LimitSet>,
+    /// The balance of the reserved limit; items of the first clients have none.
+    pub wcu: Option<i64>,
+    /// How often it was changed without its refill time being moved.
+    pub generation: i64,
+    /// How many writes were ever counted on it.
+    pub writes: i64,
+    /// Into how many parts the bucket is divided, as far as this part knows: its share is one of so
+    /// many.
+    pub shard_count: u32,
+    /// On the first part: into how many it was ever divided.
+    pub shards_seen: u32,
+    /// The entity above, if what is taken is also taken there.
+    pub parent: Option<EntityId>,
+    /// From when on the item counts as absent, to the second.
+    pub expires_at: Option<Timestamp>,
+    /// Not a bucket, only what the first clients gave back to one that was deleted meanwhile.
+    pub is_remnant: bool,
+}
+
+impl BucketItem {
+    /// Reads an item.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed`] when an attribute is missing or not what it should be.
+    pub fn decode(key: &BucketItemKey, item: &Item) -> Result<Self, Malformed> {
+        let reader = Reader { key, item };
+        let is_remnant = reader.is_remnant();
+        let refilled_at = if is_remnant { 0 } else { reader.number(REFILLED_AT)? };
+        let refilled_at = Timestamp::from_millis(refilled_at);
+        let remainders_count = reader.optional(REMAINDERS_AT)? == Some(refilled_at.as_millis());
+        let mut rates = Vec::new();
+        let mut cells = BTreeMap::new();
+        for limit in reader.limits() {
+            let name = LimitName::new(limit).map_err(|_| {
+                reader.malformed(&attribute(limit, "tk"), "named after a legal limit")
+            })?;
+            let rate = reader.rate(limit)?;
+            let remainder = match reader.optional(&attribute(limit, "rm"))? {
+                Some(remainder) if remainders_count => u64::try_from(remainder).unwrap_or(0),
+                _ => 0,
+            };
+            let tokens = Millitokens::new(reader.number(&attribute(limit, "tk"))?);
+            let consumed = Millitokens::new(reader.saturated(&attribute(limit, "tc"))?);
+            cells.insert(name.clone(), Cell { tokens, remainder, consumed, ..Cell::default() });
+            rates.push((name, rate));
+        }
+        let limits = LimitSet::from_rates(rates)
+            .map_err(|_| reader.malformed("b_*_tk", "of at most 32 limits"))?;
+        let shard_count = reader.optional(SHARD_COUNT)?.unwrap_or(1);
+        let shard_count = u32::try_from(shard_count)
+            .ok()
+            .filter(|count| (1..=COUNT_MAX).contains(count))
+            .ok_or_else(|| reader.malformed(SHARD_COUNT, "a count of shards"))?;
+        let whole = Arc::new(limits);
+        let limits = share_of(&whole, key.shard, shard_count);
+        let expires_at = reader
+            .optional(TTL)?
+            .map(|seconds| Timestamp::from_millis(seconds.saturating_mul(1_000)));
+        Ok(Self {
+            shard: key.shard,
+            // Both are in the order of the names.
+            bucket: Bucket::from_parts(limits, cells.into_values(), refilled_at),
+            whole,
+            wcu: if is_remnant { None } else { reader.optional(&attribute(WCU, "tk"))? },
+            generation: reader.optional(GENERATION)?.unwrap_or(0),
+            writes: reader.saturated(&attribute(WCU, "tc"))? / super::ONE_WRITE,
+            shard_count,
+            shards_seen: u32::try_from(shards_seen(item)).unwrap_or(shard_count),
+            parent: reader.parent(),
+            expires_at,
+            is_remnant,
+        })
+    }
+
+    /// Whether the item counts as absent.
+    pub fn is_expired(&self, now: Timestamp) -> bool {
+        self.is_remnant || self.expires_at.is_some_and(|expiry| expiry <= now)
+    }
+
+    /// Whether it is no part of the bucket any more: the others have taken over its share.
+    pub fn is_retired(&self) -> bool {
+        self.shard >= self.shard_count.next_power_of_two()
+    }
+
+    /// Whether it holds a share of the bucket.
+    pub fn is_live(&self, now: Timestamp) -> bool {
+        !self.is_retired() && !self.is_expired(now)
+    }
+
+    /// The part's share of other limits.
+    pub fn share_of(&self, limits: &Arc<LimitSet>) -> Arc<LimitSet> {
+        share_of(limits, self.shard, self.shard_count)
+    }
+
+    /// How many more writes it takes at this moment before it is too hot.
+    pub fn writes_left(&self, now: Timestamp) -> i64 {
+        let elapsed = i64::try_from(now.millis_since(self.bucket.refilled_at()));
+        let earned = elapsed.unwrap_or(i64::MAX).saturating_mul(WCU_CAPACITY / 1_000);
+        let left = self.wcu.map_or(WCU_CAPACITY, |writes| writes.saturating_add(earned));
+        left.min(WCU_CAPACITY) / super::ONE_WRITE
+    }
+
+    /// Whether the reserved limit looks short only because nobody has paid out its time. Clients
+    /// that find it so divide the bucket.
+    pub fn has_writes_to_pay_out(&self, now: Timestamp) -> bool {
+        let is_short = self.wcu.is_some_and(|writes| writes < WCU_CAPACITY / 2);
+        is_short && now.millis_since(self.bucket.refilled_at()) >= WCU_PAID_OUT_AFTER_MS
+    }
+}
+
+/// More parts than a bucket is ever divided into.
+const COUNT_MAX: u32 = 1 << 16;
+
+/// A part's share of limits. Of counts that are not powers of two, which no client makes, the next
+/// one counts: shares are then too small, never too large.
+pub fn share_of(limits: &Arc<LimitSet>, shard: u32, count: u32) -> Arc<LimitSet> {
+    match count.next_power_of_two() {
+        1 => Arc::clone(limits),
+        count => Arc::new(limits.share(shard % count, count)),
+    }
+}
+
+/// Into how many parts the bucket was ever divided, as its first part tells.
+pub fn shards_seen(first: &Item) -> i64 {
+    let number = |name: &str| first.get(name).and_then(Value::as_i64).unwrap_or(1);
+    number(SHARD_COUNT).max(number(SHARDS_SEEN))
+}
+
+struct Reader<'a> {
+    key: &'a BucketItemKey,
+    item: &'a Item,
+}
+
+impl<'a> Reader<'a> {
+    fn malformed(&self, attribute: &str, wanted: &'static str) -> Malformed {
+        let item = self.key.item_key().to_string();
+        Malformed { item, attribute: attribute.to_owned(), wanted }
+    }
+
+    fn optional(&self, attribute: &str) -> Result<Option<i64>, Malformed> {
+        match self.item.get(attribute) {
+            None => Ok(None),
+            Some(value) => match value.as_i64() {
+                Some(number) => Ok(Some(number)),
+                None => Err(self.malformed(attribute, "a whole number")),
+            },
+        }
+    }
+
+    /// A sum that only grows: DynamoDB goes on counting where our type ends.
+    fn saturated(&self, attribute: &str) -> Result<i64, Malformed> {
+        match self.item.get(attribute) {
+            None => Ok(0),
+            Some(Value::N(number)) => match number.parse::<i128>() {
+                Ok(number) => Ok(i64::try_from(number).unwrap_or(if number < 0 {
+                    i64::MIN
+                } else {
+                    i64::MAX
+                })),
+                Err(_) => Err(self.malformed(attribute, "a whole number")),
+            },
+            Some(_) => Err(self.malformed(attribute, "a whole number")),
+        }
+    }
+
+    fn parent(&self) -> Option<EntityId> {
+        EntityId::new(self.item.get("parent_id")?.as_str()?).ok()
+    }
+
+    fn number(&self, attribute: &str) -> Result<i64, Malformed> {
+        self.optional(attribute)?.ok_or_else(|| self.malformed(attribute, "there"))
+    }
+
+    /// What a bucket had is given back by some without looking whether it still is there. What
+    /// comes of that has nothing but balances.
+    fn is_remnant(&self) -> bool {
+        let is_balance = |name: &String| {
+            let of_limit = name.strip_prefix("b_");
+            of_limit.is_some_and(|name| name.ends_with("_tk") || name.ends_with("_tc"))
+        };
+        self.item.keys().all(|name| name == "PK" || name == "SK" || is_balance(name))
+    }
+
+    /// The limits that the item has. A balance without any of the rest is what was given back to a
+    /// limit that is gone.
+    fn limits(&self) -> impl Iterator<Item = &'a str> {
+        let names = self.item.keys();
+        let limits = names
+            .filter_map(|name| name.strip_prefix("b_").and_then(|name| name.strip_suffix("_tk")));
+        let is_whole = |limit: &&str| {
+            ["cp", "ra", "rp"].iter().any(|of| self.item.contains_key(&attribute(limit, of)))
+        };
+        limits.filter(|limit| *limit != WCU).filter(is_whole)
+    }
+
+    fn rate(&self, limit: &str) -> Result<Rate, Malformed> {
+        let capacity = self.number(&attribute(limit, "cp"))?;
+        // Older clients kept the burst apart.
+        let burst = self.optional(&attribute(limit, "bx"))?.unwrap_or(0);
+        let refill_amount = self.number(&attribute(limit, "ra"))?;
+        let period = attribute(limit, "rp");
+        let period_ms = u64::try_from(self.number(&period)?)
+            .map_err(|_| self.malformed(&period, "a period in milliseconds"))?;
+        let capacity = Millitokens::new(capacity.max(burst));
+        Rate::new(capacity, Millitokens::new(refill_amount), period_ms)
+            .map_err(|_| self.malformed(&attribute(limit, "cp"), "the ceiling of a legal limit"))
+    }
+}

@@ -1,0 +1,117 @@
+//! How one part of a bucket becomes two and two become one: nothing is won or lost, at any moment.
+
+use super::reading::{Cell, Reading};
+
+/// A part before and after.
+pub(super) struct Change<'a> {
+    pub(super) old: Option<&'a Reading>,
+    pub(super) new: &'a Reading,
+}
+
+/// Whether two changes that were made together are a division, or its opposite: one of the parts
+/// counts otherwise than before.
+pub(super) fn is_division(changes: &[Change<'_>]) -> bool {
+    let counts_otherwise =
+        |change: &Change<'_>| change.old.is_some_and(|old| old.count != change.new.count);
+    changes.len() == 2 && changes.iter().any(counts_otherwise)
+}
+
+/// Checks a division or its opposite.
+pub(super) fn check(changes: &[Change<'_>]) -> Result<(), String> {
+    let [low, high] = changes else { return Err("not two parts".to_owned()) };
+    let (low, high) = if low.new.shard < high.new.shard { (low, high) } else { (high, low) };
+    let old = low.old.ok_or("nothing was divided")?;
+    let (before, after) = (old.count, low.new.count);
+    if after == 2 * before && high.new.count == after && high.new.shard == low.new.shard + before {
+        return check_split(old, low.new, high);
+    }
+    if 2 * after == before && high.new.count == after && high.new.shard == low.new.shard + after {
+        return check_merge(old, low.new, high);
+    }
+    Err(format!("parts that do not belong together: {before} to {after}"))
+}
+
+fn check_split(old: &Reading, low: &Reading, high: &Change<'_>) -> Result<(), String> {
+    if high.old.is_some_and(|old| old.is_part()) {
+        return Err("divided onto a part that is there".to_owned());
+    }
+    if low.rf != old.rf || high.new.rf != old.rf {
+        return Err("time was paid out, or lost, by a division".to_owned());
+    }
+    for (limit, cell) in &old.cells {
+        let (low, new) = pair(limit, low, high.new)?;
+        same(limit, "tokens", cell.tokens.into(), i128::from(low.tokens) + i128::from(new.tokens))?;
+        same(limit, "remainder", cell.remainder.into(), i128::from(low.remainder))?;
+        same(limit, "remainder of the new part", 0, new.remainder.into())?;
+        unconsumed(limit, Some(cell), low)?;
+        unconsumed(limit, high.old.and_then(|old| old.cells.get(limit)), new)?;
+        ceilings(limit, cell, [low, new])?;
+    }
+    Ok(())
+}
+
+fn check_merge(old: &Reading, low: &Reading, high: &Change<'_>) -> Result<(), String> {
+    let at = low.rf;
+    if at < old.rf || high.old.is_some_and(|high| at < high.rf) {
+        return Err("time ran back".to_owned());
+    }
+    for (limit, cell) in &old.cells {
+        let (new, gone) = pair(limit, low, high.new)?;
+        let other = high.old.and_then(|high| Some((high.rf, *high.cells.get(limit)?)));
+        let (mut tokens, mut parts) = held(cell, old.rf, at);
+        if let Some((rf, other)) = &other {
+            let (more, further) = held(other, *rf, at);
+            (tokens, parts) = (tokens + more, parts + further);
+        }
+        let period = i128::from(cell.rate.period_ms());
+        let (tokens, parts) = (tokens + parts / period, parts % period);
+        let ceiling = i128::from(new.rate.capacity().get());
+        same(limit, "tokens", tokens.min(ceiling), new.tokens.into())?;
+        if tokens < ceiling {
+            same(limit, "remainder", parts, new.remainder.into())?;
+        }
+        same(limit, "tokens of what is gone", 0, gone.tokens.into())?;
+        unconsumed(limit, Some(cell), new)?;
+        unconsumed(limit, other.as_ref().map(|(_, other)| other), gone)?;
+    }
+    Ok(())
+}
+
+/// What a part holds at a moment, and what is less than a millitoken.
+fn held(cell: &Cell, rf: i64, at: i64) -> (i128, i128) {
+    let (earned, remainder) = cell.rate.earned(u64::try_from(at - rf).unwrap_or(0), cell.remainder);
+    let tokens = i128::from(cell.tokens) + i128::from(earned.get());
+    let ceiling = i128::from(cell.rate.capacity().get());
+    if tokens >= ceiling { (ceiling, 0) } else { (tokens, remainder.into()) }
+}
+
+fn pair<'a>(
+    limit: &str,
+    one: &'a Reading,
+    other: &'a Reading,
+) -> Result<(&'a Cell, &'a Cell), String> {
+    let both = one.cells.get(limit).zip(other.cells.get(limit));
+    both.ok_or_else(|| format!("{limit}: lost by a division"))
+}
+
+fn same(limit: &str, what: &str, left: i128, right: i128) -> Result<(), String> {
+    match left == right {
+        true => Ok(()),
+        false => Err(format!("{limit}: {what} are {right} after a division, must be {left}")),
+    }
+}
+
+fn unconsumed(limit: &str, old: Option<&Cell>, new: &Cell) -> Result<(), String> {
+    let before = old.map_or(0, |old| old.consumed);
+    same(limit, "net consumption", before.into(), new.consumed.into())
+}
+
+fn ceilings(limit: &str, old: &Cell, new: [&Cell; 2]) -> Result<(), String> {
+    let of = |cell: &Cell| {
+        [cell.rate.capacity(), cell.rate.refill_amount()].map(|amount| i128::from(amount.get()))
+    };
+    let ([a, b], [c, d]) = (of(new[0]), of(new[1]));
+    let [ceiling, amount] = of(old);
+    same(limit, "ceilings", ceiling, a + c)?;
+    same(limit, "rates", amount, b + d)
+}
