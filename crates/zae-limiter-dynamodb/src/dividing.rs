@@ -148,13 +148,14 @@ impl Shared {
 
     /// A part other than the first is not there. Either there are fewer parts than was believed, or
     /// it is still to be divided from another, or it has been lost: then it starts with nothing.
+    /// Returns the part that has its share now, or knows more of it.
     pub(crate) async fn restore(
         self: &Arc<Self>,
         lane: &Lane,
         now: Timestamp,
-    ) -> Result<(), Trouble> {
+    ) -> Result<u32, Trouble> {
         let (bucket, shard) = (&lane.key.bucket, lane.key.shard);
-        let Some((from, from_count)) = origin(shard) else { return Ok(()) };
+        let Some((from, from_count)) = origin(shard) else { return Ok(SHARD_ZERO) };
         let key = |shard| BucketItemKey { bucket: bucket.clone(), shard };
         let keys = [key(SHARD_ZERO), key(from), key(shard)];
         let items = self.read_items(keys.iter().map(BucketItemKey::item_key)).await?;
@@ -166,17 +167,20 @@ impl Shared {
         let first = first.filter(|first| !first.is_expired(now));
         let count = first.as_ref().map_or(1, |first| first.shard_count.next_power_of_two());
         self.set_count(bucket, count, now);
-        let (Some(first), Some(origin)) = (first, origin.filter(|origin| origin.is_live(now)))
-        else {
-            return Ok(());
-        };
-        if shard >= count || part.as_ref().is_some_and(|part| part.is_live(now)) {
-            return Ok(());
+        let origin = origin.filter(|origin| origin.is_live(now));
+        let (Some(first), Some(origin)) = (first, origin) else { return Ok(from) };
+        if part.as_ref().is_some_and(|part| part.is_live(now)) {
+            return Ok(shard);
         }
         let origin_count = origin.shard_count.next_power_of_two();
+        if shard >= count || origin_count < from_count {
+            return Ok(from);
+        }
         if origin_count == from_count {
-            self.split(bucket, from, from_count, now).await?;
-        } else if origin_count > from_count && part.as_ref().is_none_or(|part| !part.is_retired()) {
+            let is_split = self.split(bucket, from, from_count, now).await?;
+            return Ok(if is_split { shard } else { from });
+        }
+        if part.as_ref().is_none_or(|part| !part.is_retired()) {
             let limits = share_of(&first.whole, shard, count);
             let nothing = vec![Cell::default(); limits.len()];
             let empty = zae_limiter_core::Bucket::from_parts(limits, nothing, now);
@@ -188,7 +192,7 @@ impl Shared {
             };
             let (Updated::Done(..) | Updated::Unmet(..)) = self.update(&update).await?;
         }
-        Ok(())
+        Ok(shard)
     }
 
     /// Now and then, looks whether a bucket is still written so often that it needs its parts.

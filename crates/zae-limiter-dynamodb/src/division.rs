@@ -180,6 +180,15 @@ impl Shared {
         rooms.min()
     }
 
+    /// A part is not there; whoever goes by memory is sent to another from now on.
+    pub(crate) fn turn_to(&self, bucket: &BucketKey, gone: u32, next: u32, now: Timestamp) {
+        self.division(bucket, now, |division| {
+            if division.current == gone {
+                division.current = next;
+            }
+        });
+    }
+
     /// Takes note of a part that is too busy and turns to another one. True when the parts are busy
     /// all over, because another was, just now.
     pub(crate) fn is_busy_all_over(&self, bucket: &BucketKey, shard: u32, now: Timestamp) -> bool {

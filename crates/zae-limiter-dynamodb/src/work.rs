@@ -16,6 +16,7 @@ use zae_limiter_schema::{
 use crate::Shared;
 use crate::error::Trouble;
 use crate::lane::{Lane, Told, Waiting};
+use crate::parts::origin;
 use crate::round::{Fate, Request, State, blind, decided};
 
 /// How often a write is tried because others changed the bucket meanwhile.
@@ -236,17 +237,28 @@ impl Shared {
         group: Vec<Waiting>,
         now: Timestamp,
     ) {
-        let retired = matches!(&sight.state, Some(State::Item(item)) if item.is_retired());
-        if !retired && let Err(trouble) = self.restore(lane, now).await {
-            group.into_iter().for_each(|waiting| drop(waiting.tell(Err(trouble.told()))));
-            return;
-        }
+        let shard = lane.key.shard;
+        // Whoever took it over is the one that it was divided from.
+        let origin = origin(shard).map_or(SHARD_ZERO, |(origin, _)| origin);
+        let next = match &sight.state {
+            Some(State::Item(item)) if item.is_retired() => Ok(origin),
+            _ => self.restore(lane, now).await,
+        };
+        let next = match next {
+            Ok(next) => next,
+            Err(trouble) if trouble.is_passing() => origin,
+            Err(trouble) => {
+                group.into_iter().for_each(|waiting| drop(waiting.tell(Err(trouble.told()))));
+                return;
+            }
+        };
         lane.lock().known = None;
+        self.turn_to(&lane.key.bucket, shard, next, now);
         for mut waiting in group {
             waiting.moves += 1;
             match waiting.moves > MOVES_MAX {
                 true => drop(waiting.tell(Err(contended()))),
-                false => self.dispatch(waiting),
+                false => self.enqueue(next, waiting),
             }
         }
     }
