@@ -45,7 +45,9 @@ fn main() {
     }
     let known = ["memory", "sqlite", "scale", "aggregator"];
     if let Some(unknown) = parts.iter().find(|part| !known.contains(&part.as_str())) {
-        eprintln!("unknown part {unknown:?}; use memory, sqlite, scale, aggregator, or dynamodb alone");
+        eprintln!(
+            "unknown part {unknown:?}; use memory, sqlite, scale, aggregator, or dynamodb alone"
+        );
         std::process::exit(2);
     }
     if wants("memory") {
