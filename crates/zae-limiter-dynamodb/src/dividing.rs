@@ -280,16 +280,12 @@ impl Shared {
             if !low.is_live(now) || !is_part(&low) || high.as_ref().is_some_and(|h| !is_part(h)) {
                 return Ok(false);
             }
-            let expiry = match target.expiry(&low.bucket, now) {
-                Some(moment) if count == 2 => Expiry::At(moment),
-                _ => Expiry::Keep,
-            };
             let live = high.as_ref().filter(|high| high.is_live(now));
             if high.is_some() && live.is_none() {
                 return Ok(false);
             }
             let halves = Halves { low: &low, high: live };
-            let Some(changes) = bucket::merge(&low_key, halves, expiry, now) else {
+            let Some(changes) = bucket::merge(&low_key, halves, now) else {
                 return Ok(false);
             };
             if self.try_merge(&changes, bucket, [shard, high_key.shard]).await? {

@@ -175,7 +175,7 @@ async fn put_shards(table: &TestTable, shards: impl IntoIterator<Item = u32>, co
 #[tokio::test]
 async fn shards_are_one_bucket_in_every_list() {
     let (table, store) = open();
-    put_shards(&table, 0..12, 12).await;
+    put_shards(&table, 0..16, 16).await;
     for query in
         [BucketQuery::OfEntity(ns(), entity("a")), BucketQuery::OnResource(ns(), resource("r"))]
     {

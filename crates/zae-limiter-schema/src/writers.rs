@@ -360,10 +360,8 @@ mod tests {
             }
             "merge" => {
                 let (low, high) = (parted(&later, 0, 2), parted(&later, 1, 2));
-                let whole =
-                    merge(&key(), Halves { low: &low, high: Some(&high) }, expiring, at(9_000));
-                let alone =
-                    merge(&key(), Halves { low: &low, high: None }, Expiry::Keep, at(9_000));
+                let whole = merge(&key(), Halves { low: &low, high: Some(&high) }, at(9_000));
+                let alone = merge(&key(), Halves { low: &low, high: None }, at(9_000));
                 updates(whole.into_iter().chain(alone))
             }
             _ => panic!("{writer} has no samples: show here all that it can do"),

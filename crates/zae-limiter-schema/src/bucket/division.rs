@@ -130,13 +130,8 @@ fn revive(key: &BucketItemKey, known: &BucketItem, after: &After<'_>, owner: &Ow
 }
 
 /// Makes one part of two, if they have the same limits: `None` where they do not. The higher one
-/// stays behind empty.
-pub fn merge(
-    key: &BucketItemKey,
-    halves: Halves<'_>,
-    expiry: Expiry,
-    now: Timestamp,
-) -> Option<Vec<Change>> {
+/// stays behind empty. Whether a bucket in one part expires is up to the next that takes from it.
+pub fn merge(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Option<Vec<Change>> {
     let Halves { low: known, high } = halves;
     let old_count = known.shard_count.next_power_of_two();
     let count = old_count / 2;
@@ -169,7 +164,6 @@ pub fn merge(
     if let Some(writes) = known.wcu {
         count_write(&mut actions, writes, refilled_at, at);
     }
-    expiry.push(&mut actions);
     let low = Update { key: low_key.item_key(), actions, conditions };
     let high = retire(&high_key, halves, count, at);
     Some(vec![Change::Update(low), Change::Update(high)])
