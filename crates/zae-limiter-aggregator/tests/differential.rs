@@ -356,7 +356,7 @@ impl Divide for Dividing {
     fn divide<'a>(&'a self, target: &'a Target, more: bool, now: Timestamp) -> Answer<'a, ()> {
         match more {
             true => Box::pin(self.0.double(target.key(), now)),
-            false => Box::pin(self.0.halve(target, now)),
+            false => Box::pin(self.0.halve(target.key(), now)),
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use zae_limiter_core::{BucketKey, Cell, Leg, Target, Timestamp, spawn_in_background};
+use zae_limiter_core::{BucketKey, Cell, Leg, Timestamp, spawn_in_background};
 use zae_limiter_schema::bucket::{self, After, BucketItem, Expiry, Halves, Owner, share_of};
 use zae_limiter_schema::{BucketItemKey, Change, SHARD_ZERO, Transacted, Updated};
 
@@ -204,17 +204,16 @@ impl Shared {
             is_due.then(|| division.counted.replace((now, i64::MAX)))
         });
         let Some(before) = before else { return };
-        let (shared, target) = (Arc::clone(self), Arc::clone(&leg.target));
-        spawn_in_background(async move { shared.put_together_if_calm(&target, before, now).await });
+        let (shared, bucket) = (Arc::clone(self), bucket.clone());
+        spawn_in_background(async move { shared.put_together_if_calm(&bucket, before, now).await });
     }
 
     async fn put_together_if_calm(
         self: &Arc<Self>,
-        target: &Target,
+        bucket: &BucketKey,
         before: Option<(Timestamp, i64)>,
         now: Timestamp,
     ) {
-        let bucket = target.key();
         let Ok(parts) = self.read_parts(bucket, now).await else { return };
         let writes: i64 = parts.iter().map(|(_, item)| item.writes).sum();
         self.division(bucket, now, |division| division.counted = Some((now, writes)));
@@ -225,7 +224,7 @@ impl Shared {
         }
         let count = self.count(bucket);
         if count > 1
-            && let Err(trouble) = self.halve(target, count, now).await
+            && let Err(trouble) = self.halve(bucket, count, now).await
         {
             tracing::debug!(error = %trouble.told(), "the parts of a bucket stay as they are");
         }
@@ -240,14 +239,14 @@ impl Shared {
     /// Makes half as many parts of so many: the first comes last, because it knows the count.
     pub(crate) async fn halve(
         self: &Arc<Self>,
-        target: &Target,
+        bucket: &BucketKey,
         count: u32,
         now: Timestamp,
     ) -> Result<(), Trouble> {
-        let gate = self.division(target.key(), now, |division| Arc::clone(&division.gate));
+        let gate = self.division(bucket, now, |division| Arc::clone(&division.gate));
         let _turn = gate.lock().await;
         for shard in (0..count / 2).rev() {
-            if !self.merge(target, shard, count, now).await? {
+            if !self.merge(bucket, shard, count, now).await? {
                 return Ok(());
             }
         }
@@ -259,12 +258,11 @@ impl Shared {
     /// be done now.
     async fn merge(
         &self,
-        target: &Target,
+        bucket: &BucketKey,
         shard: u32,
         count: u32,
         now: Timestamp,
     ) -> Result<bool, Trouble> {
-        let bucket = target.key();
         let key = |shard| BucketItemKey { bucket: bucket.clone(), shard };
         let (low_key, high_key) = (key(shard), key(shard + count / 2));
         for _ in 0..ATTEMPTS_MAX {
@@ -273,18 +271,16 @@ impl Shared {
             let low = items.get(&keys[0]).map(|item| BucketItem::decode(&low_key, item));
             let high = items.get(&keys[1]).map(|item| BucketItem::decode(&high_key, item));
             let (Some(low), high) = (low.transpose()?, high.transpose()?) else { return Ok(false) };
-            let is_part = |item: &BucketItem| item.shard_count.next_power_of_two() == count;
+            let is_part = |item: &BucketItem| {
+                item.shard_count.next_power_of_two() == count && item.is_live(now)
+            };
             if low.shard_count.next_power_of_two() == count / 2 {
                 return Ok(true);
             }
-            if !low.is_live(now) || !is_part(&low) || high.as_ref().is_some_and(|h| !is_part(h)) {
+            if !is_part(&low) || high.as_ref().is_some_and(|high| !is_part(high)) {
                 return Ok(false);
             }
-            let live = high.as_ref().filter(|high| high.is_live(now));
-            if high.is_some() && live.is_none() {
-                return Ok(false);
-            }
-            let halves = Halves { low: &low, high: live };
+            let halves = Halves { low: &low, high: high.as_ref() };
             let Some(changes) = bucket::merge(&low_key, halves, now) else {
                 return Ok(false);
             };

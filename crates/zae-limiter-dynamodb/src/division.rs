@@ -3,17 +3,15 @@
 //! A process stays with one part as long as that has tokens: then all its callers go together in one
 //! write, however many parts there are. When the part is short, the better of two others is next.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use zae_limiter_core::{Bucket, BucketKey, Leg, Timestamp};
+use zae_limiter_core::{BucketKey, Leg, Timestamp};
 use zae_limiter_schema::SHARD_ZERO;
-use zae_limiter_schema::bucket::BucketItem;
 
 use crate::Shared;
 use crate::lane::Lane;
-use crate::parts::Parts;
+use crate::parts::{Parts, held_for};
 use crate::round::State;
 
 /// For how long a process goes by what it knows of the count before it asks the first part again.
@@ -170,7 +168,7 @@ impl Shared {
         let lane = self.lanes.find(leg.target.key(), shard)?;
         let inside = lane.lock();
         let Some((State::Item(item), _)) = &inside.known else { return None };
-        let bucket = part_for(leg, item, now)?;
+        let bucket = item.is_live(now).then(|| held_for(leg, item, now))?;
         let names = leg.target.limits().names();
         let rooms = leg.takes.iter().map(|take| {
             let held =
@@ -224,22 +222,10 @@ impl Shared {
             let lane = self.lanes.find(bucket, shard)?;
             let inside = lane.lock();
             match &inside.known {
-                Some((State::Item(item), _)) => Some((shard, item.clone())),
+                Some((State::Item(item), _)) => Some(item.clone()),
                 _ => None,
             }
         });
-        let known: BTreeMap<u32, BucketItem> = known.collect();
-        Parts::live(known.into_values(), now)
+        Parts::live(known, now)
     }
-}
-
-/// What a part holds for a leg at a moment; `None` when it is no part.
-fn part_for(leg: &Leg, item: &BucketItem, now: Timestamp) -> Option<Bucket> {
-    if !item.is_live(now) {
-        return None;
-    }
-    let mut bucket = item.bucket.clone();
-    bucket.follow(&item.share_of(leg.target.limits()), now);
-    bucket.refill(now);
-    Some(bucket)
 }

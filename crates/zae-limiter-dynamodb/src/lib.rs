@@ -31,7 +31,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use zae_limiter_core::{BucketKey, StoreError, Target, Timestamp};
+use zae_limiter_core::{BucketKey, StoreError, Timestamp};
 use zae_limiter_schema::Table;
 
 pub use meter::DivisionCounts;
@@ -92,11 +92,11 @@ impl DynamoStore {
     /// # Errors
     ///
     /// [`StoreError`] when the table does not answer.
-    pub async fn halve(&self, target: &Target, now: Timestamp) -> Result<(), StoreError> {
-        self.shared.read_parts(target.key(), now).await?;
-        let count = self.shared.count(target.key());
+    pub async fn halve(&self, bucket: &BucketKey, now: Timestamp) -> Result<(), StoreError> {
+        self.shared.read_parts(bucket, now).await?;
+        let count = self.shared.count(bucket);
         if count > 1 {
-            self.shared.halve(target, count, now).await?;
+            self.shared.halve(bucket, count, now).await?;
         }
         Ok(())
     }

@@ -11,6 +11,14 @@ use zae_limiter_schema::bucket::BucketItem;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parts(BTreeMap<u32, BucketItem>);
 
+/// What a part holds at a moment, under a leg's limits.
+pub(crate) fn held_for(leg: &Leg, item: &BucketItem, now: Timestamp) -> Bucket {
+    let mut bucket = item.bucket.clone();
+    bucket.follow(&item.share_of(leg.target.limits()), now);
+    bucket.refill(now);
+    bucket
+}
+
 /// The part that a part was divided from; the first was there from the start.
 pub(crate) fn origin(shard: u32) -> Option<(u32, u32)> {
     let highest = 1_u32.checked_shl(shard.checked_ilog2()?)?;
@@ -68,13 +76,7 @@ impl Parts {
 
     /// What each part holds at a moment, under a leg's limits.
     pub(crate) fn buckets(&self, leg: &Leg, now: Timestamp) -> Vec<(u32, Bucket)> {
-        let bucket = |(shard, item): (&u32, &BucketItem)| {
-            let mut bucket = item.bucket.clone();
-            bucket.follow(&item.share_of(leg.target.limits()), now);
-            bucket.refill(now);
-            (*shard, bucket)
-        };
-        self.0.iter().map(bucket).collect()
+        self.0.iter().map(|(shard, item)| (*shard, held_for(leg, item, now))).collect()
     }
 
     /// All parts as one bucket: limits once, balances together.

@@ -444,6 +444,9 @@ pub(crate) fn blind(
     now: Timestamp,
 ) -> Option<Update> {
     let whole = requests.first()?.target().limits();
+    // Whoever waits for a part may still when the count is known to be lower. An item there that
+    // holds nothing any more has a lower count too, and must not be written to.
+    let shard_count = shard_count.max((key.shard + 1).next_power_of_two());
     let limits = share_of(whole, key.shard, shard_count);
     let mut movements: Vec<Movement> = limits.iter().zip(whole.rates()).map(at_rest).collect();
     for request in requests {
@@ -483,4 +486,40 @@ pub(crate) fn blind(
     let back = i64::try_from(window_ms).unwrap_or(i64::MAX);
     let since = Since::Guessed(Timestamp::from_millis(now.as_millis().saturating_sub(back)));
     bucket::add(key, &movements, since, Expiry::Keep, true, shard_count, alive)
+}
+
+#[cfg(test)]
+mod tests {
+    use zae_limiter_core::{BucketKey, EntityId, Lifetime, Limit, NamespaceId, ResourceName};
+    use zae_limiter_schema::{Condition, Value};
+
+    use super::*;
+
+    fn requirement_on_count(shard: u32, count: u32) -> Vec<Condition> {
+        let limits = LimitSet::new([Limit::per_minute("rpm", 100)]).unwrap();
+        let bucket = BucketKey {
+            namespace: NamespaceId::new("ns000000001").unwrap(),
+            entity: EntityId::new("e").unwrap(),
+            resource: ResourceName::new("r").unwrap(),
+        };
+        let target = Arc::new(Target::new(bucket.clone(), Arc::new(limits), Lifetime::Forever));
+        let takes = SmallVec::from_slice(&[Take { cell: 0, amount: Millitokens::new(1_000) }]);
+        let request = Request::Take(Leg { target, takes });
+        let key = BucketItemKey { bucket, shard };
+        let now = Timestamp::from_millis(1_794_751_200_000);
+        let update = blind(&key, count, &[&request], now).unwrap();
+        let is_on_count = |condition: &Condition| format!("{condition:?}").contains("shard_count");
+        update.conditions.into_iter().filter(is_on_count).collect()
+    }
+
+    #[test]
+    fn a_blind_write_never_meets_a_part_that_was_put_together_with_another() {
+        let equal = |count| vec![Condition::Equal("shard_count".to_owned(), Value::number(count))];
+        assert_eq!(requirement_on_count(3, 4), equal(4));
+        // The item of part 3 says one of these when it holds nothing any more.
+        for known in [1, 2] {
+            assert_eq!(requirement_on_count(3, known), equal(4));
+        }
+        assert_eq!(requirement_on_count(1, 1), equal(2));
+    }
 }

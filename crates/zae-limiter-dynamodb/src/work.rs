@@ -16,7 +16,7 @@ use zae_limiter_schema::{
 use crate::Shared;
 use crate::error::Trouble;
 use crate::lane::{Lane, Told, Waiting};
-use crate::parts::origin;
+use crate::parts::{held_for, origin};
 use crate::round::{Fate, Request, State, blind, decided};
 
 /// How often a write is tried because others changed the bucket meanwhile.
@@ -482,18 +482,10 @@ pub(crate) fn decode(key: &BucketItemKey, item: Option<Item>) -> Result<State, T
 
 /// The bucket, or its part, as a leg sees it.
 pub(crate) fn bucket_for(leg: &Leg, state: &State, now: Timestamp) -> Bucket {
-    let (mut bucket, limits) = match state {
-        State::Item(item) if !item.is_expired(now) => {
-            (item.bucket.clone(), item.share_of(leg.target.limits()))
-        }
-        _ => {
-            let limits = leg.target.limits();
-            (Bucket::full(Arc::clone(limits), now), Arc::clone(limits))
-        }
-    };
-    bucket.follow(&limits, now);
-    bucket.refill(now);
-    bucket
+    match state {
+        State::Item(item) if !item.is_expired(now) => held_for(leg, item, now),
+        _ => Bucket::full(Arc::clone(leg.target.limits()), now),
+    }
 }
 
 fn amounts(leg: &Leg) -> impl Iterator<Item = (String, Millitokens)> {

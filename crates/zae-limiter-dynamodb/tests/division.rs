@@ -96,7 +96,7 @@ async fn ten_that_are_left_stay_ten_through_doublings_to_32_and_back() {
     }
     assert_eq!(admitted, 10);
     while count(&table) > 1 {
-        store.halve(&target, at(0)).await.expect("an answer");
+        store.halve(&key(), at(0)).await.expect("an answer");
     }
     assert!(take(&store, &target, 1, at(0)).await.is_err());
     take(&store, &target, 1, at(600)).await.expect("one is earned in 600 ms");
@@ -144,7 +144,7 @@ async fn a_lease_from_a_part_that_is_gone_is_settled_where_its_share_is() {
         differences: [Take { cell: 0, amount: Millitokens::new(amount) }].into_iter().collect(),
     };
     for _ in 0..3 {
-        store.halve(&target, at(0)).await.expect("an answer");
+        store.halve(&key(), at(0)).await.expect("an answer");
     }
     assert_eq!(count(&table), 1);
     // By a process that still believes in eight parts, and by one that knows of none.
@@ -157,7 +157,7 @@ async fn a_lease_from_a_part_that_is_gone_is_settled_where_its_share_is() {
 
 #[tokio::test]
 async fn writes_that_come_slowly_never_divide_a_bucket() {
-    // The day of the issue is played by `a_day_of_ten_requests_a_second`; here an hour.
+    // An hour; `a_day_of_ten_requests_a_second` is longer.
     let table = SimTable::default();
     let (store, target) = (store(&table), target(Limit::per_second("rps", 1_000)));
     for call in 0..36_000 {

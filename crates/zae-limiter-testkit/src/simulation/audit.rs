@@ -500,8 +500,9 @@ impl Books {
         }
         if shard == 0 {
             self.expires_s.insert(pk.clone(), new.ttl);
-            // For a clock that is ahead it has expired already.
-            if new.ttl.is_some_and(|ttl| ttl * 1_000 <= true_ms + ahead_ms) {
+            // For a clock that is ahead it has expired already, or had until this write.
+            let lives = [old.as_ref().and_then(|old| old.ttl), new.ttl];
+            if lives.into_iter().flatten().any(|ttl| ttl * 1_000 <= true_ms + ahead_ms) {
                 self.vanished_us.insert(base.to_owned(), wrote.at_us);
             }
         }
