@@ -144,14 +144,15 @@ impl Movements {
         let (until, alive) = match (expiry, item.expires_at) {
             (Expiry::Never, _) => return Alive::After(now),
             (Expiry::Keep, None) => return Alive::Forever,
-            (Expiry::At(moment), _) => (moment, Alive::After(now)),
+            (Expiry::At(moment), None) => (moment, Alive::After(now)),
+            (Expiry::At(moment), Some(_)) => (moment, Alive::Until(now)),
             (Expiry::Keep, Some(expires_at)) => {
                 // Halfway, so that neither a slightly shorter life nor a slightly lower balance
                 // than is known stands in the way.
                 let full = now.saturating_add(bucket.wait_until_full(now));
                 let until = full.saturating_add_millis(expires_at.millis_since(full) / 2);
                 let before = Timestamp::from_millis(until.as_millis().saturating_sub(1));
-                (until, Alive::After(before.max(now)))
+                (until, Alive::Until(before.max(now)))
             }
         };
         let left_ms = until.millis_since(now);

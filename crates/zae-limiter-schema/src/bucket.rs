@@ -6,8 +6,8 @@
 //! | write | what it does | what it pins |
 //! | --- | --- | --- |
 //! | [`create`] | a new item, full less what is taken | that there is none |
-//! | [`add`] | takes and gives without moving `rf` | the generation, the rates, and bounds of the balance within which the refill that follows later comes to the same |
-//! | [`refill`] | moves `rf`, pays out the time, takes and gives | `rf`, the generation, the rates, and on which side of the ceiling each balance ends |
+//! | [`add`] | takes and gives without moving `rf` | the generation, and bounds of the balance within which the refill that follows later comes to the same |
+//! | [`refill`] | moves `rf`, pays out the time, takes and gives | `rf`, the generation, and on which side of the ceiling each balance ends |
 //! | [`rewrite`] | gives the item other limits, or a new life | `rf` and everything it was computed from |
 //! | [`split`] | divides a part in two | of the old part like [`refill`], and its count; of the new one that it holds nothing |
 //! | [`merge`] | makes one part of two | `rf` and everything it was computed from, of both |
@@ -20,6 +20,12 @@
 //! `b + c - taken`, and a refill at the same moment would make it `b + c - taken + e`. The two are
 //! the same as long as `b + c + e` stays below `cap`: that is the upper bound. A full bucket that
 //! was taken from without moving `rf` would be paid twice.
+//!
+//! The generation stands for the rates and the count of parts: all of our writers that change those
+//! change it too. Other clients set rates, or the count, and nothing else: a write that has not seen
+//! that comes to the same as if it had come before, and its answer tells. Only an item without a
+//! generation may have been deleted and made again by them, so there, and where nothing is known,
+//! everything is pinned by itself.
 
 mod count;
 mod division;
@@ -52,8 +58,10 @@ const REFILLED_AT: &str = "rf";
 /// The refill time that the remainders belong to. A client that does not know remainders moves `rf`
 /// and leaves them behind: they are then worth nothing.
 const REMAINDERS_AT: &str = "rm_at";
-/// Counts the writes that changed limits, and those that dropped a remainder without moving `rf`:
-/// whoever remembers the item as it was must notice. Absent counts as 0.
+/// Changes with every write that changes limits or the count of parts, or that drops a remainder
+/// without moving `rf`: whoever remembers the item as it was must notice. It starts with the moment,
+/// so that it is another when the item is deleted and made again. Other clients do not know it; absent
+/// counts as 0.
 const GENERATION: &str = "gn";
 const SHARD_COUNT: &str = "shard_count";
 /// On the first part: the highest count there ever was. Parts that were put together again stay
@@ -62,7 +70,7 @@ const SHARDS_SEEN: &str = "shards_seen";
 const TTL: &str = "ttl";
 
 fn attribute(limit: &str, suffix: &str) -> String {
-    format!("b_{limit}_{suffix}")
+    ["b_", limit, "_", suffix].concat()
 }
 
 /// Seconds since the epoch, rounded up: nothing may expire before its time.
@@ -201,18 +209,21 @@ pub enum Alive {
     Forever,
     /// It does not expire, or after this moment.
     After(Timestamp),
+    /// It expires, after this moment.
+    Until(Timestamp),
 }
 
 impl Alive {
     fn condition(self) -> Condition {
-        let absent = Condition::Absent(TTL.to_owned());
+        let absent = || Condition::Absent(TTL.to_owned());
+        let later = |moment: Timestamp| {
+            let next_second = moment.as_millis().div_euclid(1_000) + 1;
+            Condition::AtLeast(TTL.to_owned(), Value::number(next_second))
+        };
         match self {
-            Self::Forever => absent,
-            Self::After(moment) => {
-                let next_second = moment.as_millis().div_euclid(1_000) + 1;
-                let later = Condition::AtLeast(TTL.to_owned(), Value::number(next_second));
-                Condition::Any(vec![absent, later])
-            }
+            Self::Forever => absent(),
+            Self::After(moment) => Condition::Any(vec![absent(), later(moment)]),
+            Self::Until(moment) => later(moment),
         }
     }
 }
@@ -238,6 +249,7 @@ pub fn add(
 ) -> Option<Update> {
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     let (Since::Known(rf, _) | Since::Guessed(rf)) = since;
+    let is_ours = matches!(since, Since::Known(_, generation) if generation != 0);
     conditions.push(Condition::AtLeast(REFILLED_AT.to_owned(), Value::number(rf.as_millis())));
     for movement in movements {
         let tokens = movement.attribute("tk");
@@ -250,7 +262,9 @@ pub fn add(
         let net = movement.net();
         actions.push(Action::Add(tokens.clone(), Value::number(net.saturating_neg())));
         actions.push(Action::Add(movement.attribute("tc"), Value::number(net)));
-        movement.pin_rate(&mut conditions);
+        if !is_ours {
+            movement.pin_rate(&mut conditions);
+        }
         let gain = movement.credited.saturating_add(movement.earned);
         let highest = Value::number(movement.highest_below_ceiling(gain));
         conditions.push(Condition::AtMost(tokens, highest));
@@ -264,9 +278,13 @@ pub fn add(
     if counts_writes {
         actions.push(Action::Add(attribute(WCU, "tk"), Value::number(-ONE_WRITE)));
         actions.push(Action::Add(attribute(WCU, "tc"), Value::number(ONE_WRITE)));
-        conditions.push(Condition::Exists(attribute(WCU, "tk")));
     }
-    conditions.push(undivided(shard_count));
+    if !is_ours {
+        conditions.push(undivided(shard_count));
+        if counts_writes {
+            conditions.push(Condition::Exists(attribute(WCU, "tk")));
+        }
+    }
     conditions.push(alive.condition());
     expiry.push(&mut actions);
     Some(Update { key: key.item_key(), actions, conditions })
@@ -280,8 +298,15 @@ fn pin_generation(generation: i64) -> Condition {
 }
 
 /// Whoever remembers the item as it was notices.
-fn next_generation() -> Action {
-    Action::Add(GENERATION.to_owned(), Value::number(1))
+fn next_generation(known: &BucketItem, now: Timestamp) -> Action {
+    match known.generation {
+        0 => first_generation(now),
+        _ => Action::Add(GENERATION.to_owned(), Value::number(1)),
+    }
+}
+
+fn first_generation(now: Timestamp) -> Action {
+    Action::Set(GENERATION.to_owned(), Value::number(now.as_millis().max(1)))
 }
 
 /// Pins what is known of an item's time, limits and remainders.
@@ -325,17 +350,27 @@ pub fn refill(
     let after = before.max(now);
     pin_known(known, &mut conditions);
     let mut drops_remainder = false;
-    for name in [REFILLED_AT, REMAINDERS_AT] {
-        actions.push(Action::Set(name.to_owned(), Value::number(after.as_millis())));
+    actions.push(Action::Set(REFILLED_AT.to_owned(), Value::number(after.as_millis())));
+    let fills_up = |movement: &Movement| {
+        let cell = known.bucket.cell(movement.limit.as_str()).map(|(cell, _)| *cell);
+        let gain = movement.credited.saturating_add(movement.earned);
+        cell.unwrap_or_default().tokens.get() > movement.highest_below_ceiling(gain)
+    };
+    // Attributes of remainders are there only as long as one is worth something.
+    let has_remainders = known.has_remainders
+        || movements.iter().any(|movement| movement.remainder != 0 && !fills_up(movement));
+    if has_remainders {
+        actions.push(Action::Set(REMAINDERS_AT.to_owned(), Value::number(after.as_millis())));
     }
     for movement in movements {
-        movement.pin_rate(&mut conditions);
+        if known.generation == 0 {
+            movement.pin_rate(&mut conditions);
+        }
         let tokens = movement.attribute("tk");
         let gain = movement.credited.saturating_add(movement.earned);
-        let cell = known.bucket.cell(movement.limit.as_str()).map(|(cell, _)| *cell);
-        let cell = cell.unwrap_or_default();
-        let fills_up = cell.tokens.get() > movement.highest_below_ceiling(gain);
-        drops_remainder |= fills_up && cell.remainder != 0;
+        let fills_up = fills_up(movement);
+        let cell = known.bucket.cell(movement.limit.as_str());
+        drops_remainder |= fills_up && cell.is_some_and(|(cell, _)| cell.remainder != 0);
         if fills_up {
             // Whatever it is exactly, as long as it is enough: a full bucket is a full bucket.
             let capacity = movement.rate.capacity().get();
@@ -357,19 +392,23 @@ pub fn refill(
                 actions.push(Action::Add(tokens, Value::number(difference)));
             }
         }
-        let remainder = if fills_up { 0 } else { movement.remainder };
-        push_remainder(&mut actions, &movement.limit, remainder);
+        if has_remainders {
+            let remainder = if fills_up { 0 } else { movement.remainder };
+            push_remainder(&mut actions, &movement.limit, remainder);
+        }
         if movement.net() != 0 {
             actions.push(Action::Add(movement.attribute("tc"), Value::number(movement.net())));
         }
     }
     if drops_remainder && after == before {
-        actions.push(next_generation());
+        actions.push(next_generation(known, after));
     }
     if let Some(writes) = known.wcu {
         count_write(&mut actions, writes, before, after);
     }
-    conditions.push(undivided(known.shard_count));
+    if known.generation == 0 {
+        conditions.push(undivided(known.shard_count));
+    }
     conditions.push(alive.condition());
     expiry.push(&mut actions);
     Update { key: key.item_key(), actions, conditions }
@@ -423,6 +462,7 @@ pub fn create(key: &BucketItemKey, after: &After<'_>, owner: &Owner<'_>, expiry:
     push_whole_wcu(&mut actions);
     actions.push(Action::Set(attribute(WCU, "tc"), Value::number(ONE_WRITE)));
     actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(shard_count.into())));
+    actions.push(first_generation(bucket.refilled_at()));
     push_copies(&mut actions, key, owner);
     if let Expiry::At(_) = expiry {
         expiry.push(&mut actions);
@@ -444,7 +484,7 @@ pub fn rewrite(
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     let before = known.bucket.refilled_at();
     pin_known(known, &mut conditions);
-    actions.push(next_generation());
+    actions.push(next_generation(known, bucket.refilled_at()));
     conditions.push(match known.expires_at {
         Some(expiry) => Condition::Equal(TTL.to_owned(), Value::number(ttl_of(expiry))),
         None => Condition::Absent(TTL.to_owned()),

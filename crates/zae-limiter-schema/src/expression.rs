@@ -1,10 +1,8 @@
 //! Updates and conditions as data, and the one place where they become expressions.
 //!
-//! Attribute names and values never stand in an expression themselves: names may contain `.` and
-//! `-`, and may be reserved words. They go through aliases numbered in the order of use.
-
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
+//! Values never stand in an expression themselves, and names only where nobody can take them for
+//! something else: names may contain `.` and `-`, and may be reserved words. They go through aliases
+//! numbered in the order of use. A name that needs no alias is shorter to send and cheaper to read.
 
 use crate::value::Value;
 
@@ -41,6 +39,15 @@ pub enum Condition {
 }
 
 impl Action {
+    fn keyword(&self) -> &'static str {
+        match self {
+            Self::Set(..) | Self::SetIfAbsent(..) => "SET",
+            Self::Add(..) => "ADD",
+            Self::Remove(_) => "REMOVE",
+            Self::Delete(..) => "DELETE",
+        }
+    }
+
     /// The attribute it changes.
     pub fn attribute(&self) -> &str {
         match self {
@@ -60,41 +67,42 @@ pub struct Rendered {
     pub update: String,
     /// The condition expression; empty where nothing is asked.
     pub condition: String,
-    /// From aliases to attribute names.
-    pub names: BTreeMap<String, String>,
-    /// From aliases to values.
-    pub values: BTreeMap<String, Value>,
+    /// Aliases and the attributes they stand for.
+    pub names: Vec<(String, String)>,
+    /// Aliases and the values they stand for.
+    pub values: Vec<(String, Value)>,
 }
 
 /// Renders an update under conditions, all of which must hold.
 pub fn render_update(actions: &[Action], conditions: &[Condition]) -> Rendered {
-    let mut aliases = Aliases::default();
-    let (mut sets, mut adds) = (Vec::new(), Vec::new());
-    let (mut removes, mut deletes) = (Vec::new(), Vec::new());
-    for action in actions {
-        let name = aliases.name(action.attribute());
-        match action {
-            Action::Set(_, value) => sets.push(format!("{name} = {}", aliases.value(value))),
-            Action::SetIfAbsent(_, value) => {
-                let value = aliases.value(value);
-                sets.push(format!("{name} = if_not_exists({name}, {value})"));
-            }
-            Action::Add(_, value) => adds.push(format!("{name} {}", aliases.value(value))),
-            Action::Remove(_) => removes.push(name),
-            Action::Delete(_, value) => deletes.push(format!("{name} {}", aliases.value(value))),
-        }
-    }
+    let mut aliases = Aliases::for_terms(actions.len() + conditions.len());
     let mut update = String::new();
-    for (keyword, clauses) in
-        [("SET", sets), ("ADD", adds), ("REMOVE", removes), ("DELETE", deletes)]
-    {
-        if !clauses.is_empty() {
-            let space = if update.is_empty() { "" } else { " " };
-            let _ = write!(update, "{space}{keyword} {}", clauses.join(", "));
+    for keyword in ["SET", "ADD", "REMOVE", "DELETE"] {
+        let mut is_first = true;
+        for action in actions.iter().filter(|action| action.keyword() == keyword) {
+            let before = match (is_first, update.is_empty()) {
+                (false, _) => ", ",
+                (true, false) => " ",
+                (true, true) => "",
+            };
+            update.push_str(before);
+            if std::mem::take(&mut is_first) {
+                update.push_str(keyword);
+                update.push(' ');
+            }
+            aliases.action(&mut update, action);
         }
     }
-    let condition = aliases.all_of(conditions);
-    Rendered { update, condition, names: aliases.names, values: aliases.values }
+    let mut condition = String::new();
+    aliases.all_of(&mut condition, conditions);
+    let names = aliases.names.into_iter().enumerate();
+    let values = aliases.values.into_iter().enumerate();
+    Rendered {
+        update,
+        condition,
+        names: names.map(|(at, name)| (alias("#a", at), name.to_owned())).collect(),
+        values: values.map(|(at, value)| (alias(":v", at), value.clone())).collect(),
+    }
 }
 
 /// Renders conditions alone, all of which must hold.
@@ -114,73 +122,141 @@ fn bounds<'a>(one: &'a Condition, other: &'a Condition) -> Option<(&'a str, &'a 
     is_range.then_some((name, low, high))
 }
 
-#[derive(Default)]
-struct Aliases {
-    names: BTreeMap<String, String>,
-    values: BTreeMap<String, Value>,
-    by_name: BTreeMap<String, String>,
+/// Whether a name can stand in an expression as it is. All reserved words are words: none begins like
+/// the attributes of a limit.
+fn is_plain(name: &str) -> bool {
+    let is_identifier = |name: &str| name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_');
+    matches!(name, "rf" | "gn" | "rm_at") || (name.starts_with("b_") && is_identifier(name))
 }
 
-impl Aliases {
-    /// One alias for a name, however often it is used.
-    fn name(&mut self, name: &str) -> String {
-        if let Some(alias) = self.by_name.get(name) {
-            return alias.clone();
+/// With more actions and conditions than this all names are aliases: an expression has 4 KiB.
+const PLAIN_TERMS_MAX: usize = 24;
+
+// By hand: there are dozens of them in every write, and `write!` was a tenth of its cost.
+fn push_alias(into: &mut String, kind: &str, number: usize) {
+    into.push_str(kind);
+    let digit = |number: usize| char::from_digit(u32::try_from(number % 10).unwrap_or(0), 10);
+    let places = [1_000, 100, 10].into_iter().filter(|place| number >= *place);
+    into.extend(places.filter_map(|place| digit(number / place)));
+    into.extend(digit(number));
+}
+
+fn alias(kind: &str, number: usize) -> String {
+    let mut alias = String::with_capacity(5);
+    push_alias(&mut alias, kind, number);
+    alias
+}
+
+struct Aliases<'a> {
+    names: Vec<&'a str>,
+    values: Vec<&'a Value>,
+    may_be_plain: bool,
+}
+
+impl<'a> Aliases<'a> {
+    fn for_terms(count: usize) -> Self {
+        Self {
+            names: Vec::new(),
+            values: Vec::with_capacity(2 * count),
+            may_be_plain: count <= PLAIN_TERMS_MAX,
         }
-        let alias = format!("#a{}", self.names.len());
-        self.names.insert(alias.clone(), name.to_owned());
-        self.by_name.insert(name.to_owned(), alias.clone());
-        alias
     }
 
-    fn value(&mut self, value: &Value) -> String {
-        let alias = format!(":v{}", self.values.len());
-        self.values.insert(alias.clone(), value.clone());
-        alias
+    /// A name, or one alias for it, however often it is used.
+    fn name(&mut self, into: &mut String, name: &'a str) {
+        if self.may_be_plain && is_plain(name) {
+            into.push_str(name);
+            return;
+        }
+        let at = self.names.iter().position(|other| *other == name).unwrap_or_else(|| {
+            self.names.push(name);
+            self.names.len() - 1
+        });
+        push_alias(into, "#a", at);
+    }
+
+    fn value(&mut self, into: &mut String, value: &'a Value) {
+        push_alias(into, ":v", self.values.len());
+        self.values.push(value);
+    }
+
+    fn action(&mut self, into: &mut String, action: &'a Action) {
+        let name = action.attribute();
+        self.name(into, name);
+        match action {
+            Action::Set(_, value) => {
+                into.push_str(" = ");
+                self.value(into, value);
+            }
+            Action::SetIfAbsent(_, value) => {
+                into.push_str(" = if_not_exists(");
+                self.name(into, name);
+                into.push_str(", ");
+                self.value(into, value);
+                into.push(')');
+            }
+            Action::Add(_, value) | Action::Delete(_, value) => {
+                into.push(' ');
+                self.value(into, value);
+            }
+            Action::Remove(_) => {}
+        }
     }
 
     /// Bounds of one attribute are one operator: DynamoDB takes no more than 300 in an expression, and
     /// a bucket has up to 32 limits.
-    fn all_of(&mut self, conditions: &[Condition]) -> String {
+    fn all_of(&mut self, into: &mut String, conditions: &'a [Condition]) {
         let mut is_rendered = vec![false; conditions.len()];
-        let mut parts = Vec::with_capacity(conditions.len());
         for (place, condition) in conditions.iter().enumerate() {
             if is_rendered[place] {
                 continue;
             }
+            if !into.is_empty() {
+                into.push_str(" AND ");
+            }
             let upper = (place + 1..conditions.len())
                 .filter(|other| !is_rendered[*other])
                 .find_map(|other| Some((other, bounds(condition, &conditions[other])?)));
-            parts.push(match upper {
+            match upper {
                 Some((other, (name, low, high))) => {
                     is_rendered[other] = true;
-                    let name = self.name(name);
-                    let (low, high) = (self.value(low), self.value(high));
-                    format!("{name} BETWEEN {low} AND {high}")
+                    self.compare(into, name, " BETWEEN ", low);
+                    into.push_str(" AND ");
+                    self.value(into, high);
                 }
-                None => self.condition(condition),
-            });
-        }
-        parts.join(" AND ")
-    }
-
-    fn condition(&mut self, condition: &Condition) -> String {
-        match condition {
-            Condition::Exists(name) => format!("attribute_exists({})", self.name(name)),
-            Condition::Absent(name) => format!("attribute_not_exists({})", self.name(name)),
-            Condition::Equal(name, value) => self.compare(name, "=", value),
-            Condition::AtLeast(name, value) => self.compare(name, ">=", value),
-            Condition::AtMost(name, value) => self.compare(name, "<=", value),
-            Condition::Any(conditions) => {
-                let parts: Vec<String> = conditions.iter().map(|one| self.condition(one)).collect();
-                format!("({})", parts.join(" OR "))
+                None => self.condition(into, condition),
             }
         }
     }
 
-    fn compare(&mut self, name: &str, operator: &str, value: &Value) -> String {
-        let name = self.name(name);
-        format!("{name} {operator} {}", self.value(value))
+    fn condition(&mut self, into: &mut String, condition: &'a Condition) {
+        match condition {
+            Condition::Exists(name) => self.function(into, "attribute_exists(", name),
+            Condition::Absent(name) => self.function(into, "attribute_not_exists(", name),
+            Condition::Equal(name, value) => self.compare(into, name, " = ", value),
+            Condition::AtLeast(name, value) => self.compare(into, name, " >= ", value),
+            Condition::AtMost(name, value) => self.compare(into, name, " <= ", value),
+            Condition::Any(conditions) => {
+                let mut before = "(";
+                for one in conditions {
+                    into.push_str(std::mem::replace(&mut before, " OR "));
+                    self.condition(into, one);
+                }
+                into.push(')');
+            }
+        }
+    }
+
+    fn function(&mut self, into: &mut String, opened: &str, name: &'a str) {
+        into.push_str(opened);
+        self.name(into, name);
+        into.push(')');
+    }
+
+    fn compare(&mut self, into: &mut String, name: &'a str, operator: &str, value: &'a Value) {
+        self.name(into, name);
+        into.push_str(operator);
+        self.value(into, value);
     }
 }
 
@@ -212,6 +288,31 @@ mod tests {
         ];
         insta::assert_debug_snapshot!(render_update(&actions, &conditions));
         assert_eq!(render_condition(&[]), Rendered::default());
+    }
+
+    #[test]
+    fn aliases_are_numbered() {
+        for number in [0, 7, 10, 99, 100, 109, 321, 1_024] {
+            assert_eq!(alias(":v", number), format!(":v{number}"));
+        }
+    }
+
+    #[test]
+    fn only_what_nobody_can_take_for_something_else_stands_as_it_is() {
+        let condition = |name: &str| render_condition(&[Condition::Exists(name.to_owned())]);
+        for name in ["rf", "gn", "b_rpm_tk", "b_RPM_2_tk"] {
+            assert_eq!(condition(name).condition, format!("attribute_exists({name})"));
+            assert_eq!(condition(name).names, []);
+        }
+        for name in ["ttl", "PK", "b_a.b_tk", "b_a-b_tk", "b_\u{e9}_tk", "status"] {
+            assert_eq!(condition(name).condition, "attribute_exists(#a0)");
+            assert_eq!(condition(name).names, [("#a0".to_owned(), name.to_owned())]);
+        }
+        // Long expressions would grow too long.
+        let many: Vec<Condition> =
+            (0..25).map(|n| Condition::Exists(format!("b_{n}_tk"))).collect();
+        assert_eq!(render_condition(&many[..24]).names.len(), 0);
+        assert_eq!(render_condition(&many).names.len(), 25);
     }
 
     #[test]

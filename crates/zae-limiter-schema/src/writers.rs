@@ -54,6 +54,7 @@ pub const WRITERS: &[Writer] = &[
             "b_wcu_tk",
             "cascade",
             "entity_id",
+            "gn",
             "parent_id",
             "resource",
             "rf",
@@ -276,6 +277,7 @@ mod tests {
             shards_seen: 1,
             parent: None,
             expires_at,
+            has_remainders: true,
             is_remnant: false,
         }
     }
@@ -291,6 +293,12 @@ mod tests {
             ..Movement::none(name.clone(), *rate, *rate)
         });
         moved.collect()
+    }
+
+    /// So that nothing is left over beyond the ceilings.
+    fn fill_up(item: &BucketItem) -> Vec<Movement> {
+        let full = |movement: Movement| Movement { earned: 2_000_000, ..movement };
+        movements(item).into_iter().map(full).collect()
     }
 
     fn after_of(bucket: &Bucket, shard_count: u32) -> After<'_> {
@@ -315,8 +323,10 @@ mod tests {
         let parent = EntityId::new("team").expect("an id");
         let (alone, below) = (Owner { parent: None }, Owner { parent: Some(&parent) });
         let (first, later) = (known(0, None, None), known(2, Some(5_000), Some(at(99_000))));
+        let whole = BucketItem { has_remainders: false, ..known(2, Some(5_000), None) };
         let other = bucket([Limit::per_minute("rpm", 50), Limit::per_minute("new", 5)]);
         let (forever, after) = (Alive::Forever, Alive::After(at(1_500)));
+        let until = Alive::Until(at(1_500));
         let expiring = Expiry::At(at(120_000));
         match writer {
             "add" => {
@@ -339,6 +349,8 @@ mod tests {
                 refill(&key(), &first, &movements(&first), Expiry::Keep, forever, at(2_000)),
                 // At the same moment, so that a remainder is dropped without the time being moved.
                 refill(&key(), &later, &movements(&later), expiring, after, at(1_000)),
+                // Full before and after, as most buckets are.
+                refill(&key(), &whole, &fill_up(&whole), expiring, until, at(2_000)),
             ],
             "carry_shard_count" => vec![carry_shard_count(&key(), 4)],
             "rewrite" => vec![

@@ -1,6 +1,6 @@
 //! Between our values and the SDK's.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use zae_limiter_schema::{Item, Value};
@@ -45,12 +45,13 @@ pub(super) fn from_sdk(item: HashMap<String, AttributeValue>) -> Item {
 }
 
 /// DynamoDB refuses an empty map of names, as it does one of values.
-pub(super) fn names_to_sdk(names: BTreeMap<String, String>) -> Option<HashMap<String, String>> {
+pub(super) fn names_to_sdk(names: Vec<(String, String)>) -> Option<HashMap<String, String>> {
     (!names.is_empty()).then(|| names.into_iter().collect())
 }
 
 pub(super) fn values_to_sdk(
-    values: BTreeMap<String, Value>,
+    values: Vec<(String, Value)>,
 ) -> Option<HashMap<String, AttributeValue>> {
-    (!values.is_empty()).then(|| to_sdk(values))
+    let to_sdk = |(alias, value)| (alias, value_to_sdk(value));
+    (!values.is_empty()).then(|| values.into_iter().map(to_sdk).collect())
 }

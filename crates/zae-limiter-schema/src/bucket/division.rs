@@ -60,7 +60,7 @@ pub fn split(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Vec<Cha
     conditions.push(undivided(known.shard_count));
     conditions.push(Alive::After(now).condition());
     actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(count.into())));
-    actions.push(next_generation());
+    actions.push(next_generation(known, now));
     Expiry::Never.push(&mut actions);
     if known.wcu.is_some() {
         let left = Value::number(WRITES_AFTER_SPLIT);
@@ -107,7 +107,7 @@ fn revive(key: &BucketItemKey, known: &BucketItem, after: &After<'_>, owner: &Ow
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     pin_known(known, &mut conditions);
     conditions.push(undivided(known.shard_count));
-    actions.push(next_generation());
+    actions.push(next_generation(known, after.bucket.refilled_at()));
     for name in known.whole.names() {
         if after.whole.position(name.as_str()).is_none() {
             for suffix in ["tk", "cp", "ra", "rp", "tc", "rm", "bx"] {
@@ -151,7 +151,7 @@ pub fn merge(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Option<
         let seen = Value::number(known.shards_seen.max(old_count).into());
         actions.push(Action::Set(SHARDS_SEEN.to_owned(), seen));
     }
-    actions.push(next_generation());
+    actions.push(next_generation(known, at));
     for name in [REFILLED_AT, REMAINDERS_AT] {
         actions.push(Action::Set(name.to_owned(), Value::number(at.as_millis())));
     }
@@ -214,7 +214,7 @@ fn retire(key: &BucketItemKey, halves: Halves<'_>, count: u32, at: Timestamp) ->
     pin_balances(known, &mut conditions);
     conditions.push(undivided(known.shard_count));
     actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(count.into())));
-    actions.push(next_generation());
+    actions.push(next_generation(known, at));
     for name in known.whole.names() {
         actions.push(Action::Set(attribute(name.as_str(), "tk"), Value::number(0)));
         actions.push(Action::Remove(attribute(name.as_str(), "rm")));

@@ -36,6 +36,8 @@ pub struct BucketItem {
     pub parent: Option<EntityId>,
     /// From when on the item counts as absent, to the second.
     pub expires_at: Option<Timestamp>,
+    /// Whether it has attributes for remainders, be they worth something or not.
+    pub has_remainders: bool,
     /// Not a bucket, only what the first clients gave back to one that was deleted meanwhile.
     pub is_remnant: bool,
 }
@@ -92,6 +94,7 @@ impl BucketItem {
             shards_seen: u32::try_from(shards_seen(item)).unwrap_or(shard_count),
             parent: reader.parent(),
             expires_at,
+            has_remainders: item.keys().any(|name| name.starts_with("b_") && name.ends_with("_rm")),
             is_remnant,
         })
     }
