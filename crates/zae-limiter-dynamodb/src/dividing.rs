@@ -1,8 +1,8 @@
 //! Dividing a bucket into more parts, bringing back a part that is missing, and putting parts
 //! together again.
 //!
-//! A bucket is divided when one of its parts is written nearly as often as a partition can bear, or
-//! when the table says that it is too much. The first part goes first, then the others, each by
+//! A bucket is divided when one of its parts is written nearly as often as a partition can bear, when
+//! the table says that it is too much, or, without group commit, when calls are in each other's way. The first part goes first, then the others, each by
 //! itself: see [`zae_limiter_schema::bucket::split`]. Whoever finds one that is not divided yet, goes
 //! on. When all parts together have been written little for a while, they are put together.
 
@@ -24,6 +24,9 @@ const WRITES_LEFT_MIN: i64 = 150;
 
 /// How long a new count is given to make a difference before the table's complaints count again.
 const PATIENCE_MS: u64 = 1_000;
+
+/// The same for calls that were in each other's way.
+const CONTENDED_PATIENCE_MS: u64 = 300;
 
 /// How often dividing a part is tried: others write to it all the time, that is why.
 const SPLITS_MAX: u32 = 64;
@@ -55,12 +58,23 @@ impl Shared {
 
     /// The table has turned a write away because of its partition.
     pub(crate) async fn divide_throttled(self: &Arc<Self>, lane: &Lane, now: Timestamp) {
-        let bucket = &lane.key.bucket;
+        if self.is_busy_all_over(&lane.key.bucket, lane.key.shard, now) {
+            self.double_again(&lane.key.bucket, PATIENCE_MS, now).await;
+        }
+    }
+
+    /// Others are first again and again: on fewer items more callers are in each other's way.
+    pub(crate) async fn divide_contended(self: &Arc<Self>, lane: &Lane, now: Timestamp) {
+        self.double_again(&lane.key.bucket, CONTENDED_PATIENCE_MS, now).await;
+    }
+
+    /// Divides a bucket unless that was done just now.
+    async fn double_again(self: &Arc<Self>, bucket: &BucketKey, patience_ms: u64, now: Timestamp) {
         let (count, is_early) = self.division(bucket, now, |division| {
             let changed_at = division.changed_at;
-            (division.count, changed_at.is_some_and(|at| now.millis_since(at) < PATIENCE_MS))
+            (division.count, changed_at.is_some_and(|at| now.millis_since(at) < patience_ms))
         });
-        if self.is_busy_all_over(bucket, lane.key.shard, now) && !is_early {
+        if !is_early {
             self.double(bucket, count, now).await;
         }
     }

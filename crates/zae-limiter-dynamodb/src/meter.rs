@@ -66,15 +66,27 @@ impl Shared {
     pub(crate) fn count_doubling(&self, parts: u32) {
         self.divisions.doublings.fetch_add(1, Ordering::Relaxed);
         self.divisions.most_parts.fetch_max(parts.into(), Ordering::Relaxed);
+        #[cfg(feature = "metrics")]
+        {
+            metrics::counter!("zae_limiter_bucket_doublings_total").increment(1);
+            metrics::histogram!("zae_limiter_bucket_parts").record(parts);
+        }
         tracing::info!(parts, "a hot bucket was divided");
     }
 
     pub(crate) fn count_merge(&self, parts: u32) {
         self.divisions.merges.fetch_add(1, Ordering::Relaxed);
+        #[cfg(feature = "metrics")]
+        {
+            metrics::counter!("zae_limiter_bucket_merges_total").increment(1);
+            metrics::histogram!("zae_limiter_bucket_parts").record(parts);
+        }
         tracing::info!(parts, "the parts of a calm bucket were put together");
     }
 
     pub(crate) fn count_gathered(&self) {
         self.divisions.gathered.fetch_add(1, Ordering::Relaxed);
+        #[cfg(feature = "metrics")]
+        metrics::counter!("zae_limiter_gathered_acquires_total").increment(1);
     }
 }

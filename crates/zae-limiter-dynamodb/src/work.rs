@@ -22,6 +22,10 @@ use crate::round::{Fate, Request, State, blind, decided};
 /// How often a write is tried because others changed the bucket meanwhile.
 pub(crate) const ATTEMPTS_MAX: u32 = 16;
 
+/// Without group commit: how often others may be first before the bucket is divided, so that fewer
+/// are in each other's way.
+const CONTENDED_AFTER: u32 = 3;
+
 /// How many requests go into one write at most.
 const GROUP_MAX: usize = 1_024;
 
@@ -117,8 +121,11 @@ impl Shared {
     async fn round(self: &Arc<Self>, lane: &Lane, mut group: Vec<Waiting>) {
         let now = group.iter().map(|waiting| waiting.now).max().unwrap_or_default();
         let mut sight = self.remembered(lane, now);
-        for _ in 0..ATTEMPTS_MAX {
+        for attempt in 0..ATTEMPTS_MAX {
             group.retain(|waiting| !waiting.is_abandoned());
+            if attempt == CONTENDED_AFTER && !self.options.group_commit {
+                self.divide_contended(lane, now).await;
+            }
             if sight.is_no_part(lane, now) {
                 return self.send_on(lane, &sight, group, now).await;
             }

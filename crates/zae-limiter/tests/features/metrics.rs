@@ -133,3 +133,48 @@ async fn calls(world: World) {
     })
     .await;
 }
+
+/// A bucket that is divided, taken from as a whole, and put together.
+#[cfg(feature = "dynamodb")]
+#[test]
+fn what_becomes_of_hot_buckets_is_counted() {
+    use zae_limiter::{
+        Admission, BucketKey, DynamoOptions, DynamoStore, EntityId, Leg, Lifetime, LimitSet,
+        Millitokens, NamespaceId, Plan, ResourceName, Store as _, Take, Target,
+    };
+
+    let counts = Counts::default();
+    let runtime = Builder::new_current_thread().build().unwrap();
+    let work = async {
+        let table = Arc::new(zae_limiter_testkit::SimTable::default());
+        let store = DynamoStore::new(table, DynamoOptions::default().seed(1));
+        let bucket = BucketKey {
+            namespace: NamespaceId::new("ns000000001").unwrap(),
+            entity: EntityId::new("org").unwrap(),
+            resource: ResourceName::new("gpt-4").unwrap(),
+        };
+        let limits = Arc::new(LimitSet::new([without_refill("rpm", 100)]).unwrap());
+        let target = Arc::new(Target::new(bucket.clone(), limits, Lifetime::Forever));
+        let take = async |tokens: i64| {
+            let takes = [Take { cell: 0, amount: Millitokens::new(tokens * 1_000) }];
+            let leg = Leg { target: Arc::clone(&target), takes: takes.into_iter().collect() };
+            let legs = [leg].into_iter().collect();
+            let plan = Plan { now: crate::world::NOW, legs };
+            assert!(matches!(store.acquire(&plan).await, Ok(Admission::Taken(_))));
+        };
+        take(1).await;
+        store.double(&bucket, crate::world::NOW).await.unwrap();
+        // More than any part has.
+        take(80).await;
+        store.halve(&bucket, crate::world::NOW).await.unwrap();
+    };
+    with_local_recorder(&counts, || runtime.block_on(work));
+    for (name, expected) in [
+        ("zae_limiter_bucket_doublings_total{}", 1),
+        ("zae_limiter_bucket_merges_total{}", 1),
+        ("zae_limiter_bucket_parts{}", 2),
+        ("zae_limiter_gathered_acquires_total{}", 1),
+    ] {
+        assert_eq!(counts.get(name), expected, "{name}");
+    }
+}
