@@ -12,7 +12,7 @@ use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::{BehaviorVersion, Credentials, Region};
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 use tokio::runtime::Runtime;
-use zae_limiter_core::{Clock, RateLimiter, SystemClock};
+use zae_limiter_core::{BucketKey, Clock, EntityId, RateLimiter, ResourceName, SystemClock};
 use zae_limiter_dynamodb::aws::{AwsTable, CreateTable};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 
@@ -105,6 +105,57 @@ impl Contender for Ours {
 
     fn write_units(&self) -> f64 {
         self.limiter.store().cost().map_or(0.0, |cost| cost.write_units)
+    }
+}
+
+/// Several processes of ours on one bucket that is divided into so many parts: each place is a process.
+pub struct Fleet {
+    limiters: Vec<RateLimiter>,
+    key: String,
+}
+
+impl Fleet {
+    pub const PROCESSES: usize = 8;
+
+    /// On the table that [`Ours`] has made.
+    pub async fn open(endpoint: &str, parts: u32) -> Arc<Self> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let key = format!("fleet-{parts}");
+        let mut limiters = Vec::new();
+        let store = || {
+            let table = Arc::new(AwsTable::new(client(endpoint), TABLE, Arc::clone(&clock)));
+            DynamoStore::new(table, DynamoOptions::default().parts_max(parts))
+        };
+        for _ in 0..Self::PROCESSES {
+            let builder = RateLimiter::builder(store()).deadline(Duration::from_secs(60));
+            let limiter = builder.open().await.expect("a limiter");
+            acquire_and_commit(&limiter, &key).await;
+            if limiters.is_empty() {
+                let bucket = BucketKey {
+                    namespace: limiter.namespace_id().clone(),
+                    entity: EntityId::new(&key).expect("a valid id"),
+                    resource: ResourceName::new("gpt-4").expect("a valid name"),
+                };
+                let divider = store();
+                for _ in 0..parts.ilog2() {
+                    divider.double(&bucket, clock.now()).await.expect("divided");
+                }
+            }
+            limiters.push(limiter);
+        }
+        Arc::new(Self { limiters, key })
+    }
+}
+
+impl Contender for Fleet {
+    async fn call(&self, process: usize) {
+        acquire_and_commit(&self.limiters[process], &self.key).await;
+    }
+
+    fn write_units(&self) -> f64 {
+        let cost =
+            |limiter: &RateLimiter| limiter.store().cost().map_or(0.0, |cost| cost.write_units);
+        self.limiters.iter().map(cost).sum()
     }
 }
 
