@@ -187,6 +187,8 @@ impl Shared {
             return Ok(shard);
         }
         let origin_count = origin.shard_count.next_power_of_two();
+        // The first part knows the count, but another client may have raised that of the origin since.
+        let count = count.max(origin_count);
         if shard >= count || origin_count < from_count {
             return Ok(from);
         }
@@ -194,18 +196,25 @@ impl Shared {
             let is_split = self.split(bucket, from, from_count, now).await?;
             return Ok(if is_split { shard } else { from });
         }
-        if part.as_ref().is_none_or(|part| !part.is_retired()) {
-            let limits = share_of(&first.whole, shard, count);
-            let nothing = vec![Cell::default(); limits.len()];
-            let empty = zae_limiter_core::Bucket::from_parts(limits, nothing, now);
-            let after = After { bucket: &empty, whole: &first.whole, shard_count: count };
-            let owner = Owner { parent: first.parent.as_ref() };
-            let update = match &part {
-                None => bucket::create(&keys[2], &after, &owner, Expiry::Never),
-                Some(expired) => bucket::rewrite(&keys[2], expired, &after, &owner, Expiry::Never),
-            };
-            let (Updated::Done(..) | Updated::Unmet(..)) = self.update(&update).await?;
-        }
+        let since = part.as_ref().map_or(now, |part| part.bucket.refilled_at().max(now));
+        let limits = share_of(&first.whole, shard, count);
+        let nothing = vec![Cell::default(); limits.len()];
+        let empty = zae_limiter_core::Bucket::from_parts(limits, nothing, since);
+        let after = After { bucket: &empty, whole: &first.whole, shard_count: count };
+        let owner = Owner { parent: first.parent.as_ref() };
+        let update = match &part {
+            None => bucket::create(&keys[2], &after, &owner, Expiry::Never),
+            Some(retired) if retired.is_retired() => {
+                let changes = bucket::bring_back(&keys[2], retired, &origin, &after, &owner);
+                return match self.transact(&changes).await {
+                    Ok(_) => Ok(shard),
+                    Err(trouble) if trouble.is_passing() => Ok(shard),
+                    Err(trouble) => Err(trouble),
+                };
+            }
+            Some(expired) => bucket::rewrite(&keys[2], expired, &after, &owner, Expiry::Never),
+        };
+        let (Updated::Done(..) | Updated::Unmet(..)) = self.update(&update).await?;
         Ok(shard)
     }
 

@@ -248,6 +248,42 @@ async fn a_part_that_another_client_made_full_holds_no_more_than_its_share() {
     assert_eq!(admitted, 60);
 }
 
+/// Raises the count on one part and nothing else, as the original does.
+async fn raise(table: &SimTable, shard: u32, count: i64) {
+    let raised = Update {
+        key: BucketItemKey { bucket: key(), shard }.item_key(),
+        actions: vec![Action::Set("shard_count".to_owned(), Value::number(count))],
+        conditions: Vec::new(),
+    };
+    table.update(&raised).await.expect("an answer");
+}
+
+/// A part that was put together with another lies there for a day, and does not stand in the way when
+/// another client counts it as a part again.
+#[tokio::test]
+async fn a_part_that_another_client_counts_again_is_brought_back_with_nothing() {
+    let table = SimTable::default();
+    let (store, target) = (store(&table), target(Limit::per_minute("rpm", 100)));
+    take(&store, &target, 20, at(0)).await.expect("admitted");
+    divide(&store, &table, 4, at(0)).await;
+    for _ in 0..2 {
+        store.halve(&key(), at(0)).await.expect("an answer");
+    }
+    // The first part's share is a half now, and the other half is nobody's.
+    raise(&table, 0, 2).await;
+    let fresh = DynamoStore::new(Arc::new(table.clone()), DynamoOptions::default());
+    let statuses = take(&fresh, &target, 60, at(0)).await.expect_err("more than a half");
+    assert_eq!(statuses[0].available.get(), 50_000);
+    let second = part(&table, 1).expect("the second part");
+    assert_eq!((number(&second, "shard_count"), number(&second, "b_rpm_tk")), (2, 0));
+    // The count of a part other than the first may be raised later than all that.
+    raise(&table, 1, 4).await;
+    let statuses = take(&fresh, &target, 60, at(1_000)).await.expect_err("more than there is");
+    assert!((50_000..52_000).contains(&statuses[0].available.get()), "{statuses:?}");
+    assert_eq!(part(&table, 3).map(|last| number(&last, "shard_count")), Some(4));
+    take(&fresh, &target, 60, at(60_000)).await.expect("all parts have refilled");
+}
+
 /// Whether what was admitted at these moments, in microseconds and in order, is in no interval more
 /// than the ceiling and what the interval earns. The clocks of this world are right to a millisecond.
 fn assert_never_too_many(admitted_us: &[u64], capacity: u64, per_second: u64) {

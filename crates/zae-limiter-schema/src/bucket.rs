@@ -1,7 +1,7 @@
 //! A bucket's item, and every way in which it is written.
 //!
 //! All limits of an item share one refill time `rf`. Whoever moves it pays out the time to all of
-//! them. There are six ways to write, and each says what it relies on:
+//! them. There are seven ways to write, and each says what it relies on:
 //!
 //! | write | what it does | what it pins |
 //! | --- | --- | --- |
@@ -10,6 +10,7 @@
 //! | [`refill`] | moves `rf`, pays out the time, takes and gives | `rf`, the generation, and on which side of the ceiling each balance ends |
 //! | [`rewrite`] | gives the item other limits, or a new life | `rf` and everything it was computed from |
 //! | [`split`] | divides a part in two | of the old part like [`refill`], and its count; of the new one that it holds nothing |
+//! | [`bring_back`] | makes a part of an item that holds nothing any more | `rf`, the generation and the count; and the count of the part it was divided from |
 //! | [`merge`] | makes one part of two | `rf` and everything it was computed from, of both |
 //!
 //! All of them pin that an item that expires is full again by then: others may have taken more than
@@ -33,7 +34,7 @@ mod item;
 
 use zae_limiter_core::{Bucket, BucketKey, EntityId, LimitName, LimitSet, Rate, Timestamp};
 
-pub use division::{Halves, merge, split};
+pub use division::{Halves, bring_back, merge, split};
 pub use item::{BucketItem, shards_seen, share_of};
 
 pub use count::carry_shard_count;

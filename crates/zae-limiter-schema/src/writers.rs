@@ -36,6 +36,34 @@ pub const WRITERS: &[Writer] = &[
             "ttl",
         ],
     },
+    Writer {
+        name: "bring_back",
+        changes: &[
+            "GSI*",
+            "b_*_bx",
+            "b_*_cp",
+            "b_*_ra",
+            "b_*_rm",
+            "b_*_rp",
+            "b_*_tc",
+            "b_*_tk",
+            "b_wcu_cp",
+            "b_wcu_ra",
+            "b_wcu_rp",
+            "b_wcu_tc",
+            "b_wcu_tk",
+            "cascade",
+            "entity_id",
+            "gn",
+            "parent_id",
+            "resource",
+            "rf",
+            "rm_at",
+            "shard_count",
+            "ttl",
+        ],
+        pins: &["gn", "rf", "shard_count"],
+    },
     Writer { name: "carry_shard_count", changes: &["shard_count"], pins: &["PK", "shard_count"] },
     Writer {
         name: "create",
@@ -170,8 +198,8 @@ mod tests {
 
     use super::*;
     use crate::bucket::{
-        After, Alive, BucketItem, Expiry, Halves, Movement, Owner, Since, add, carry_shard_count,
-        create, merge, refill, rewrite, split,
+        After, Alive, BucketItem, Expiry, Halves, Movement, Owner, Since, add, bring_back,
+        carry_shard_count, create, merge, refill, rewrite, split,
     };
     use crate::{Action, BucketItemKey, Change, Condition, SHARD_ZERO, Update, render_update};
 
@@ -352,6 +380,15 @@ mod tests {
                 // Full before and after, as most buckets are.
                 refill(&key(), &whole, &fill_up(&whole), expiring, until, at(2_000)),
             ],
+            "bring_back" => {
+                let (retired, origin) = (parted(&first, 1, 1), parted(&later, 0, 2));
+                let after = after_of(&other, 2);
+                let mut changes = bring_back(&key(), &retired, &origin, &after, &below);
+                // The other one is only looked at.
+                let looked_at = changes.pop();
+                assert!(matches!(looked_at, Some(Change::Check(_, pins)) if !pins.is_empty()));
+                updates([changes])
+            }
             "carry_shard_count" => vec![carry_shard_count(&key(), 4)],
             "rewrite" => vec![
                 rewrite(&key(), &first, &after_of(&other, 1), &alone, Expiry::Never),

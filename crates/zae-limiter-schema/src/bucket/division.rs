@@ -129,6 +129,21 @@ fn revive(key: &BucketItemKey, known: &BucketItem, after: &After<'_>, owner: &Ow
     Update { key: key.item_key(), actions, conditions }
 }
 
+/// Brings back a part that holds nothing any more, although the one that it was divided from counts
+/// it as there: another client has raised that one's count, and nothing else. It starts with nothing,
+/// and only if the other one still says so.
+pub fn bring_back(
+    key: &BucketItemKey,
+    empty: &BucketItem,
+    origin: &BucketItem,
+    after: &After<'_>,
+    owner: &Owner<'_>,
+) -> Vec<Change> {
+    let origin_key = BucketItemKey { bucket: key.bucket.clone(), shard: origin.shard };
+    let still = Change::Check(origin_key.item_key(), vec![undivided(origin.shard_count)]);
+    vec![Change::Update(revive(key, empty, after, owner)), still]
+}
+
 /// Makes one part of two, if they have the same limits: `None` where they do not. The higher one
 /// stays behind empty. Whether a bucket in one part expires is up to the next that takes from it.
 pub fn merge(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Option<Vec<Change>> {
