@@ -7,6 +7,8 @@
 mod audit;
 mod dividing;
 mod intervals;
+mod ledger;
+mod original;
 mod reading;
 mod scene;
 mod time;

@@ -14,6 +14,12 @@
 //! - *conservation, and all or nothing*: when a client has nothing under way, what its writes have
 //!   taken is what its calls were told. A call that failed or crashed may have taken or not; nothing
 //!   is ever given back twice.
+//!
+//! Beside clients of the original, which keep none of this, all of it still holds of what our clients
+//! write, and a bucket is over-admitted by no more than the others have made out of nothing: see
+//! [`ledger`](super::ledger).
+
+mod beside;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +30,7 @@ use zae_limiter_schema::{Item, ItemKey, ParsedKey, bucket_partition, parse_key};
 use super::VirtualTime;
 use super::dividing::{self, Change};
 use super::intervals::{LimitBook, Moments, Place, check_interval};
+use super::ledger::Ledger;
 use super::reading::{Cell, Reading};
 use crate::given::NOW;
 use crate::table::{ClientId, Watch, Wrote};
@@ -100,6 +107,8 @@ struct Books {
     divided: BTreeSet<String>,
     /// Limits that some part of such a bucket has lacked: not all parts learn of a change at once.
     mixed: BTreeSet<Place>,
+    /// Where there are clients of the original.
+    ledger: Option<Ledger>,
     calls: u64,
     steps: u64,
     violation: Option<String>,
@@ -367,7 +376,13 @@ impl Watch for Auditor {
         if books.violation.is_some() {
             return;
         }
-        if let Err(what) = books.audit(&base, shard, wrote, self.ahead_ms) {
+        let is_original =
+            books.ledger.as_ref().is_some_and(|ledger| ledger.is_original(wrote.client));
+        let audited = match is_original {
+            true => books.note_original(&base, shard, wrote, self.ahead_ms),
+            false => books.audit(&base, shard, wrote, self.ahead_ms),
+        };
+        if let Err(what) = audited {
             let client = wrote.client;
             let shown = |item: Option<&Item>| item.map(|item| Reading::of(shard, item));
             let open = client.and_then(|client| books.clients.get(&client));
@@ -390,7 +405,9 @@ impl Watch for Auditor {
             wrote.iter().for_each(|wrote| self.wrote(wrote));
             return;
         }
-        if let Err(what) = dividing::check(&changes) {
+        let is_stray = |reading: &Readings| self.is_stray(&reading.base, reading.new.shard);
+        let onto_stray = readings.iter().any(is_stray);
+        if let Err(what) = dividing::check(&changes, onto_stray) {
             let told = format!("{what}\n{readings:#?}");
             drop(changes);
             self.accuse(told);
@@ -399,6 +416,9 @@ impl Watch for Auditor {
         books.steps += 1;
         for reading in &readings {
             books.note_part(reading);
+            if let Some(ledger) = &mut books.ledger {
+                ledger.note(&reading.base, &reading.new, false);
+            }
         }
     }
 
@@ -451,6 +471,7 @@ struct Step<'a> {
     anew: bool,
     book: &'a ClientBook,
     oldest_ms: Option<i64>,
+    is_outdated: bool,
 }
 
 impl Books {
@@ -490,6 +511,9 @@ impl Books {
             if shard == 0 {
                 self.expires_s.remove(pk);
             }
+            if let Some(ledger) = &mut self.ledger {
+                ledger.forget(base, shard);
+            }
             return Ok(());
         };
         let new = wrote.new.ok_or("a client deleted the bucket")?;
@@ -497,6 +521,11 @@ impl Books {
         let true_ms = NOW.as_millis() + i64::try_from(wrote.at_us / 1_000).unwrap_or(i64::MAX / 2);
         if !new.is_part() {
             return Err("written, and it is no part of its bucket".to_owned());
+        }
+        if let (Some(old), Some(ledger)) = (&old, &mut self.ledger)
+            && !old.is_part()
+        {
+            return beside::check_brought_back(ledger, base, old, &new);
         }
         if shard == 0 {
             self.expires_s.insert(pk.clone(), new.ttl);
@@ -538,33 +567,34 @@ impl Books {
         // and its life may have been measured from a moment before the refill time.
         let lag_ms = self.lag_ms.entry(pk.clone()).or_default();
         let slack_ms = if anew && old.is_some() { 2 * ahead_ms + *lag_ms } else { 0 };
-        let mut nets = Vec::new();
         let book = self.clients.entry(client).or_default();
         let oldest_ms = book.oldest_ms(base);
         self.age_ms = self.age_ms.max(oldest_ms.map_or(0, |oldest| true_ms - oldest));
         *lag_ms = oldest_ms.map_or(0, |oldest| new.rf - oldest).max(*lag_ms);
-        for (limit, cell) in &new.cells {
+        let written = Written {
+            base,
+            old: old.as_ref(),
+            new: &new,
+            anew,
+            book,
+            oldest_ms,
+            is_outdated: false,
+        };
+        let nets = written.nets();
+        let at_ms = true_ms - ahead_ms - self.age_ms;
+        let (made, is_outdated) = match &mut self.ledger {
+            None => written.check(ahead_ms).map(|()| (vec![0; nets.len()], false))?,
+            Some(ledger) => written.check_beside(ledger, wrote, ahead_ms, at_ms)?,
+        };
+        let belongs = self.ledger.as_ref().is_none_or(|ledger| ledger.belongs(base, shard));
+        let book = self.clients.entry(client).or_default();
+        for ((limit, net), made) in nets.into_iter().zip(made) {
             let place = (base.to_owned(), limit.clone());
-            let before = old.as_ref().and_then(|old| Some((old, *old.cells.get(limit)?)));
-            let net = i128::from(cell.consumed)
-                - before.map_or(0, |(_, before)| i128::from(before.consumed));
-            let step = Step {
-                place: &place,
-                old: before,
-                new: (&new, *cell),
-                anew,
-                book: &*book,
-                oldest_ms,
-            };
-            step.check(net).map_err(|what| format!("{limit}: {what}"))?;
-            step.check_expiry(ahead_ms).map_err(|what| format!("{limit}: {what}"))?;
-            if before.is_none() && (shard == 0 || old.is_some()) {
+            let is_new = old.as_ref().is_none_or(|old| !old.cells.contains_key(&limit));
+            if is_new && (shard == 0 || old.is_some()) {
                 // A new limit, which starts full.
                 self.wholes.remove(&place);
             }
-            nets.push((place, net));
-        }
-        for (place, net) in nets {
             *book.net.entry(place.clone()).or_default() += net;
             // A write that leaves a limit as it is says nothing about its moment.
             let base_ms = oldest_ms.filter(|_| net != 0).map_or(new.rf, |at| at.max(new.rf));
@@ -572,17 +602,70 @@ impl Books {
             let moments = Moments { base_ms, rf: new.rf, slack_ms };
             let part = (pk.clone(), place.1.clone());
             let debt = i128::from((-cell.tokens).max(0));
-            check_interval(&mut self.limits, &part, &cell.rate, debt, net, moments)?;
+            // The interval by the part alone starts when it is within its share again.
+            let before = old.as_ref().and_then(|old| old.cells.get(&limit));
+            let was_over = before.is_some_and(|cell| cell.tokens > cell.rate.capacity().get());
+            if is_outdated || was_over {
+                self.limits.insert(part, LimitBook::new(cell.rate));
+            } else {
+                check_interval(&mut self.limits, &part, &cell.rate, debt, net, moments)?;
+            }
             // And of all parts together, by the true time: each has its own refill time.
             let debts = self.debts.entry(place.clone()).or_default();
             debts.insert(shard, (-cell.tokens).max(0));
             let debt = debts.values().map(|debt| i128::from(*debt)).sum();
             let slack_ms = slack_ms.max(2 * ahead_ms + self.age_ms);
             let moments = Moments { base_ms: true_ms, rf: true_ms, slack_ms };
-            check_interval(&mut self.wholes, &place, &cell.whole, debt, net, moments)
-                .map_err(|what| format!("all parts together: {what}"))?;
+            if belongs {
+                check_interval(&mut self.wholes, &place, &cell.whole, debt, net - made, moments)
+                    .map_err(|what| format!("all parts together: {what}"))?;
+            }
         }
         self.limits.retain(|(at, limit), _| at != pk || new.cells.contains_key(limit));
+        Ok(())
+    }
+}
+
+/// One write to one part.
+struct Written<'a> {
+    base: &'a str,
+    old: Option<&'a Reading>,
+    new: &'a Reading,
+    anew: bool,
+    book: &'a ClientBook,
+    oldest_ms: Option<i64>,
+    /// It is looked at as one by a count that has changed since. A part that is full by the new count
+    /// drops its remainder, less than a millitoken, and whoever remembers it cannot notice.
+    is_outdated: bool,
+}
+
+impl Written<'_> {
+    /// What was taken of a limit.
+    fn net(&self, limit: &str, cell: &Cell) -> i128 {
+        let before = self.old.and_then(|old| old.cells.get(limit));
+        i128::from(cell.consumed) - before.map_or(0, |before| i128::from(before.consumed))
+    }
+
+    fn nets(&self) -> Vec<(String, i128)> {
+        let cells = self.new.cells.iter();
+        cells.map(|(limit, cell)| (limit.clone(), self.net(limit, cell))).collect()
+    }
+
+    fn check(&self, ahead_ms: i64) -> Result<(), String> {
+        for (limit, cell) in &self.new.cells {
+            let place = (self.base.to_owned(), limit.clone());
+            let step = Step {
+                place: &place,
+                old: self.old.and_then(|old| Some((old, *old.cells.get(limit)?))),
+                new: (self.new, *cell),
+                anew: self.anew,
+                book: self.book,
+                oldest_ms: self.oldest_ms,
+                is_outdated: self.is_outdated,
+            };
+            step.check(self.net(limit, cell)).map_err(|what| format!("{limit}: {what}"))?;
+            step.check_expiry(ahead_ms).map_err(|what| format!("{limit}: {what}"))?;
+        }
         Ok(())
     }
 }
@@ -591,7 +674,11 @@ impl Step<'_> {
     fn check(&self, net: i128) -> Result<(), String> {
         let (reading, cell) = self.new;
         let (tokens, ceiling) = (i128::from(cell.tokens), i128::from(cell.rate.capacity().get()));
-        if tokens > ceiling {
+        // Whoever has put it above its ceiling was seen doing that.
+        let is_untouched = self.old.is_some_and(|(before, old)| {
+            net == 0 && old.tokens == cell.tokens && before.rf == reading.rf
+        });
+        if tokens > ceiling && !is_untouched {
             return Err(format!("{tokens} is above the ceiling of {ceiling}"));
         }
         if cell.remainder >= cell.rate.period_ms() {
@@ -619,7 +706,7 @@ impl Step<'_> {
                 _ => Ok(()),
             };
         }
-        if refilled > earned {
+        if refilled > earned + i128::from(self.is_outdated) {
             return Err(format!("{refilled} were refilled, {elapsed} ms earn {earned}"));
         }
         let may_credit = self.book.may_credit(self.place);
@@ -639,7 +726,10 @@ impl Step<'_> {
                     "{refilled} were refilled, {elapsed} ms earn {earned}, and it is not full"
                 ));
             }
-        } else if cell.remainder != remainder && !(may_be_full && cell.remainder == 0) {
+        } else if cell.remainder != remainder
+            && !(may_be_full && cell.remainder == 0)
+            && !self.is_outdated
+        {
             return Err(format!("the remainder is {}, must be {remainder}", cell.remainder));
         }
         self.check_unmoved(net, elapsed, held, &old)

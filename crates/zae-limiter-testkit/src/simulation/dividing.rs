@@ -16,14 +16,15 @@ pub(super) fn is_division(changes: &[Change<'_>]) -> bool {
     changes.len() == 2 && changes.iter().any(counts_otherwise)
 }
 
-/// Checks a division or its opposite.
-pub(super) fn check(changes: &[Change<'_>]) -> Result<(), String> {
+/// Checks a division or its opposite. Where one of the parts is a stray, made by others and outside of
+/// the bucket, it may be divided onto that.
+pub(super) fn check(changes: &[Change<'_>], onto_stray: bool) -> Result<(), String> {
     let [low, high] = changes else { return Err("not two parts".to_owned()) };
     let (low, high) = if low.new.shard < high.new.shard { (low, high) } else { (high, low) };
     let old = low.old.ok_or("nothing was divided")?;
     let (before, after) = (old.count, low.new.count);
     if after == 2 * before && high.new.count == after && high.new.shard == low.new.shard + before {
-        return check_split(old, low.new, high);
+        return check_split(old, low.new, high, onto_stray);
     }
     if 2 * after == before && high.new.count == after && high.new.shard == low.new.shard + after {
         return check_merge(old, low.new, high);
@@ -31,8 +32,13 @@ pub(super) fn check(changes: &[Change<'_>]) -> Result<(), String> {
     Err(format!("parts that do not belong together: {before} to {after}"))
 }
 
-fn check_split(old: &Reading, low: &Reading, high: &Change<'_>) -> Result<(), String> {
-    if high.old.is_some_and(|old| old.is_part()) {
+fn check_split(
+    old: &Reading,
+    low: &Reading,
+    high: &Change<'_>,
+    onto_stray: bool,
+) -> Result<(), String> {
+    if high.old.is_some_and(Reading::is_part) && !onto_stray {
         return Err("divided onto a part that is there".to_owned());
     }
     if low.rf != old.rf || high.new.rf != old.rf {
@@ -40,7 +46,9 @@ fn check_split(old: &Reading, low: &Reading, high: &Change<'_>) -> Result<(), St
     }
     for (limit, cell) in &old.cells {
         let (low, new) = pair(limit, low, high.new)?;
-        same(limit, "tokens", cell.tokens.into(), i128::from(low.tokens) + i128::from(new.tokens))?;
+        // What others have put above the ceiling is worth nothing.
+        let tokens = cell.tokens.min(cell.rate.capacity().get());
+        same(limit, "tokens", tokens.into(), i128::from(low.tokens) + i128::from(new.tokens))?;
         same(limit, "remainder", cell.remainder.into(), i128::from(low.remainder))?;
         same(limit, "remainder of the new part", 0, new.remainder.into())?;
         unconsumed(limit, Some(cell), low)?;

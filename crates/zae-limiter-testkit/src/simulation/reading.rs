@@ -17,7 +17,7 @@ pub(super) struct Cell {
 }
 
 /// A bucket's item, read by its attributes and nothing else.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Reading {
     pub(super) shard: u32,
     /// Of how many parts it is one.
@@ -43,9 +43,14 @@ impl Reading {
     }
 
     pub(super) fn of(shard: u32, item: &Item) -> Option<Self> {
+        let count = item.get("shard_count").and_then(Value::as_i64);
+        Self::as_one_of(shard, count.and_then(|count| u32::try_from(count).ok()).unwrap_or(1), item)
+    }
+
+    /// The same, as if it were one of so many parts.
+    pub(super) fn as_one_of(shard: u32, count: u32, item: &Item) -> Option<Self> {
         let number = |name: &str| item.get(name).and_then(Value::as_i64);
         let rf = number("rf")?;
-        let count = number("shard_count").and_then(|count| u32::try_from(count).ok()).unwrap_or(1);
         let mut cells = BTreeMap::new();
         for name in item.keys() {
             let limit = name.strip_prefix("b_").and_then(|name| name.strip_suffix("_tk"));

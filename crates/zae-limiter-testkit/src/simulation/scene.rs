@@ -65,6 +65,12 @@ impl Scene {
         }
     }
 
+    /// Buckets do not expire, and their limits do not change.
+    pub(super) fn stay_as_they_are(&mut self) {
+        self.config_changes = 0.0;
+        self.buckets.iter_mut().for_each(|place| place.lifetime_factor = None);
+    }
+
     pub(super) fn target(&self, bucket: usize, version: usize) -> Arc<Target> {
         let place = &self.buckets[bucket];
         let limits = &place.versions[version];

@@ -17,6 +17,7 @@ use zae_limiter_core::{
 use zae_limiter_schema::{ItemKey, Table, Value, bucket_partition};
 
 use super::audit::{Ended, Kind, Part};
+use super::original::Original;
 use super::scene::{Scene, draw_amounts, draw_differences};
 use super::{ClientClock, World};
 use crate::table::{ClientId, Faults, Totals};
@@ -29,6 +30,7 @@ pub struct Simulation {
     calls: u32,
     replay: String,
     companion: Option<Arc<dyn Companion>>,
+    originals: u32,
 }
 
 /// Somebody who is in the world beside the clients, and writes to the table too.
@@ -58,6 +60,8 @@ pub struct Report {
     pub crashed: u64,
     /// Changes of buckets that the auditor looked at.
     pub steps: u64,
+    /// What clients of the original have made out of nothing, in millitokens of all limits.
+    pub made: i128,
     /// What the table was asked.
     pub totals: Totals,
     /// How long it took, in virtual time.
@@ -86,6 +90,7 @@ impl Simulation {
             calls: 14,
             replay,
             companion: None,
+            originals: 0,
         }
     }
 
@@ -100,6 +105,14 @@ impl Simulation {
     #[must_use]
     pub fn with(mut self, companion: Arc<dyn Companion>) -> Self {
         self.companion = Some(companion);
+        self
+    }
+
+    /// So many clients with the behaviour of the Python original are in the mix. Buckets are kept for
+    /// good, and limits stay what they are.
+    #[must_use]
+    pub fn beside_originals(mut self, clients: u32) -> Self {
+        self.originals = clients;
         self
     }
 
@@ -139,7 +152,10 @@ impl Simulation {
 
     fn play(&self, build: Box<Build>) -> Report {
         let mut rng = Rng::with_seed(self.seed);
-        let scene = Scene::draw(&mut rng);
+        let mut scene = Scene::draw(&mut rng);
+        if self.originals > 0 {
+            scene.stay_as_they_are();
+        }
         let (settings, ahead_ms) = (self.clone(), scene.skew_us / 1_000 + 1);
         let (report, violation) = World::play(rng.u64(..), ahead_ms, async move |world| {
             let stage = Arc::new(Stage {
@@ -173,30 +189,32 @@ struct Tally {
 }
 
 /// What all clients share.
-struct Stage {
-    world: Arc<World>,
-    scene: Scene,
+pub(super) struct Stage {
+    pub(super) world: Arc<World>,
+    pub(super) scene: Scene,
     build: Box<Build>,
     tally: Mutex<Tally>,
     rng: Mutex<Rng>,
     next_client: Mutex<ClientId>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Stage {
-    fn draw<T>(&self, from: impl FnOnce(&mut Rng) -> T) -> T {
+    pub(super) fn draw<T>(&self, from: impl FnOnce(&mut Rng) -> T) -> T {
         from(&mut locked(&self.rng))
     }
 
+    fn next_id(&self) -> ClientId {
+        let mut next = locked(&self.next_client);
+        *next += 1;
+        *next - 1
+    }
+
     fn client(&self, skew_us: i64) -> Arc<Client> {
-        let id = {
-            let mut next = locked(&self.next_client);
-            *next += 1;
-            *next - 1
-        };
+        let id = self.next_id();
         let table = Arc::new(self.world.table.for_client(id));
         let (offset, drift) = self.draw(|rng| {
             let drift = if skew_us == 0 { 0 } else { rng.i64(-200..=200) };
@@ -215,7 +233,7 @@ impl Stage {
         count.is_some_and(|count| count > 1)
     }
 
-    async fn pause(&self) {
+    pub(super) async fn pause(&self) {
         let wait = self.draw(|rng| match rng.u32(..20) {
             0..=10 => rng.u64(..40_000),
             11..=17 => rng.u64(..1_500_000),
@@ -252,6 +270,8 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
     for _ in 0..settings.clients {
         running.push(start(stage, settings.calls));
     }
+    let originals: Vec<JoinHandle<()>> =
+        (0..settings.originals).map(|_| start_original(stage, settings.calls)).collect();
     for _ in 0..stage.scene.crashes {
         stage.pause().await;
         if stage.scene.sweeps {
@@ -262,13 +282,11 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
         let (client, tasks) = std::mem::replace(&mut running[at], start(stage, settings.calls));
         crash(stage, &client, tasks);
     }
-    for (_, tasks) in running {
-        for task in tasks {
-            if let Err(error) = task.await
-                && error.is_panic()
-            {
-                std::panic::resume_unwind(error.into_panic());
-            }
+    for task in running.into_iter().flat_map(|(_, tasks)| tasks).chain(originals) {
+        if let Err(error) = task.await
+            && error.is_panic()
+        {
+            std::panic::resume_unwind(error.into_panic());
         }
     }
     let delay = stage.scene.faults.delay_us.clone();
@@ -295,6 +313,9 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
     }
     for bucket in 0..stage.scene.buckets.len() {
         check_liveness(stage, bucket).await;
+        if settings.originals > 0 {
+            check_whole(stage, bucket).await;
+        }
     }
     let tally = locked(&stage.tally);
     let report = Report {
@@ -306,6 +327,7 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
         settled: tally.settled,
         crashed: tally.crashed,
         steps: stage.world.auditor.steps(),
+        made: stage.world.auditor.made(),
         totals: stage.world.table.totals(),
         took: Duration::from_micros(time.now_us()),
     };
@@ -326,6 +348,18 @@ fn start(stage: &Arc<Stage>, calls: u32) -> (Arc<Client>, Vec<JoinHandle<()>>) {
     };
     let tasks = (0..tasks).map(task).collect();
     (client, tasks)
+}
+
+fn start_original(stage: &Arc<Stage>, calls: u32) -> JoinHandle<()> {
+    let id = stage.next_id();
+    stage.world.auditor.expect_original(id);
+    let (stage, client) = (Arc::clone(stage), Original::new(stage, id));
+    tokio::spawn(async move {
+        for _ in 0..calls {
+            stage.pause().await;
+            client.call(&stage).await;
+        }
+    })
 }
 
 fn crash(stage: &Stage, client: &Client, tasks: Vec<JoinHandle<()>>) {
@@ -596,5 +630,23 @@ async fn check_liveness(stage: &Stage, bucket: usize) {
                 ));
             }
         }
+    }
+}
+
+/// Whoever asks for all that a bucket can hold gets an answer, and finds all of its parts.
+async fn check_whole(stage: &Stage, bucket: usize) {
+    let client = stage.client(0);
+    let target = client.target(stage, bucket);
+    let takes = target.limits().rates().iter().enumerate();
+    let takes = takes.map(|(cell, rate)| Take { cell, amount: rate.capacity() }).collect();
+    let leg = Leg { target: Arc::clone(&target), takes };
+    let plan = Plan { now: client.clock.now(), legs: [leg].into_iter().collect() };
+    let auditor = &stage.world.auditor;
+    let answer = client.ask(stage, &plan, None).await;
+    if !matches!(answer, Some(Ok(_))) {
+        auditor.accuse(format!("no answer in peace: {answer:?}"));
+    }
+    if !auditor.is_complete(target.key()) {
+        auditor.accuse(format!("parts of {:?} are missing", target.key()));
     }
 }

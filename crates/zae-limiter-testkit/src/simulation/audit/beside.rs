@@ -1,0 +1,166 @@
+//! The auditor beside clients of the original: what it notes of theirs, and of ours.
+
+use zae_limiter_core::BucketKey;
+use zae_limiter_schema::bucket_partition;
+
+use super::super::intervals::{LimitBook, Moments, check_interval};
+use super::super::ledger::{self, Ledger};
+use super::super::reading::Reading;
+use super::{Auditor, Books, Written};
+use crate::given::NOW;
+use crate::table::{ClientId, Wrote};
+
+impl Auditor {
+    /// From now on this client counts as one of the original.
+    pub(crate) fn expect_original(&self, client: ClientId) {
+        self.lock().ledger.get_or_insert_default().expect(client);
+    }
+
+    /// What clients of the original have made out of nothing, in millitokens of all limits.
+    pub(crate) fn made(&self) -> i128 {
+        self.lock().ledger.as_ref().map_or(0, |ledger| ledger.made)
+    }
+
+    /// Whether the parts of a bucket are the whole of it.
+    pub(crate) fn is_complete(&self, bucket: &BucketKey) -> bool {
+        let base = bucket_partition(bucket, 0);
+        self.lock().ledger.as_ref().is_none_or(|ledger| ledger.is_complete(&base))
+    }
+
+    /// Whether an item looks like a part of a bucket whose share another part still has.
+    pub(super) fn is_stray(&self, base: &str, shard: u32) -> bool {
+        self.lock().ledger.as_ref().is_some_and(|ledger| !ledger.belongs(base, shard))
+    }
+}
+
+impl Books {
+    /// A write of the original: not checked, but what it made out of nothing is known afterwards.
+    pub(super) fn note_original(
+        &mut self,
+        base: &str,
+        shard: u32,
+        wrote: &Wrote<'_>,
+        ahead_ms: i64,
+    ) -> Result<(), String> {
+        // What is given back to an item that is gone is no bucket.
+        let new = wrote.new.and_then(|item| Reading::of(shard, item));
+        let (Some(new), Some(ledger)) = (new, &mut self.ledger) else { return Ok(()) };
+        let old = wrote.old.and_then(|item| Reading::of(shard, item));
+        let true_ms = NOW.as_millis() + i64::try_from(wrote.at_us / 1_000).unwrap_or(i64::MAX / 2);
+        let at_ms = true_ms - ahead_ms - self.age_ms;
+        let slack_ms = 2 * ahead_ms + self.age_ms;
+        let moments = Moments { base_ms: true_ms, rf: true_ms, slack_ms };
+        // A bucket that is not there counts as full.
+        let is_first = !ledger.knows(base);
+        let held = |ledger: &Ledger| -> Vec<i128> {
+            new.cells.keys().map(|limit| ledger.held(base, limit, at_ms)).collect()
+        };
+        let before = held(ledger);
+        ledger.note(base, &new, true);
+        let after = held(ledger);
+        let belongs = ledger.belongs(base, shard);
+        if new.count > 1 {
+            self.divided.insert(base.to_owned());
+        }
+        for ((limit, cell), (before, after)) in new.cells.iter().zip(before.into_iter().zip(after))
+        {
+            let place = (base.to_owned(), limit.clone());
+            let consumed = old.as_ref().and_then(|old| old.cells.get(limit));
+            let consumed = consumed.map_or(0, |cell| i128::from(cell.consumed));
+            let net = if belongs { i128::from(cell.consumed) - consumed } else { 0 };
+            let made = match is_first {
+                true => 0,
+                false => ledger::made(before, after, net, cell.rate.period_ms()),
+            };
+            ledger.book(made);
+            // The part by itself starts anew: the ledger is of the whole.
+            let part = (wrote.key.pk.clone(), limit.clone());
+            self.limits.insert(part, LimitBook::new(cell.rate));
+            let debts = self.debts.entry(place.clone()).or_default();
+            debts.insert(shard, (-cell.tokens).max(0));
+            let debt = debts.values().map(|debt| i128::from(*debt)).sum();
+            check_interval(&mut self.wholes, &place, &cell.whole, debt, net - made, moments)
+                .map_err(|what| format!("all parts together, by the ledger: {what}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// A part that held nothing any more is one again, because the original counts it as one. It starts
+/// with nothing, and where its share was free.
+pub(super) fn check_brought_back(
+    ledger: &mut Ledger,
+    base: &str,
+    old: &Reading,
+    new: &Reading,
+) -> Result<(), String> {
+    if new.rf < old.rf {
+        return Err(format!("time ran back from {} to {}", old.rf, new.rf));
+    }
+    for (limit, cell) in &new.cells {
+        let consumed = old.cells.get(limit).map_or(0, |cell| cell.consumed);
+        if (cell.tokens, cell.consumed, cell.remainder) != (0, consumed, 0) {
+            return Err(format!("{limit}: what is brought back starts with nothing: {cell:?}"));
+        }
+    }
+    ledger.note(base, new, false);
+    match ledger.belongs(base, new.shard) {
+        true => Ok(()),
+        false => Err("brought back while another part has its share".to_owned()),
+    }
+}
+
+impl Written<'_> {
+    /// Checks a write of ours. What it has made of each limit is nothing, but for a client that went
+    /// by a count from before the original had changed it; whether it did is the second answer.
+    pub(super) fn check_beside(
+        &self,
+        ledger: &mut Ledger,
+        wrote: &Wrote<'_>,
+        ahead_ms: i64,
+        at_ms: i64,
+    ) -> Result<(Vec<i128>, bool), String> {
+        let (base, shard) = (self.base, self.new.shard);
+        let unseen = wrote
+            .client
+            .map_or_else(Vec::new, |client| ledger.unseen(base, shard, client, wrote.at_us));
+        let nets = self.nets();
+        let part = (base, shard);
+        let held = |ledger: &Ledger| -> Vec<i128> {
+            nets.iter().map(|(limit, _)| ledger.held_by(part, limit, at_ms)).collect()
+        };
+        // A bucket that is not there counts as full.
+        let is_first = !ledger.knows(base);
+        let before = held(ledger);
+        ledger.note(base, self.new, false);
+        let after = held(ledger);
+        let mut made = vec![0; nets.len()];
+        if !is_first {
+            for (at, (limit, net)) in nets.iter().enumerate() {
+                let period_ms = self.new.cells[limit].rate.period_ms();
+                made[at] = ledger::made(before[at], after[at], *net, period_ms);
+            }
+        }
+        if ledger.belongs(base, shard) {
+            ledger.book(made.iter().sum());
+        }
+        let checked = self.check(ahead_ms).and_then(|()| match made.iter().sum() {
+            0 => Ok(()),
+            sum => Err(format!("{sum} millitokens were made out of nothing")),
+        });
+        let Err(what) = checked else { return Ok((made, false)) };
+        match unseen.iter().any(|count| self.is_exact_by(*count, wrote, ahead_ms)) {
+            true => Ok((made, true)),
+            false => Err(what),
+        }
+    }
+
+    /// Whether a write is exact if the part is one of so many.
+    fn is_exact_by(&self, count: u32, wrote: &Wrote<'_>, ahead_ms: i64) -> bool {
+        let shard = self.new.shard;
+        let reading = |item| Reading::as_one_of(shard, count, item);
+        let (old, new) = (wrote.old.and_then(reading), wrote.new.and_then(reading));
+        let Some(new) = new.filter(Reading::is_part) else { return false };
+        Written { old: old.as_ref(), new: &new, is_outdated: true, ..*self }.check(ahead_ms).is_ok()
+    }
+}
