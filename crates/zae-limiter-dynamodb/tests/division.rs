@@ -155,6 +155,33 @@ async fn a_lease_from_a_part_that_is_gone_is_settled_where_its_share_is() {
     assert_eq!((number(&first, "b_rpm_tk"), number(&first, "b_rpm_tc")), (82_000, 18_000));
 }
 
+/// A part is hot when fewer than 150 of its 1,000 writes are left. Divided it has 800 again and the
+/// new one all of them: the same rush does not divide them at once, but when it goes on.
+#[tokio::test]
+async fn a_rush_divides_a_bucket_once_and_again_only_when_it_goes_on() {
+    let table = SimTable::default();
+    let options = DynamoOptions::default().seed(1).without_group_commit();
+    let store = DynamoStore::new(Arc::new(table.clone()), options);
+    let target = target(Limit::per_second("rps", 100_000));
+    let mut doublings = Vec::new();
+    for call in 1..=2_500 {
+        let before = count(&table);
+        take(&store, &target, 1, at(0)).await.expect("admitted");
+        // Dividing happens in the background.
+        for _ in 0..200 {
+            tokio::task::yield_now().await;
+        }
+        if count(&table) != before {
+            doublings.push((call, count(&table)));
+        }
+    }
+    assert_eq!(doublings.len(), 2, "{doublings:?}");
+    assert_eq!(doublings[0], (851, 2));
+    // Each of the two gets about every second call.
+    assert_eq!(doublings[1].1, 4);
+    assert!((1_200..1_500).contains(&(doublings[1].0 - 851)), "{doublings:?}");
+}
+
 #[tokio::test]
 async fn writes_that_come_slowly_never_divide_a_bucket() {
     // An hour; `a_day_of_ten_requests_a_second` is longer.

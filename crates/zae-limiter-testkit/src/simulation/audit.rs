@@ -684,6 +684,13 @@ impl Step<'_> {
         if cell.remainder >= cell.rate.period_ms() {
             return Err(format!("a remainder of {} is a millitoken or more", cell.remainder));
         }
+        // A division may leave a part so: what it held was less than a millitoken short of full.
+        let was_so = |(_, old): (&Reading, Cell)| {
+            (old.tokens, old.remainder) == (cell.tokens, cell.remainder)
+        };
+        if tokens == ceiling && cell.remainder > 0 && !self.old.is_some_and(was_so) {
+            return Err(format!("it is full, and carries over a remainder of {}", cell.remainder));
+        }
         let Some((before, old)) = self.old.filter(|_| !self.anew) else {
             if reading.shard > 0 && self.old.is_none() && self.anew {
                 return self.same(tokens + net, 0, "a part that was missing starts with nothing");

@@ -1,0 +1,110 @@
+//! A process goes by what it remembers of a bucket. What others have done meanwhile it must notice
+//! before anything is written by it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use zae_limiter_core::{
+    Admission, BucketKey, EntityId, Key, Leg, Lifetime, Limit, LimitSet, Millitokens, NamespaceId,
+    Plan, ResourceName, Settlement, Store, Take, Target, Timestamp,
+};
+use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
+use zae_limiter_schema::{BucketItemKey, SHARD_ZERO, Value};
+use zae_limiter_testkit::SimTable;
+
+fn key() -> BucketKey {
+    BucketKey {
+        namespace: NamespaceId::new("ns000000001").expect("a valid id"),
+        entity: EntityId::new("org").expect("a valid id"),
+        resource: ResourceName::new("gpt-4").expect("a valid name"),
+    }
+}
+
+fn target(limit: Limit) -> Arc<Target> {
+    let limits = LimitSet::new([limit]).expect("valid limits");
+    Arc::new(Target::new(key(), Arc::new(limits), Lifetime::Forever))
+}
+
+/// Every refill but one in thirteen milliseconds leaves a remainder.
+fn odd() -> Arc<Target> {
+    target(Limit::per("odd", 7, Duration::from_secs(13)).burst(9))
+}
+
+fn at(millis: i64) -> Timestamp {
+    Timestamp::from_millis(1_794_751_200_000 + millis)
+}
+
+fn process(table: &SimTable) -> DynamoStore {
+    DynamoStore::new(Arc::new(table.clone()), DynamoOptions::default())
+}
+
+async fn take(store: &DynamoStore, target: &Arc<Target>, millitokens: i64, now: Timestamp) -> bool {
+    let takes = [Take { cell: 0, amount: Millitokens::new(millitokens) }].into_iter().collect();
+    let legs = [Leg { target: Arc::clone(target), takes }].into_iter().collect();
+    let answer = store.acquire(&Plan { now, legs }).await.expect("an answer");
+    matches!(answer, Admission::Taken(_))
+}
+
+async fn give_back(store: &DynamoStore, target: &Arc<Target>, millitokens: i64, now: Timestamp) {
+    let amount = Millitokens::new(-millitokens);
+    let settlement = Settlement {
+        target: Arc::clone(target),
+        shard: SHARD_ZERO,
+        differences: [Take { cell: 0, amount }].into_iter().collect(),
+    };
+    store.settle(&[settlement], now).await.expect("settled");
+}
+
+fn number(table: &SimTable, name: &str) -> Option<i64> {
+    let item = table.item(&BucketItemKey { bucket: key(), shard: SHARD_ZERO }.item_key());
+    item.expect("a bucket").get(name).and_then(Value::as_i64)
+}
+
+/// Under other limits, too: a write that fits the old ones would take from a full bucket without
+/// paying out its time, which would be paid out again.
+#[tokio::test]
+async fn a_bucket_that_was_deleted_and_made_again_is_another_one() {
+    let table = SimTable::default();
+    let (first, second) = (process(&table), process(&table));
+    let (wide, narrow) =
+        (target(Limit::per_minute("rpm", 100)), target(Limit::per_minute("rpm", 10)));
+    assert!(take(&first, &wide, 95_000, at(0)).await);
+    second.delete(&[Key::Bucket(key())]).await.expect("deleted");
+    assert!(take(&second, &narrow, 1_000, at(1_000)).await);
+    // Full again, with its ten; the first process remembers five of a hundred.
+    assert!(take(&first, &wide, 5_000, at(31_000)).await);
+    let mut admitted = 0;
+    while take(&second, &narrow, 1_000, at(31_000)).await {
+        admitted += 1;
+    }
+    assert_eq!(admitted, 5);
+}
+
+#[tokio::test]
+async fn a_full_bucket_carries_nothing_over() {
+    let table = SimTable::default();
+    let (store, odd) = (process(&table), odd());
+    assert!(take(&store, &odd, 9_000, at(0)).await);
+    // 1,076 are earned, and 12/13 of another.
+    assert!(take(&store, &odd, 1_000, at(2_000)).await);
+    assert_eq!(number(&table, "b_odd_rm"), Some(12_000));
+    // In the same millisecond: the refill time stays, the remainder does not.
+    give_back(&store, &odd, 9_000, at(2_000)).await;
+    assert_eq!(number(&table, "b_odd_tk"), Some(9_000));
+    assert!(take(&store, &odd, 9_000, at(2_000)).await);
+    assert!(!take(&process(&table), &odd, 1, at(2_001)).await, "7/13 of a millitoken are earned");
+    assert!(take(&process(&table), &odd, 1, at(2_002)).await);
+}
+
+#[tokio::test]
+async fn a_remainder_that_another_process_dropped_is_not_paid_out() {
+    let table = SimTable::default();
+    let (first, second, odd) = (process(&table), process(&table), odd());
+    assert!(take(&first, &odd, 9_000, at(0)).await);
+    assert!(take(&first, &odd, 1_000, at(2_000)).await);
+    give_back(&second, &odd, 9_000, at(2_000)).await;
+    assert!(take(&second, &odd, 8_000, at(2_000)).await);
+    // The first process remembers 76, and a remainder with which a millisecond earns one more.
+    assert!(take(&first, &odd, 77, at(2_001)).await);
+    assert_eq!(number(&table, "b_odd_tk"), Some(1_000 - 77));
+}
