@@ -2,15 +2,16 @@
 //! together again.
 //!
 //! A bucket is divided when one of its parts is written nearly as often as a partition can bear, when
-//! the table says that it is too much, or, without group commit, when calls are in each other's way. The first part goes first, then the others, each by
-//! itself: see [`zae_limiter_schema::bucket::split`]. Whoever finds one that is not divided yet, goes
-//! on. When all parts together have been written little for a while, they are put together.
+//! the table says that it is too much, or, without group commit, when calls are in each other's way.
+//! The first part goes first, then the others, each by itself: see
+//! [`zae_limiter_schema::bucket::split`]. Whoever finds one that is not divided yet, goes on. When all
+//! parts together have been written little for a while, they are put together.
 
 use std::sync::Arc;
 
-use zae_limiter_core::{BucketKey, Cell, Leg, Timestamp, spawn_in_background};
+use zae_limiter_core::{Bucket, BucketKey, Cell, Leg, Timestamp, spawn_in_background};
 use zae_limiter_schema::bucket::{self, After, BucketItem, Expiry, Halves, Owner, share_of};
-use zae_limiter_schema::{BucketItemKey, Change, SHARD_ZERO, Transacted, Updated};
+use zae_limiter_schema::{BucketItemKey, Change, SHARD_ZERO, Transacted};
 
 use crate::Shared;
 use crate::error::Trouble;
@@ -196,26 +197,37 @@ impl Shared {
             let is_split = self.split(bucket, from, from_count, now).await?;
             return Ok(if is_split { shard } else { from });
         }
-        let since = part.as_ref().map_or(now, |part| part.bucket.refilled_at().max(now));
-        let limits = share_of(&first.whole, shard, count);
+        self.start_with_nothing(&keys[2], (&first, &origin), part.as_ref(), count, now).await?;
+        Ok(shard)
+    }
+
+    /// Makes a part that has been lost, unless somebody has meanwhile. `count` is that of the bucket.
+    async fn start_with_nothing(
+        &self,
+        key: &BucketItemKey,
+        (first, origin): (&BucketItem, &BucketItem),
+        part: Option<&BucketItem>,
+        count: u32,
+        now: Timestamp,
+    ) -> Result<(), Trouble> {
+        let since = part.map_or(now, |part| part.bucket.refilled_at().max(now));
+        let limits = share_of(&first.whole, key.shard, count);
         let nothing = vec![Cell::default(); limits.len()];
-        let empty = zae_limiter_core::Bucket::from_parts(limits, nothing, since);
+        let empty = Bucket::from_parts(limits, nothing, since);
         let after = After { bucket: &empty, whole: &first.whole, shard_count: count };
         let owner = Owner { parent: first.parent.as_ref() };
-        let update = match &part {
-            None => bucket::create(&keys[2], &after, &owner, Expiry::Never),
+        let update = match part {
+            None => bucket::create(key, &after, &owner, Expiry::Never),
             Some(retired) if retired.is_retired() => {
-                let changes = bucket::bring_back(&keys[2], retired, &origin, &after, &owner);
+                let changes = bucket::bring_back(key, retired, origin, &after, &owner);
                 return match self.transact(&changes).await {
-                    Ok(_) => Ok(shard),
-                    Err(trouble) if trouble.is_passing() => Ok(shard),
-                    Err(trouble) => Err(trouble),
+                    Err(trouble) if !trouble.is_passing() => Err(trouble),
+                    _ => Ok(()),
                 };
             }
-            Some(expired) => bucket::rewrite(&keys[2], expired, &after, &owner, Expiry::Never),
+            Some(expired) => bucket::rewrite(key, expired, &after, &owner, Expiry::Never),
         };
-        let (Updated::Done(..) | Updated::Unmet(..)) = self.update(&update).await?;
-        Ok(shard)
+        self.update(&update).await.map(drop)
     }
 
     /// Now and then, looks whether a bucket is still written so often that it needs its parts.

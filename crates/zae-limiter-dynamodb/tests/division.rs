@@ -1,39 +1,19 @@
 //! Buckets that are written too often for one item: divided, never over-admitted, put together.
 
+mod one_bucket;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use zae_limiter_core::{
-    Admission, BucketKey, EntityId, Leg, Lifetime, Limit, LimitSet, LimitStatus, Millitokens,
-    NamespaceId, Plan, ResourceName, Settlement, Store, Take, Target, Timestamp,
+    Admission, Limit, LimitStatus, Millitokens, Settlement, Store, Take, Target, Timestamp,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{Action, BucketItemKey, Change, Item, Table, Transacted, Update, Value};
 use zae_limiter_testkit::{Faults, SimTable, World};
 
-fn key() -> BucketKey {
-    BucketKey {
-        namespace: NamespaceId::new("ns000000001").expect("a valid id"),
-        entity: EntityId::new("org").expect("a valid id"),
-        resource: ResourceName::new("gpt-4").expect("a valid name"),
-    }
-}
-
-fn target(limit: Limit) -> Arc<Target> {
-    let limits = LimitSet::new([limit]).expect("valid limits");
-    Arc::new(Target::new(key(), Arc::new(limits), Lifetime::Forever))
-}
-
-fn at(millis: i64) -> Timestamp {
-    Timestamp::from_millis(1_794_751_200_000 + millis)
-}
-
-fn plan(target: &Arc<Target>, millitokens: i64, now: Timestamp) -> Plan {
-    let takes = [Take { cell: 0, amount: Millitokens::new(millitokens) }].into_iter().collect();
-    let leg = Leg { target: Arc::clone(target), takes };
-    Plan { now, legs: [leg].into_iter().collect() }
-}
+use one_bucket::{at, key, plan, target};
 
 fn store(table: &SimTable) -> DynamoStore {
     DynamoStore::new(Arc::new(table.clone()), DynamoOptions::default().seed(1))

@@ -1,37 +1,23 @@
 //! A process goes by what it remembers of a bucket. What others have done meanwhile it must notice
 //! before anything is written by it.
 
+mod one_bucket;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use zae_limiter_core::{
-    Admission, BucketKey, EntityId, Key, Leg, Lifetime, Limit, LimitSet, Millitokens, NamespaceId,
-    Plan, ResourceName, Settlement, Store, Take, Target, Timestamp,
+    Admission, Key, Limit, Millitokens, Settlement, Store, Take, Target, Timestamp,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{BucketItemKey, SHARD_ZERO, Value};
 use zae_limiter_testkit::SimTable;
 
-fn key() -> BucketKey {
-    BucketKey {
-        namespace: NamespaceId::new("ns000000001").expect("a valid id"),
-        entity: EntityId::new("org").expect("a valid id"),
-        resource: ResourceName::new("gpt-4").expect("a valid name"),
-    }
-}
-
-fn target(limit: Limit) -> Arc<Target> {
-    let limits = LimitSet::new([limit]).expect("valid limits");
-    Arc::new(Target::new(key(), Arc::new(limits), Lifetime::Forever))
-}
+use one_bucket::{at, key, plan, target};
 
 /// Every refill but one in thirteen milliseconds leaves a remainder.
 fn odd() -> Arc<Target> {
     target(Limit::per("odd", 7, Duration::from_secs(13)).burst(9))
-}
-
-fn at(millis: i64) -> Timestamp {
-    Timestamp::from_millis(1_794_751_200_000 + millis)
 }
 
 fn process(table: &SimTable) -> DynamoStore {
@@ -39,9 +25,7 @@ fn process(table: &SimTable) -> DynamoStore {
 }
 
 async fn take(store: &DynamoStore, target: &Arc<Target>, millitokens: i64, now: Timestamp) -> bool {
-    let takes = [Take { cell: 0, amount: Millitokens::new(millitokens) }].into_iter().collect();
-    let legs = [Leg { target: Arc::clone(target), takes }].into_iter().collect();
-    let answer = store.acquire(&Plan { now, legs }).await.expect("an answer");
+    let answer = store.acquire(&plan(target, millitokens, now)).await.expect("an answer");
     matches!(answer, Admission::Taken(_))
 }
 

@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_goes_through_aliases() {
+    fn what_needs_an_alias_has_one() {
         let n = Value::number;
         let set = Value::Ss(BTreeSet::from(["gpt-4".to_owned()]));
         let actions = [

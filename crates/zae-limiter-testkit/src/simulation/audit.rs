@@ -20,72 +20,26 @@
 //! [`ledger`](super::ledger).
 
 mod beside;
+mod calls;
+mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zae_limiter_core::{Applied, BucketKey, Millitokens, Target, Timestamp, share};
+use zae_limiter_core::{BucketKey, Target, Timestamp};
 use zae_limiter_schema::{Item, ItemKey, ParsedKey, bucket_partition, parse_key};
 
 use super::VirtualTime;
 use super::dividing::{self, Change};
 use super::intervals::{LimitBook, Moments, Place, check_interval};
 use super::ledger::Ledger;
-use super::reading::{Cell, Reading};
+use super::reading::Reading;
 use crate::given::NOW;
 use crate::table::{ClientId, Watch, Wrote};
+use calls::{Call, ClientBook};
+use step::Written;
 
-/// A call that changes buckets, by what it asks of them: positive takes, negative gives back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Acquire { legs: usize },
-    Settle,
-    Reconfigure,
-}
-
-/// What a call was told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// Everything was taken, or settled.
-    Done,
-    Refused,
-    Failed(Applied),
-    /// Nobody waited for the answer.
-    Cancelled,
-}
-
-/// What is asked of one limit.
-#[derive(Clone, Debug)]
-pub(crate) struct Part {
-    pub(crate) bucket: BucketKey,
-    pub(crate) limit: String,
-    pub(crate) amount: i64,
-}
-
-#[derive(Debug)]
-struct Call {
-    kind: Kind,
-    now: Timestamp,
-    began_us: u64,
-    buckets: BTreeSet<String>,
-    /// The ceilings under which it was made.
-    ceilings: BTreeMap<Place, i64>,
-    parts: Vec<(Place, i64)>,
-    ended: Option<Ended>,
-    /// What it was to settle with may have gone away.
-    may_pass_over: bool,
-}
-
-#[derive(Debug, Default)]
-struct ClientBook {
-    in_flight: usize,
-    /// A call to the table failed since the client last had nothing under way.
-    faulted: bool,
-    crashed: bool,
-    calls: BTreeMap<u64, Call>,
-    /// Net taken by its writes since then.
-    net: BTreeMap<Place, i128>,
-}
+pub(crate) use calls::{Ended, Kind, Part};
 
 #[derive(Debug, Default)]
 struct Books {
@@ -235,135 +189,6 @@ impl Auditor {
     }
 }
 
-impl Call {
-    /// What it has done, as far as can be said.
-    fn outcome(&self, book: &ClientBook) -> Outcome {
-        let chain = matches!(self.kind, Kind::Acquire { legs } if legs > 1);
-        match (self.kind, self.ended) {
-            _ if book.crashed => Outcome::Unknown,
-            (_, None) => Outcome::Unknown,
-            (Kind::Settle, Some(Ended::Done)) if self.may_pass_over => Outcome::Unknown,
-            (_, Some(Ended::Done)) => Outcome::Whole,
-            (Kind::Settle, Some(Ended::Cancelled)) => match book.faulted || self.may_pass_over {
-                true => Outcome::Unknown,
-                false => Outcome::Whole,
-            },
-            (_, Some(Ended::Failed(Applied::Maybe))) => Outcome::Unknown,
-            // What was taken could not be given back: it is lost, on the safe side.
-            (Kind::Acquire { .. }, Some(Ended::Refused))
-                if chain && (book.faulted || self.may_pass_over) =>
-            {
-                Outcome::Unknown
-            }
-            (Kind::Acquire { .. }, Some(Ended::Failed(_))) if chain && self.may_pass_over => {
-                Outcome::Unknown
-            }
-            (Kind::Acquire { .. }, Some(Ended::Cancelled))
-                if book.faulted || self.may_pass_over =>
-            {
-                Outcome::Unknown
-            }
-            _ => Outcome::Nothing,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    Whole,
-    Nothing,
-    Unknown,
-}
-
-impl ClientBook {
-    /// Whether what was written is what was told.
-    fn balance(&self, divided: &BTreeSet<String>) -> Result<(), String> {
-        let mut places: BTreeSet<&Place> = self.net.keys().collect();
-        places.extend(self.calls.values().flat_map(|call| call.parts.iter().map(|(at, _)| at)));
-        for place in places {
-            let written = self.net.get(place).copied().unwrap_or(0);
-            let (mut told, mut unknown) = (0_i128, Vec::new());
-            for call in self.calls.values() {
-                let amounts = call.parts.iter().filter(|(at, _)| at == place);
-                for amount in amounts.map(|(_, amount)| i128::from(*amount)) {
-                    match call.outcome(self) {
-                        Outcome::Whole => told += amount,
-                        Outcome::Nothing => {}
-                        Outcome::Unknown => unknown.push(amount),
-                    }
-                }
-            }
-            let rest = written - told;
-            // What is given back to several parts may reach some of them.
-            let is_explained = match divided.contains(&place.0) {
-                true => is_within(rest, &unknown),
-                false => is_sum_of_some(rest, &unknown),
-            };
-            if !is_explained {
-                return Err(format!(
-                    "{} {}: its writes took {written} net, its calls were told {told} and perhaps \
-                     some of {unknown:?} (faulted: {}, crashed: {})\n{:#?}",
-                    place.0, place.1, self.faulted, self.crashed, self.calls
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    /// What its calls under way, and those just ended, may give back to, or charge, a limit.
-    fn may(&self, place: &Place, wanted: impl Fn(&Call, i64) -> i64) -> i128 {
-        let parts = self.calls.values().flat_map(|call| {
-            call.parts.iter().filter(|(at, _)| at == place).map(move |(_, amount)| (call, *amount))
-        });
-        parts.map(|(call, amount)| i128::from(wanted(call, amount))).sum()
-    }
-
-    fn may_credit(&self, place: &Place) -> i128 {
-        self.may(place, |call, amount| match (call.kind, call.ended) {
-            (Kind::Settle, _) => (-amount).max(0),
-            // What one leg has taken is given back when another refuses, or nobody waits.
-            (Kind::Acquire { legs: 1 }, Some(Ended::Done | Ended::Refused)) => 0,
-            _ => amount.max(0),
-        })
-    }
-
-    fn may_charge(&self, place: &Place) -> i128 {
-        self.may(place, |call, amount| if call.kind == Kind::Settle { amount.max(0) } else { 0 })
-    }
-
-    fn lowest_ceiling(&self, place: &Place) -> Option<i64> {
-        self.calls.values().filter_map(|call| call.ceilings.get(place)).copied().min()
-    }
-
-    /// The earliest moment that a write to this bucket may carry.
-    fn oldest_ms(&self, pk: &str) -> Option<i64> {
-        let calls = self.calls.values().filter(|call| call.buckets.contains(pk));
-        calls.map(|call| call.now.as_millis()).min()
-    }
-}
-
-/// Whether some of the amounts, or none, or all, add up to the sum.
-fn is_sum_of_some(sum: i128, amounts: &[i128]) -> bool {
-    /// With more sums than this only the bounds are looked at.
-    const SUMS_MAX: usize = 1 << 16;
-    let mut sums = BTreeSet::from([0_i128]);
-    for amount in amounts {
-        let more: Vec<i128> = sums.iter().map(|sum| sum + amount).collect();
-        sums.extend(more);
-        if sums.len() > SUMS_MAX {
-            return is_within(sum, amounts);
-        }
-    }
-    sums.contains(&sum)
-}
-
-/// Whether parts of the amounts can add up to the sum.
-fn is_within(sum: i128, amounts: &[i128]) -> bool {
-    let least: i128 = amounts.iter().filter(|amount| **amount < 0).sum();
-    let most: i128 = amounts.iter().filter(|amount| **amount > 0).sum();
-    (least..=most).contains(&sum)
-}
-
 impl Watch for Auditor {
     fn sent(&self, client: ClientId) {
         self.lock().clients.entry(client).or_default().in_flight += 1;
@@ -439,6 +264,11 @@ fn part_of(key: &ItemKey) -> Option<(String, u32)> {
     }
 }
 
+/// When it was written, by the true time.
+fn true_ms(wrote: &Wrote<'_>) -> i64 {
+    NOW.as_millis() + i64::try_from(wrote.at_us / 1_000).unwrap_or(i64::MAX / 2)
+}
+
 /// A part of a bucket before and after a write.
 #[derive(Debug)]
 struct Readings {
@@ -459,19 +289,6 @@ impl Readings {
     fn change(&self) -> Change<'_> {
         Change { old: self.old.as_ref(), new: &self.new }
     }
-}
-
-/// One write to one limit.
-struct Step<'a> {
-    /// Of the bucket as a whole: what calls are about.
-    place: &'a Place,
-    old: Option<(&'a Reading, Cell)>,
-    new: (&'a Reading, Cell),
-    /// The bucket had expired, or was not there.
-    anew: bool,
-    book: &'a ClientBook,
-    oldest_ms: Option<i64>,
-    is_outdated: bool,
 }
 
 impl Books {
@@ -518,7 +335,7 @@ impl Books {
         };
         let new = wrote.new.ok_or("a client deleted the bucket")?;
         let new = Reading::of(shard, new).ok_or("the item is no bucket any more")?;
-        let true_ms = NOW.as_millis() + i64::try_from(wrote.at_us / 1_000).unwrap_or(i64::MAX / 2);
+        let true_ms = true_ms(wrote);
         if !new.is_part() {
             return Err("written, and it is no part of its bucket".to_owned());
         }
@@ -623,166 +440,5 @@ impl Books {
         }
         self.limits.retain(|(at, limit), _| at != pk || new.cells.contains_key(limit));
         Ok(())
-    }
-}
-
-/// One write to one part.
-struct Written<'a> {
-    base: &'a str,
-    old: Option<&'a Reading>,
-    new: &'a Reading,
-    anew: bool,
-    book: &'a ClientBook,
-    oldest_ms: Option<i64>,
-    /// It is looked at as one by a count that has changed since. A part that is full by the new count
-    /// drops its remainder, less than a millitoken, and whoever remembers it cannot notice.
-    is_outdated: bool,
-}
-
-impl Written<'_> {
-    /// What was taken of a limit.
-    fn net(&self, limit: &str, cell: &Cell) -> i128 {
-        let before = self.old.and_then(|old| old.cells.get(limit));
-        i128::from(cell.consumed) - before.map_or(0, |before| i128::from(before.consumed))
-    }
-
-    fn nets(&self) -> Vec<(String, i128)> {
-        let cells = self.new.cells.iter();
-        cells.map(|(limit, cell)| (limit.clone(), self.net(limit, cell))).collect()
-    }
-
-    fn check(&self, ahead_ms: i64) -> Result<(), String> {
-        for (limit, cell) in &self.new.cells {
-            let place = (self.base.to_owned(), limit.clone());
-            let step = Step {
-                place: &place,
-                old: self.old.and_then(|old| Some((old, *old.cells.get(limit)?))),
-                new: (self.new, *cell),
-                anew: self.anew,
-                book: self.book,
-                oldest_ms: self.oldest_ms,
-                is_outdated: self.is_outdated,
-            };
-            step.check(self.net(limit, cell)).map_err(|what| format!("{limit}: {what}"))?;
-            step.check_expiry(ahead_ms).map_err(|what| format!("{limit}: {what}"))?;
-        }
-        Ok(())
-    }
-}
-
-impl Step<'_> {
-    fn check(&self, net: i128) -> Result<(), String> {
-        let (reading, cell) = self.new;
-        let (tokens, ceiling) = (i128::from(cell.tokens), i128::from(cell.rate.capacity().get()));
-        // Whoever has put it above its ceiling was seen doing that.
-        let is_untouched = self.old.is_some_and(|(before, old)| {
-            net == 0 && old.tokens == cell.tokens && before.rf == reading.rf
-        });
-        if tokens > ceiling && !is_untouched {
-            return Err(format!("{tokens} is above the ceiling of {ceiling}"));
-        }
-        if cell.remainder >= cell.rate.period_ms() {
-            return Err(format!("a remainder of {} is a millitoken or more", cell.remainder));
-        }
-        // A division may leave a part so: what it held was less than a millitoken short of full.
-        let was_so = |(_, old): (&Reading, Cell)| {
-            (old.tokens, old.remainder) == (cell.tokens, cell.remainder)
-        };
-        if tokens == ceiling && cell.remainder > 0 && !self.old.is_some_and(was_so) {
-            return Err(format!("it is full, and carries over a remainder of {}", cell.remainder));
-        }
-        let Some((before, old)) = self.old.filter(|_| !self.anew) else {
-            if reading.shard > 0 && self.old.is_none() && self.anew {
-                return self.same(tokens + net, 0, "a part that was missing starts with nothing");
-            }
-            // A limit that was not there is full.
-            return self.same(tokens + net, ceiling, "a new limit is full less what is taken");
-        };
-        let elapsed = u64::try_from(reading.rf - before.rf).unwrap_or(0);
-        let (earned, remainder) = old.rate.earned(elapsed, old.remainder);
-        let (earned, held) = (i128::from(earned.get()), i128::from(old.tokens));
-        let refilled = tokens + net - held;
-        self.check_debt(net, tokens, held + refilled)?;
-        if old.rate != cell.rate {
-            let whole = (held + earned).min(old.rate.capacity().get().into());
-            let least = whole.min(ceiling) - self.book.may_credit(self.place);
-            let left = tokens + net;
-            return match left {
-                _ if left > whole => Err(format!("{left} under new limits, it held {whole}")),
-                _ if left < least => Err(format!("{left} under new limits, {least} must be left")),
-                _ => Ok(()),
-            };
-        }
-        if refilled > earned + i128::from(self.is_outdated) {
-            return Err(format!("{refilled} were refilled, {elapsed} ms earn {earned}"));
-        }
-        let may_credit = self.book.may_credit(self.place);
-        let may_be_full = held + earned + may_credit >= ceiling;
-        // Calls under different limits can go together in one write: the lowest ceiling cuts.
-        let lowest = self.book.lowest_ceiling(self.place).map_or(ceiling, |whole| {
-            share(Millitokens::new(whole), reading.shard, reading.count).get().into()
-        });
-        if refilled < earned && lowest < ceiling && tokens + net + may_credit >= lowest {
-            return Ok(());
-        }
-        if refilled < earned {
-            // At the ceiling what was earned, or given back, is lost.
-            let credited = ceiling - held - refilled;
-            if !(0..=may_credit).contains(&credited) || !may_be_full {
-                return Err(format!(
-                    "{refilled} were refilled, {elapsed} ms earn {earned}, and it is not full"
-                ));
-            }
-        } else if cell.remainder != remainder
-            && !(may_be_full && cell.remainder == 0)
-            && !self.is_outdated
-        {
-            return Err(format!("the remainder is {}, must be {remainder}", cell.remainder));
-        }
-        self.check_unmoved(net, elapsed, held, &old)
-    }
-
-    /// An item that expires is full by then: starting anew it is the same. The clock by which its
-    /// life was measured may be behind the one that moved the refill time, or have been read before.
-    fn check_expiry(&self, ahead_ms: i64) -> Result<(), String> {
-        let (reading, cell) = self.new;
-        let Some(ttl) = reading.ttl else { return Ok(()) };
-        let age_ms = self.oldest_ms.map_or(0, |oldest| (reading.rf - oldest).max(0));
-        let left_ms = ttl * 1_000 + 2 * ahead_ms + age_ms - reading.rf;
-        let left_ms = u64::try_from(left_ms).unwrap_or(0);
-        let (earned, _) = cell.rate.earned(left_ms, cell.remainder);
-        let ceiling = i128::from(cell.rate.capacity().get());
-        if i128::from(cell.tokens) + i128::from(earned.get()) < ceiling {
-            return Err(format!("it expires in {left_ms} ms and is not full by then"));
-        }
-        Ok(())
-    }
-
-    /// A full bucket that is taken from without moving the refill time is paid twice.
-    fn check_unmoved(&self, net: i128, elapsed: u64, held: i128, old: &Cell) -> Result<(), String> {
-        let Some(oldest_ms) = self.oldest_ms.filter(|_| elapsed == 0 && net != 0) else {
-            return Ok(());
-        };
-        let waited = u64::try_from(oldest_ms - self.new.0.rf).unwrap_or(0);
-        let (earned, _) = old.rate.earned(waited, old.remainder);
-        let ceiling = i128::from(old.rate.capacity().get());
-        if waited > 0 && held + i128::from(earned.get()) > ceiling {
-            return Err(format!(
-                "it was full after {waited} ms, and was taken from without paying them out"
-            ));
-        }
-        Ok(())
-    }
-
-    fn check_debt(&self, net: i128, tokens: i128, had: i128) -> Result<(), String> {
-        let may_charge = self.book.may_charge(self.place);
-        if net > 0 && tokens < 0 && had.min(0) - tokens > may_charge {
-            return Err(format!("{net} were taken of {had}, only {may_charge} may become debt"));
-        }
-        Ok(())
-    }
-
-    fn same(&self, left: i128, right: i128, what: &str) -> Result<(), String> {
-        if left == right { Ok(()) } else { Err(format!("{what}: {left} is not {right}")) }
     }
 }

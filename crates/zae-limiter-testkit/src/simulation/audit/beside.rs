@@ -6,8 +6,7 @@ use zae_limiter_schema::bucket_partition;
 use super::super::intervals::{LimitBook, Moments, check_interval};
 use super::super::ledger::{self, Ledger};
 use super::super::reading::Reading;
-use super::{Auditor, Books, Written};
-use crate::given::NOW;
+use super::{Auditor, Books, Written, true_ms};
 use crate::table::{ClientId, Wrote};
 
 impl Auditor {
@@ -46,7 +45,7 @@ impl Books {
         let new = wrote.new.and_then(|item| Reading::of(shard, item));
         let (Some(new), Some(ledger)) = (new, &mut self.ledger) else { return Ok(()) };
         let old = wrote.old.and_then(|item| Reading::of(shard, item));
-        let true_ms = NOW.as_millis() + i64::try_from(wrote.at_us / 1_000).unwrap_or(i64::MAX / 2);
+        let true_ms = true_ms(wrote);
         let at_ms = true_ms - ahead_ms - self.age_ms;
         let slack_ms = 2 * ahead_ms + self.age_ms;
         let moments = Moments { base_ms: true_ms, rf: true_ms, slack_ms };

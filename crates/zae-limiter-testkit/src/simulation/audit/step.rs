@@ -1,0 +1,181 @@
+//! One write, limit by limit: is it exactly what time, calls and the state before make of it?
+
+use zae_limiter_core::{Millitokens, share};
+
+use super::super::intervals::Place;
+use super::super::reading::{Cell, Reading};
+use super::calls::ClientBook;
+
+/// One write to one part.
+pub(super) struct Written<'a> {
+    pub(super) base: &'a str,
+    pub(super) old: Option<&'a Reading>,
+    pub(super) new: &'a Reading,
+    pub(super) anew: bool,
+    pub(super) book: &'a ClientBook,
+    pub(super) oldest_ms: Option<i64>,
+    /// It is looked at as one by a count that has changed since. A part that is full by the new count
+    /// drops its remainder, less than a millitoken, and whoever remembers it cannot notice.
+    pub(super) is_outdated: bool,
+}
+
+impl Written<'_> {
+    /// What was taken of a limit.
+    fn net(&self, limit: &str, cell: &Cell) -> i128 {
+        let before = self.old.and_then(|old| old.cells.get(limit));
+        i128::from(cell.consumed) - before.map_or(0, |before| i128::from(before.consumed))
+    }
+
+    pub(super) fn nets(&self) -> Vec<(String, i128)> {
+        let cells = self.new.cells.iter();
+        cells.map(|(limit, cell)| (limit.clone(), self.net(limit, cell))).collect()
+    }
+
+    pub(super) fn check(&self, ahead_ms: i64) -> Result<(), String> {
+        for (limit, cell) in &self.new.cells {
+            let place = (self.base.to_owned(), limit.clone());
+            let step = Step {
+                place: &place,
+                old: self.old.and_then(|old| Some((old, *old.cells.get(limit)?))),
+                new: (self.new, *cell),
+                anew: self.anew,
+                book: self.book,
+                oldest_ms: self.oldest_ms,
+                is_outdated: self.is_outdated,
+            };
+            step.check(self.net(limit, cell)).map_err(|what| format!("{limit}: {what}"))?;
+            step.check_expiry(ahead_ms).map_err(|what| format!("{limit}: {what}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// One write to one limit.
+struct Step<'a> {
+    /// Of the bucket as a whole: what calls are about.
+    place: &'a Place,
+    old: Option<(&'a Reading, Cell)>,
+    new: (&'a Reading, Cell),
+    /// The bucket had expired, or was not there.
+    anew: bool,
+    book: &'a ClientBook,
+    oldest_ms: Option<i64>,
+    is_outdated: bool,
+}
+
+impl Step<'_> {
+    fn check(&self, net: i128) -> Result<(), String> {
+        let (reading, cell) = self.new;
+        let (tokens, ceiling) = (i128::from(cell.tokens), i128::from(cell.rate.capacity().get()));
+        // Whoever has put it above its ceiling was seen doing that.
+        let is_untouched = self.old.is_some_and(|(before, old)| {
+            net == 0 && old.tokens == cell.tokens && before.rf == reading.rf
+        });
+        if tokens > ceiling && !is_untouched {
+            return Err(format!("{tokens} is above the ceiling of {ceiling}"));
+        }
+        if cell.remainder >= cell.rate.period_ms() {
+            return Err(format!("a remainder of {} is a millitoken or more", cell.remainder));
+        }
+        // A division may leave a part so: what it held was less than a millitoken short of full.
+        let was_so = |(_, old): (&Reading, Cell)| {
+            (old.tokens, old.remainder) == (cell.tokens, cell.remainder)
+        };
+        if tokens == ceiling && cell.remainder > 0 && !self.old.is_some_and(was_so) {
+            return Err(format!("it is full, and carries over a remainder of {}", cell.remainder));
+        }
+        let Some((before, old)) = self.old.filter(|_| !self.anew) else {
+            if reading.shard > 0 && self.old.is_none() && self.anew {
+                return self.same(tokens + net, 0, "a part that was missing starts with nothing");
+            }
+            // A limit that was not there is full.
+            return self.same(tokens + net, ceiling, "a new limit is full less what is taken");
+        };
+        let elapsed = u64::try_from(reading.rf - before.rf).unwrap_or(0);
+        let (earned, remainder) = old.rate.earned(elapsed, old.remainder);
+        let (earned, held) = (i128::from(earned.get()), i128::from(old.tokens));
+        let refilled = tokens + net - held;
+        self.check_debt(net, tokens, held + refilled)?;
+        if old.rate != cell.rate {
+            let whole = (held + earned).min(old.rate.capacity().get().into());
+            let least = whole.min(ceiling) - self.book.may_credit(self.place);
+            let left = tokens + net;
+            return match left {
+                _ if left > whole => Err(format!("{left} under new limits, it held {whole}")),
+                _ if left < least => Err(format!("{left} under new limits, {least} must be left")),
+                _ => Ok(()),
+            };
+        }
+        if refilled > earned + i128::from(self.is_outdated) {
+            return Err(format!("{refilled} were refilled, {elapsed} ms earn {earned}"));
+        }
+        let may_credit = self.book.may_credit(self.place);
+        let may_be_full = held + earned + may_credit >= ceiling;
+        // Calls under different limits can go together in one write: the lowest ceiling cuts.
+        let lowest = self.book.lowest_ceiling(self.place).map_or(ceiling, |whole| {
+            share(Millitokens::new(whole), reading.shard, reading.count).get().into()
+        });
+        if refilled < earned && lowest < ceiling && tokens + net + may_credit >= lowest {
+            return Ok(());
+        }
+        if refilled < earned {
+            // At the ceiling what was earned, or given back, is lost.
+            let credited = ceiling - held - refilled;
+            if !(0..=may_credit).contains(&credited) || !may_be_full {
+                return Err(format!(
+                    "{refilled} were refilled, {elapsed} ms earn {earned}, and it is not full"
+                ));
+            }
+        } else if cell.remainder != remainder
+            && !(may_be_full && cell.remainder == 0)
+            && !self.is_outdated
+        {
+            return Err(format!("the remainder is {}, must be {remainder}", cell.remainder));
+        }
+        self.check_unmoved(net, elapsed, held, &old)
+    }
+
+    /// An item that expires is full by then: starting anew it is the same. The clock by which its
+    /// life was measured may be behind the one that moved the refill time, or have been read before.
+    fn check_expiry(&self, ahead_ms: i64) -> Result<(), String> {
+        let (reading, cell) = self.new;
+        let Some(ttl) = reading.ttl else { return Ok(()) };
+        let age_ms = self.oldest_ms.map_or(0, |oldest| (reading.rf - oldest).max(0));
+        let left_ms = ttl * 1_000 + 2 * ahead_ms + age_ms - reading.rf;
+        let left_ms = u64::try_from(left_ms).unwrap_or(0);
+        let (earned, _) = cell.rate.earned(left_ms, cell.remainder);
+        let ceiling = i128::from(cell.rate.capacity().get());
+        if i128::from(cell.tokens) + i128::from(earned.get()) < ceiling {
+            return Err(format!("it expires in {left_ms} ms and is not full by then"));
+        }
+        Ok(())
+    }
+
+    /// A full bucket that is taken from without moving the refill time is paid twice.
+    fn check_unmoved(&self, net: i128, elapsed: u64, held: i128, old: &Cell) -> Result<(), String> {
+        let Some(oldest_ms) = self.oldest_ms.filter(|_| elapsed == 0 && net != 0) else {
+            return Ok(());
+        };
+        let waited = u64::try_from(oldest_ms - self.new.0.rf).unwrap_or(0);
+        let (earned, _) = old.rate.earned(waited, old.remainder);
+        let ceiling = i128::from(old.rate.capacity().get());
+        if waited > 0 && held + i128::from(earned.get()) > ceiling {
+            return Err(format!(
+                "it was full after {waited} ms, and was taken from without paying them out"
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_debt(&self, net: i128, tokens: i128, had: i128) -> Result<(), String> {
+        let may_charge = self.book.may_charge(self.place);
+        if net > 0 && tokens < 0 && had.min(0) - tokens > may_charge {
+            return Err(format!("{net} were taken of {had}, only {may_charge} may become debt"));
+        }
+        Ok(())
+    }
+
+    fn same(&self, left: i128, right: i128, what: &str) -> Result<(), String> {
+        if left == right { Ok(()) } else { Err(format!("{what}: {left} is not {right}")) }
+    }
+}
