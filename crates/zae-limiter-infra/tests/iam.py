@@ -3,8 +3,9 @@
     $(tests/venv 'moto[server,dynamodb,cloudformation,iam]==5.2.5')/bin/python tests/iam.py PORT
 
 moto checks actions, but neither partition keys nor the parts of a transaction; here both are checked,
-for users that have a key of their own. Whoever comes with the key `test` may do everything. It ends when
-its standard input does, so that it does not outlive a test.
+for users that have a key of their own. Whoever comes with the key `test` may do everything. moto does not
+keep calls apart that come at once; here those on tables go one after the other. It ends when its standard
+input does, so that it does not outlive a test.
 """
 import fnmatch
 import json
@@ -17,6 +18,9 @@ from moto.core.authorization import ActionAuthenticatorMixin
 from moto.core.exceptions import JsonRESTError
 from moto.dynamodb.responses import DynamoHandler
 from moto.iam.access_control import IAMPolicy, IAMRequest
+
+# moto works out an update by recursion, once for every attribute that it sets.
+sys.setrecursionlimit(10_000)
 
 TAG = "zael_namespace_id"
 PARTS = {
@@ -114,6 +118,16 @@ def authorize(self, resource="*"):
 
 
 DynamoHandler._authenticate_and_authorize_normal_action = authorize
+call_action = DynamoHandler.call_action
+turn = threading.RLock()
+
+
+def one_at_a_time(self):
+    with turn:
+        return call_action(self)
+
+
+DynamoHandler.call_action = one_at_a_time
 # Everything else is for whoever deploys.
 settings.INITIAL_NO_AUTH_ACTION_COUNT = float("inf")
 ActionAuthenticatorMixin.request_count = 0

@@ -18,7 +18,7 @@ use zae_limiter_schema::{
     BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table,
     TableError, TableErrorKind, Transacted, Update, Updated,
 };
-use zae_limiter_testkit::SimTable;
+use zae_limiter_testkit::{SimTable, Split};
 
 /// As the template's functions are worked out here.
 const TABLE_ARN: &str = "att:Table.Arn";
@@ -132,54 +132,16 @@ fn store(table: &SimTable, principal: Principal) -> Arc<DynamoStore> {
     Arc::new(DynamoStore::new(Arc::new(guarded), DynamoOptions::default()))
 }
 
-async fn acquire_only() -> Arc<DynamoStore> {
-    store(&SimTable::default(), Principal::with("AcquirePolicy"))
+/// Whoever may only acquire, on a table that an administrator looks into.
+async fn acquire_only() -> Arc<Split> {
+    let table = SimTable::default();
+    Arc::new(Split {
+        acquiring: store(&table, Principal::with("AcquirePolicy")),
+        administering: store(&table, Principal::with("FullPolicy")),
+    })
 }
 
-// Whoever may only acquire can do all that an acquire does.
-zae_limiter_testkit::__tests! { acquire_only_is_enough, acquire_only,
-    admission: run {
-        an_absent_bucket_is_full,
-        what_is_left_is_told_in_the_order_of_the_takes,
-        nothing_is_taken_when_one_limit_refuses,
-        nothing_is_taken_when_one_leg_refuses,
-        a_chain_of_eight_is_taken_together,
-        limits_that_are_not_asked_are_not_checked,
-        an_amount_of_zero_checks_nothing_even_in_debt,
-        the_largest_amount_can_be_taken,
-        buckets_are_told_apart_by_namespace_entity_and_resource,
-    }
-    refusal: run {
-        a_refusal_lists_every_limit_that_was_asked,
-        a_wait_is_exact_to_the_millisecond,
-        a_refused_plan_changes_no_balance,
-    }
-    refill: run {
-        a_slow_limit_earns_beside_a_busy_one,
-        an_idle_bucket_fills_to_its_capacity_and_no_higher,
-        a_clock_that_runs_back_pays_nothing,
-    }
-    following: run {
-        a_lower_capacity_cuts_the_balance,
-        a_new_limit_starts_full,
-        reconfigure_gives_exactly_the_limits,
-    }
-    settling: run {
-        settling_takes_into_debt_and_the_debt_is_repaid,
-        settling_gives_back_what_was_taken,
-        differences_of_several_limits_and_buckets_all_count,
-    }
-    peeking: run {
-        buckets_are_peeked_in_the_order_of_the_keys,
-    }
-    concurrency: run_on_threads {
-        exactly_what_is_there_is_admitted_to_many_tasks,
-        every_concurrent_settlement_counts,
-    }
-    cancellation: run {
-        a_dropped_acquire_leaves_no_tokens_taken,
-    }
-}
+zae_limiter_testkit::bucket_conformance_tests!(acquire_only_is_enough, acquire_only);
 
 async fn open(
     table: &SimTable,

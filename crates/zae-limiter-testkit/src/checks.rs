@@ -18,3 +18,4 @@ pub mod round_trips;
 pub mod scopes;
 pub mod settling;
 pub mod usage;
+pub mod write_races;

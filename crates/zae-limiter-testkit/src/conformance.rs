@@ -112,6 +112,82 @@ fn run_on<Made, Check>(
 #[macro_export]
 macro_rules! conformance_tests {
     ($module:ident, $make:expr) => {
+        $crate::bucket_conformance_tests! { $module, $make,
+            random: run {
+                a_random_run_equals_the_oracle_while_rates_change,
+                a_random_run_equals_the_oracle_while_limits_come_and_go,
+            }
+            records: run {
+                records_are_read_in_the_order_of_the_keys,
+                bucket_keys_give_no_record,
+                a_put_replaces_the_whole_record,
+                each_condition_holds_when_it_should,
+                a_conflict_names_its_place_and_changes_nothing,
+                a_batch_of_all_kinds_of_writes_is_made_together,
+                a_full_batch_is_written_and_read,
+                an_empty_batch_is_no_error,
+                deleting_passes_over_what_is_not_there,
+                a_deleted_bucket_is_full_again,
+                keys_of_different_kinds_do_not_meet,
+                a_dropped_batch_is_written_whole_or_not_at_all,
+            }
+            write_races: run_on_threads {
+                one_of_many_conditional_writes_wins,
+                one_of_many_writes_of_a_version_wins,
+            }
+            round_trips: run {
+                entities_come_back_as_they_were_put,
+                configs_come_back_as_they_were_put,
+                audit_events_come_back_as_they_were_put,
+                usage_comes_back_as_it_was_put,
+                namespaces_come_back_as_they_were_put,
+            }
+            lists: run {
+                children_are_listed_by_id,
+                a_child_that_moves_is_listed_under_its_new_parent,
+                entity_configs_are_listed_by_entity,
+                audit_events_are_listed_newest_first,
+                usage_of_an_entity_is_listed_by_resource_and_start,
+                usage_of_a_resource_is_listed_by_start_and_entity,
+                namespaces_are_listed_by_id,
+                buckets_of_an_entity_are_listed_by_resource,
+                buckets_on_a_resource_are_listed_by_entity,
+                resources_are_listed_by_name_and_once,
+                what_is_deleted_is_no_longer_listed,
+                an_empty_store_lists_nothing,
+            }
+            paging: run {
+                records_that_stay_are_listed_once_while_others_come_and_go,
+                buckets_that_stay_are_listed_once_while_others_come_and_go,
+                keys_that_stay_are_listed_once_while_others_come_and_go,
+                resources_that_stay_are_listed_once_while_others_come_and_go,
+                a_garbled_cursor_is_an_error,
+            }
+            scopes: run {
+                the_scope_of_an_entity_is_all_that_belongs_to_it,
+                the_scope_of_a_namespace_is_all_within_it,
+                namespaces_do_not_see_each_other,
+                deleting_an_entity_page_by_page_leaves_nothing_of_it,
+                five_thousand_items_are_purged_in_pages,
+            }
+        }
+    };
+}
+
+/// Tests what the contract says about buckets alone, which is what somebody who may only acquire relies on;
+/// the two random runs, of thousands of calls each, are left out. A few of these checks list buckets, or
+/// write records beside them: with [`Split`](crate::Split) an administrator does that. The arguments are
+/// those of [`conformance_tests!`].
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zae_limiter_core::Store;
+/// # fn open() -> Arc<dyn Store> { unimplemented!() }
+/// zae_limiter_testkit::bucket_conformance_tests!(my_store_buckets, || async { open() });
+/// ```
+#[macro_export]
+macro_rules! bucket_conformance_tests {
+    ($module:ident, $make:expr $(, $($more:tt)+)?) => {
         $crate::__tests! { $module, $make,
             admission: run {
                 an_absent_bucket_is_full,
@@ -177,64 +253,10 @@ macro_rules! conformance_tests {
                 peeking_changes_nothing,
                 a_bucket_at_the_bounds_of_its_limits_is_kept_whole,
             }
-            random: run {
-                a_random_run_equals_the_oracle_while_rates_change,
-                a_random_run_equals_the_oracle_while_limits_come_and_go,
-            }
-            records: run {
-                records_are_read_in_the_order_of_the_keys,
-                bucket_keys_give_no_record,
-                a_put_replaces_the_whole_record,
-                each_condition_holds_when_it_should,
-                a_conflict_names_its_place_and_changes_nothing,
-                a_batch_of_all_kinds_of_writes_is_made_together,
-                a_full_batch_is_written_and_read,
-                an_empty_batch_is_no_error,
-                deleting_passes_over_what_is_not_there,
-                a_deleted_bucket_is_full_again,
-                keys_of_different_kinds_do_not_meet,
-            }
-            round_trips: run {
-                entities_come_back_as_they_were_put,
-                configs_come_back_as_they_were_put,
-                audit_events_come_back_as_they_were_put,
-                usage_comes_back_as_it_was_put,
-                namespaces_come_back_as_they_were_put,
-            }
-            lists: run {
-                children_are_listed_by_id,
-                a_child_that_moves_is_listed_under_its_new_parent,
-                entity_configs_are_listed_by_entity,
-                audit_events_are_listed_newest_first,
-                usage_of_an_entity_is_listed_by_resource_and_start,
-                usage_of_a_resource_is_listed_by_start_and_entity,
-                namespaces_are_listed_by_id,
-                buckets_of_an_entity_are_listed_by_resource,
-                buckets_on_a_resource_are_listed_by_entity,
-                resources_are_listed_by_name_and_once,
-                what_is_deleted_is_no_longer_listed,
-                an_empty_store_lists_nothing,
-            }
-            paging: run {
-                records_that_stay_are_listed_once_while_others_come_and_go,
-                buckets_that_stay_are_listed_once_while_others_come_and_go,
-                keys_that_stay_are_listed_once_while_others_come_and_go,
-                resources_that_stay_are_listed_once_while_others_come_and_go,
-                a_garbled_cursor_is_an_error,
-            }
-            scopes: run {
-                the_scope_of_an_entity_is_all_that_belongs_to_it,
-                the_scope_of_a_namespace_is_all_within_it,
-                namespaces_do_not_see_each_other,
-                deleting_an_entity_page_by_page_leaves_nothing_of_it,
-                five_thousand_items_are_purged_in_pages,
-            }
             concurrency: run_on_threads {
                 exactly_what_is_there_is_admitted_to_many_tasks,
                 chains_in_opposite_order_do_not_deadlock,
                 every_concurrent_settlement_counts,
-                one_of_many_conditional_writes_wins,
-                one_of_many_writes_of_a_version_wins,
                 aborted_acquires_leave_what_the_others_took,
             }
             cancellation: run {
@@ -243,8 +265,8 @@ macro_rules! conformance_tests {
                 a_dropped_acquire_leaves_no_tokens_taken,
                 an_acquire_dropped_when_its_answer_is_ready_leaves_no_tokens_taken,
                 a_dropped_settlement_is_carried_out,
-                a_dropped_batch_is_written_whole_or_not_at_all,
             }
+            $($($more)+)?
         }
     };
 }

@@ -2,7 +2,8 @@
 //!
 //! - [`conformance_tests!`] runs the contract of [`Store`](zae_limiter_core::Store) as tests, one
 //!   for each sentence or so. [`usage_conformance_tests!`] adds those for stores that keep usage
-//!   records themselves.
+//!   records themselves; [`bucket_conformance_tests!`] is the part about buckets, for somebody who may
+//!   only acquire, which a [`Split`] store tells from whoever administers.
 //! - [`SimTable`] is a DynamoDB table in memory, with its semantics, its bill and its faults;
 //!   [`Simulation`] runs many clients against it, from a seed, and audits every step.
 //! - [`Faulty`] wraps a store, counts its calls, and fails, hangs or waits where it is told to.
@@ -26,9 +27,11 @@ mod given;
 mod oracle;
 mod poll;
 mod simulation;
+mod split;
 mod table;
 
 pub use conformance::{Fixture, run, run_on_threads};
 pub use faulty::{Call, Fault, Faulty, Gate};
 pub use simulation::{ClientClock, Companion, Divide, Report, Simulation, VirtualTime, World};
+pub use split::Split;
 pub use table::{Changed, ClientId, Faults, Projection, SimTable, Totals, Watch, Wrote};

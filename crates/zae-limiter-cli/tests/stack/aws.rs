@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::retry::RetryConfig;
+use aws_sdk_dynamodb::config::{BehaviorVersion, Credentials, Region};
 use serde_json::Value;
 
 /// An emulator. It ends with its standard input, and so with the test.
@@ -54,6 +57,11 @@ impl Server {
         Self::start("iam.py", &["moto[server,all]==5.2.5", "boto3"])
     }
 
+    /// Where it is.
+    pub(crate) fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
     /// Runs the program with these credentials.
     pub(crate) fn run(&self, keys: (&str, &str), words: &str) -> Ran {
         let home = tempfile::tempdir().unwrap();
@@ -93,6 +101,19 @@ fn server() -> &'static Server {
 /// Where it is.
 pub(crate) fn endpoint() -> &'static str {
     &server().endpoint
+}
+
+/// A client of an emulator's tables with these credentials.
+pub(crate) fn client(endpoint: &str, keys: (&str, &str)) -> Client {
+    let config = aws_sdk_dynamodb::Config::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .region(Region::new("us-east-1"))
+        .credentials_provider(Credentials::new(keys.0, keys.1, None, None, "test"))
+        .endpoint_url(endpoint)
+        .retry_config(RetryConfig::disabled())
+        .http_client(aws_smithy_http_client::Builder::new().build_http())
+        .build();
+    Client::from_conf(config)
 }
 
 /// What a run of the program came to.

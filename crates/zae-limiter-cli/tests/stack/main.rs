@@ -1,11 +1,12 @@
 //! The life of a stack, with the real program and the real SDK against an AWS on this machine.
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
+mod adoption;
 mod aws;
+mod enforced;
 mod permissions;
 
-use aws::{python, python_client, python_usage, run};
-use serde_json::json;
+use aws::{python, run};
 
 /// A small program that every Linux has, in the aggregator's place: what it does is of no matter here.
 const CODE: &str = "--bootstrap /bin/sh";
@@ -151,84 +152,6 @@ fn a_large_table_of_another_program_is_read_through() {
     assert_eq!(run("check --name adopted -o json").json()["schema"], "0.10.0");
     let again = run("upgrade --name adopted -o json").json();
     assert_eq!(again["migration"], serde_json::Value::Null);
-}
-
-/// Fills a table with a release of the Python client, migrates it, and has everybody read it before
-/// and after.
-fn a_table_is_adopted(release: &str) {
-    // Nothing is refilled while the test runs.
-    let slow = json!([["rpm", 1_000, 1, 86_400]]);
-    let table = format!("from-{}", release.replace('.', "-"));
-    let none = || json!({});
-    let fill = [
-        ("create_table", none()),
-        ("set_resource", json!({ "resource": "gpt-4", "limits_": slow })),
-        ("create_entity", json!({ "entity": "org" })),
-        ("create_entity", json!({ "entity": "key-1", "parent": "org", "cascade": true })),
-        ("set_limits", json!({ "entity": "key-2", "resource": "gpt-4", "limits_": slow })),
-        ("acquire", json!({ "entity": "key-1", "resource": "gpt-4", "take": { "rpm": 100 } })),
-        ("acquire", json!({ "entity": "key-2", "resource": "gpt-4", "take": { "rpm": 7 } })),
-    ];
-    for (answer, (op, _)) in python_client(release, &table, &fill).iter().zip(&fill) {
-        assert!(answer.get("error").is_none(), "{release} {op}: {answer}");
-    }
-    let read = [
-        ("entity", json!({ "entity": "key-1" })),
-        ("children", json!({ "entity": "org" })),
-        ("resource", json!({ "resource": "gpt-4" })),
-        ("limits", json!({ "entity": "key-2", "resource": "gpt-4" })),
-        ("available", json!({ "entity": "key-1", "resource": "gpt-4" })),
-        ("available", json!({ "entity": "org", "resource": "gpt-4" })),
-        ("available", json!({ "entity": "key-2", "resource": "gpt-4" })),
-    ];
-    let ours = || {
-        ["key-1", "org", "key-2"].map(|entity| {
-            let status = run(&format!("available {entity} gpt-4 --name {table} -o json")).json();
-            status["limits"].clone()
-        })
-    };
-    let booked = python_usage(release, &table, "book");
-    assert_eq!(requests(&booked, "hourly") + requests(&booked, "daily"), 76, "{booked}");
-    let before = (python_client(release, &table, &read), ours());
-    assert_eq!(before.0[4]["ok"]["rpm"], 900, "{:?}", before.0);
-    assert_eq!(before.1[0][0]["available"], 900);
-    let upgraded = run(&format!("upgrade --name {table} -o json")).json();
-    assert_eq!(upgraded["migration"]["unknown_items"], 0, "{upgraded}");
-    let after = (python_client(release, &table, &read), ours());
-    assert_eq!(after, before, "{release}");
-    assert_eq!(upgraded["migration"]["usage_records"], 2, "{upgraded}");
-    assert_eq!(upgraded["migration"]["inexact_usage_items"], 0, "{upgraded}");
-    // All in all the same, and each window by itself as it was used.
-    let divided = python_usage(release, &table, "read");
-    assert_eq!((requests(&divided, "hourly"), requests(&divided, "daily")), (38, 38), "{divided}");
-    for (window, wanted) in [("hourly", vec![7, 20, 11]), ("daily", vec![27, 11])] {
-        let words = format!("usage list -e key-1 -r gpt-4 -w {window} --start 2026-11-01");
-        let list = run(&format!("{words} --name {table} -o json")).json();
-        let list = list.as_array().unwrap().iter();
-        let used: Vec<i64> = list.map(|one| one["consumed"]["rpm"].as_i64().unwrap()).collect();
-        assert_eq!(used, wanted, "{window}");
-    }
-    // Both go on together.
-    assert_eq!(run(&format!("acquire key-1 gpt-4 -c rpm:50 --name {table}")).code, 0);
-    let left = python_client(release, &table, &read[4..5]);
-    assert_eq!(left[0]["ok"]["rpm"], 850);
-    assert_eq!(run(&format!("check --name {table}")).code, 0);
-}
-
-/// The requests of all usage records of a window.
-fn requests(usage: &serde_json::Value, window: &str) -> i64 {
-    let rows = usage.as_array().unwrap().iter().filter(|row| row[0] == window);
-    rows.map(|row| row[2].as_i64().unwrap()).sum()
-}
-
-#[test]
-fn a_table_of_the_python_client_0_10_3_is_adopted() {
-    a_table_is_adopted("0.10.3");
-}
-
-#[test]
-fn a_table_of_the_python_client_0_17_0_is_adopted() {
-    a_table_is_adopted("0.17.0");
 }
 
 #[tokio::test]

@@ -6,13 +6,13 @@ use serde_json::Value;
 use crate::aws::{ROOT, Ran, Server};
 
 /// Somebody with one of the stack's policies.
-struct Principal<'a> {
+pub(crate) struct Principal<'a> {
     server: &'a Server,
     keys: (String, String),
 }
 
 impl<'a> Principal<'a> {
-    fn new(server: &'a Server, policy: &str, namespace: Option<&str>) -> Self {
+    pub(crate) fn new(server: &'a Server, policy: &str, namespace: Option<&str>) -> Self {
         let tags = namespace.map_or("[]".to_owned(), |id| {
             format!("[{{'Key': 'zael_namespace_id', 'Value': '{id}'}}]")
         });
@@ -27,6 +27,11 @@ impl<'a> Principal<'a> {
         let keys: Value = serde_json::from_str(&server.python(&line)).unwrap();
         let text = |at: usize| keys[at].as_str().unwrap().to_owned();
         Self { server, keys: (text(0), text(1)) }
+    }
+
+    /// Its access key.
+    pub(crate) fn keys(&self) -> &(String, String) {
+        &self.keys
     }
 
     fn run(&self, words: &str) -> Ran {

@@ -155,21 +155,3 @@ pub async fn a_dropped_settlement_is_carried_out(store: Arc<dyn Store>) {
         }
     }
 }
-
-pub async fn a_dropped_batch_is_written_whole_or_not_at_all(store: Arc<dyn Store>) {
-    for round in 0..20 {
-        let records: Vec<_> = (0..10).map(|n| entity(&format!("e-{round}-{n}"), None)).collect();
-        let batch: Vec<Write> =
-            records.iter().cloned().map(|record| Write::Put(record, When::Absent)).collect();
-        let mut call = ByHand::new(store.write(&batch));
-        let _ = call.poll();
-        drop(call);
-        let keys: Vec<Key> = records.iter().map(zae_limiter_core::Record::key).collect();
-        for _ in 0..20 {
-            let found = store.get(&keys).await.expect("get must answer");
-            let there = found.iter().flatten().count();
-            assert!(there == 0 || there == 10, "{there} of 10 records of a batch were written");
-            tokio::task::yield_now().await;
-        }
-    }
-}

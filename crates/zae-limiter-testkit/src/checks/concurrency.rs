@@ -4,18 +4,16 @@ use std::future::Future;
 use std::sync::Arc;
 
 use fastrand::Rng;
-use zae_limiter_core::{Admission, ConfigLevel, Leg, Record, Store, Target, When, Write, Written};
+use zae_limiter_core::{Admission, Leg, Store, Target};
 
-use crate::ask::{acquire, balance, get, put, settle, take, write};
-use crate::given::{
-    NOW, bucket, config, entity, forever, leg, limits, plan, settlement, tokens, without_refill,
-};
+use crate::ask::{acquire, balance, settle, take};
+use crate::given::{NOW, bucket, forever, leg, limits, plan, settlement, tokens, without_refill};
 use crate::poll::soon;
 
-const TASKS: usize = 64;
+pub(super) const TASKS: usize = 64;
 
 /// Runs so many tasks at once and gathers what they give.
-async fn crowd<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
+pub(super) async fn crowd<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     store: &Arc<dyn Store>,
     task: impl Fn(usize, Arc<dyn Store>) -> F,
 ) -> Vec<T> {
@@ -137,51 +135,6 @@ pub async fn every_concurrent_settlement_counts(store: Arc<dyn Store>) {
     .await;
     let left = 500 - 32 * 10 * 3 + 32 * 10;
     assert_eq!(balance(&*store, target.key(), "x", NOW).await, Some(tokens(left)));
-}
-
-pub async fn one_of_many_conditional_writes_wins(store: Arc<dyn Store>) {
-    for round in 0..10 {
-        let id = format!("e-{round}");
-        let written = crowd(&store, |number, store| {
-            let record = entity(&id, Some(&format!("parent-{number}")));
-            async move {
-                let mark = entity(&format!("mark-{round}-{number}"), None);
-                let batch = [Write::Put(mark, When::Always), Write::Put(record, When::Absent)];
-                write(&*store, &batch).await
-            }
-        })
-        .await;
-        let winners: Vec<usize> =
-            (0..TASKS).filter(|number| written[*number] == Written::Done).collect();
-        assert_eq!(winners.len(), 1, "winners of round {round}: {winners:?}");
-        let parent = format!("parent-{}", winners[0]);
-        let found = get(&*store, entity(&id, None).key()).await;
-        assert_eq!(found, Some(entity(&id, Some(&parent))), "the winner's record");
-        for (number, written) in written.iter().enumerate() {
-            let mark = get(&*store, entity(&format!("mark-{round}-{number}"), None).key()).await;
-            assert_eq!(mark.is_some(), *written == Written::Done, "nothing of a loser's batch");
-        }
-    }
-}
-
-pub async fn one_of_many_writes_of_a_version_wins(store: Arc<dyn Store>) {
-    put(&*store, [config(ConfigLevel::System, 0)]).await;
-    let rises = crowd(&store, |_, store| async move {
-        let mut rises = 0;
-        // Read, then write if nobody else has: lost updates would show in the sum.
-        for _ in 0..10 {
-            let found = get(&*store, config(ConfigLevel::System, 0).key()).await;
-            let version = found.and_then(Record::into_config).expect("the config").version;
-            let next = config(ConfigLevel::System, version + 1);
-            let batch = [Write::Put(next, When::Version(version))];
-            rises += u64::from(write(&*store, &batch).await == Written::Done);
-        }
-        rises
-    })
-    .await;
-    let found = get(&*store, config(ConfigLevel::System, 0).key()).await;
-    let version = found.and_then(Record::into_config).expect("the config").version;
-    assert_eq!(rises.iter().sum::<u64>(), version, "each winner raised the version by one");
 }
 
 pub async fn aborted_acquires_leave_what_the_others_took(store: Arc<dyn Store>) {

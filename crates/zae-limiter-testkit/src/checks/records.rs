@@ -13,6 +13,7 @@ use crate::given::{
     NOW, bucket, config, config_in, entity, entity_id, entity_in, event, forever, home, leg,
     limits, namespace, on_resource, per_minute, resource, tokens, usage,
 };
+use crate::poll::ByHand;
 
 pub async fn records_are_read_in_the_order_of_the_keys(store: Arc<dyn Store>) {
     let records = [
@@ -261,6 +262,24 @@ pub async fn keys_of_different_kinds_do_not_meet(store: Arc<dyn Store>) {
         for (number, record) in records.iter().enumerate() {
             let found = get(&*store, record.key()).await.is_some();
             assert_eq!(found, number > gone, "{record:?} after {:?} went", records[gone]);
+        }
+    }
+}
+
+pub async fn a_dropped_batch_is_written_whole_or_not_at_all(store: Arc<dyn Store>) {
+    for round in 0..20 {
+        let records: Vec<_> = (0..10).map(|n| entity(&format!("e-{round}-{n}"), None)).collect();
+        let batch: Vec<Write> =
+            records.iter().cloned().map(|record| Write::Put(record, When::Absent)).collect();
+        let mut call = ByHand::new(store.write(&batch));
+        let _ = call.poll();
+        drop(call);
+        let keys: Vec<Key> = records.iter().map(Record::key).collect();
+        for _ in 0..20 {
+            let found = store.get(&keys).await.expect("get must answer");
+            let there = found.iter().flatten().count();
+            assert!(there == 0 || there == 10, "{there} of 10 records of a batch were written");
+            tokio::task::yield_now().await;
         }
     }
 }

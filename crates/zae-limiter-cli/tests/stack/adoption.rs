@@ -1,0 +1,231 @@
+//! Tables that a release of the Python client has filled, brought into this release's format: by one run,
+//! and by runs that were cut off after each of their writes. Everybody reads the same before and after.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::{Value, json};
+use zae_limiter::dynamodb::aws::AwsTable;
+use zae_limiter::infra::migrate::{MigrateError, Migration};
+use zae_limiter::{Clock as _, SystemClock};
+use zae_limiter_schema::{
+    BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table,
+    TableError, TableErrorKind, Transacted, Update, Updated,
+};
+
+use crate::aws::{self, ROOT, python, python_client, python_usage, run};
+
+/// A table that a release of the Python client has filled.
+struct Filled {
+    release: &'static str,
+    table: String,
+}
+
+impl Filled {
+    fn by(release: &'static str, table: &str) -> Self {
+        let table = format!("{table}-{}", release.replace('.', "-"));
+        // Nothing is refilled while the test runs.
+        let slow = json!([["rpm", 1_000, 1, 86_400]]);
+        let of = |entity: &str, take: i64| json!({ "entity": entity, "resource": "gpt-4", "take": { "rpm": take } });
+        let fill = [
+            ("create_table", json!({})),
+            ("set_resource", json!({ "resource": "gpt-4", "limits_": slow })),
+            ("create_entity", json!({ "entity": "org" })),
+            ("create_entity", json!({ "entity": "key-1", "parent": "org", "cascade": true })),
+            ("set_limits", json!({ "entity": "key-2", "resource": "gpt-4", "limits_": slow })),
+            ("acquire", of("key-1", 100)),
+            ("acquire", of("key-2", 7)),
+        ];
+        for (answer, (op, _)) in python_client(release, &table, &fill).iter().zip(&fill) {
+            assert!(answer.get("error").is_none(), "{release} {op}: {answer}");
+        }
+        let booked = python_usage(release, &table, "book");
+        assert_eq!(requests(&booked, "hourly") + requests(&booked, "daily"), 76, "{booked}");
+        Self { release, table }
+    }
+
+    /// The same items in another table.
+    fn copy(&self, number: u32) -> Self {
+        let table = format!("{}-{number}", self.table);
+        python_client(self.release, &table, &[("create_table", json!({}))]);
+        python(&format!(
+            "t = make('dynamodb')\n\
+             for page in t.get_paginator('scan').paginate(TableName='{}'):\n\
+             \x20 [t.put_item(TableName='{table}', Item=item) for item in page['Items']]",
+            self.table
+        ));
+        Self { release: self.release, table }
+    }
+
+    /// Entities, limits and balances, as the Python client and as we read them.
+    fn read(&self) -> (Vec<Value>, Vec<Value>) {
+        let on = |entity: &str| json!({ "entity": entity, "resource": "gpt-4" });
+        let read = [
+            ("available", on("key-1")),
+            ("available", on("org")),
+            ("available", on("key-2")),
+            ("entity", json!({ "entity": "key-1" })),
+            ("children", json!({ "entity": "org" })),
+            ("resource", json!({ "resource": "gpt-4" })),
+            ("limits", on("key-2")),
+        ];
+        let ours = ["key-1", "org", "key-2"].map(|entity| {
+            let words = format!("available {entity} gpt-4 --name {} -o json", self.table);
+            run(&words).json()["limits"].clone()
+        });
+        (python_client(self.release, &self.table, &read), ours.to_vec())
+    }
+
+    /// All in all as before, and each window by itself as it was used.
+    fn check_usage(&self) {
+        let divided = python_usage(self.release, &self.table, "read");
+        assert_eq!(
+            (requests(&divided, "hourly"), requests(&divided, "daily")),
+            (38, 38),
+            "{divided}"
+        );
+        for (window, wanted) in [("hourly", vec![7, 20, 11]), ("daily", vec![27, 11])] {
+            let words = format!("usage list -e key-1 -r gpt-4 -w {window} --start 2026-11-01");
+            let list = run(&format!("{words} --name {} -o json", self.table)).json();
+            let list = list.as_array().unwrap().iter();
+            let used: Vec<i64> = list.map(|one| one["consumed"]["rpm"].as_i64().unwrap()).collect();
+            assert_eq!(used, wanted, "{window} in {}", self.table);
+        }
+    }
+
+    /// What `upgrade` says of the migration.
+    fn upgrade(&self) -> Value {
+        run(&format!("upgrade --name {} -o json", self.table)).json()["migration"].clone()
+    }
+
+    fn sdk(&self) -> AwsTable {
+        AwsTable::new(aws::client(aws::endpoint(), ROOT), &self.table, Arc::new(SystemClock))
+    }
+}
+
+/// The requests of all usage records of a window.
+fn requests(usage: &Value, window: &str) -> i64 {
+    let rows = usage.as_array().unwrap().iter().filter(|row| row[0] == window);
+    rows.map(|row| row[2].as_i64().unwrap()).sum()
+}
+
+fn a_table_is_adopted(release: &'static str) {
+    let filled = Filled::by(release, "from");
+    let before = filled.read();
+    assert_eq!(before.0[0]["ok"]["rpm"], 900, "{:?}", before.0);
+    assert_eq!(before.1[0][0]["available"], 900);
+    let counts = filled.upgrade();
+    let number = |name: &str| counts[name].as_i64().unwrap();
+    assert_eq!((number("unknown_items"), number("inexact_usage_items")), (0, 0), "{counts}");
+    assert_eq!(number("usage_records"), 2, "{counts}");
+    assert_eq!(filled.read(), before, "{release}");
+    filled.check_usage();
+    // Both go on together.
+    let table = &filled.table;
+    assert_eq!(run(&format!("acquire key-1 gpt-4 -c rpm:50 --name {table}")).code, 0);
+    assert_eq!(filled.read().0[0]["ok"]["rpm"], 850);
+    assert_eq!(run(&format!("check --name {table}")).code, 0);
+}
+
+/// A table that carries out so many writes, and then no more.
+#[derive(Debug)]
+struct CutOff {
+    table: AwsTable,
+    writes: AtomicU32,
+}
+
+impl CutOff {
+    fn write(&self) -> Result<(), TableError> {
+        let left = self.writes.load(Ordering::Relaxed);
+        let less = left.checked_sub(1);
+        let less = less.ok_or_else(|| TableError::new(TableErrorKind::Unavailable, "cut off"))?;
+        self.writes.store(less, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Table for CutOff {
+    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+        Box::pin(async move {
+            self.write()?;
+            self.table.update(update).await
+        })
+    }
+
+    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+        Box::pin(async move {
+            self.write()?;
+            self.table.transact(changes).await
+        })
+    }
+
+    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+        self.table.read(keys, consistency)
+    }
+
+    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+        self.table.query(query)
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+        self.table.delete(keys)
+    }
+}
+
+/// Cuts a run off after so many writes. Whether it got to its end.
+fn cut_off(filled: &Filled, writes: u32) -> bool {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let table = CutOff { table: filled.sdk(), writes: AtomicU32::new(writes) };
+        let migration = Migration::new(SystemClock.now());
+        match migration.migrate(&table, &filled.sdk(), &mut |_| {}).await {
+            Ok(_) => true,
+            Err(MigrateError::Table(error)) if error.to_string().contains("cut off") => false,
+            Err(error) => panic!("{}: {error:?}", filled.table),
+        }
+    })
+}
+
+/// Everybody reads the same while a run lies half done, and the program does the rest.
+fn a_table_is_adopted_by_runs_that_are_cut_off(release: &'static str) {
+    let filled = Filled::by(release, "cut");
+    let before = filled.read();
+    for writes in 0.. {
+        let copy = filled.copy(writes);
+        let is_done = cut_off(&copy, writes);
+        assert_eq!(copy.read(), before, "{} after {writes} writes", copy.table);
+        let usage = python_usage(release, &copy.table, "read");
+        assert_eq!(requests(&usage, "hourly") + requests(&usage, "daily"), 76, "{usage}");
+        let counts = copy.upgrade();
+        assert_eq!(counts.is_null(), is_done, "{} after {writes} writes: {counts}", copy.table);
+        assert_eq!(copy.read(), before, "{} after {writes} writes and the rest", copy.table);
+        copy.check_usage();
+        assert_eq!(copy.upgrade(), Value::Null, "nothing is left to do");
+        if is_done {
+            // Two items of usage are divided, and the version is written last; both releases have made
+            // all entries in the indexes themselves.
+            assert_eq!(writes, 3);
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_table_of_the_python_client_0_10_3_is_adopted() {
+    a_table_is_adopted("0.10.3");
+}
+
+#[test]
+fn a_table_of_the_python_client_0_17_0_is_adopted() {
+    a_table_is_adopted("0.17.0");
+}
+
+#[test]
+fn a_table_of_the_python_client_0_10_3_is_adopted_by_runs_that_are_cut_off() {
+    a_table_is_adopted_by_runs_that_are_cut_off("0.10.3");
+}
+
+#[test]
+fn a_table_of_the_python_client_0_17_0_is_adopted_by_runs_that_are_cut_off() {
+    a_table_is_adopted_by_runs_that_are_cut_off("0.17.0");
+}
