@@ -38,6 +38,9 @@ pub(crate) struct ConfigJson {
     /// Of the system only; others have no such thing.
     #[serde(skip_serializing_if = "Option::is_none")]
     on_unavailable: Option<Option<&'static str>>,
+    /// Where it is stored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    audit_retention_days: Option<u32>,
     version: u64,
     /// For the table.
     #[serde(skip)]
@@ -61,6 +64,7 @@ impl From<&Config> for ConfigJson {
             resource: resource.map(ToString::to_string),
             limits: limits.iter().map(LimitJson::from).collect(),
             on_unavailable,
+            audit_retention_days: config.audit_retention_days,
             version: config.version,
             text: texts(&limits),
         }

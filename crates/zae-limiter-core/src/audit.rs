@@ -1,13 +1,32 @@
 //! Who changed what, and when.
 
-use zae_limiter_model::{EntityId, ResourceName, Timestamp};
+use std::time::Duration;
+
+use zae_limiter_model::{EntityId, Invalid, NamespaceId, ResourceName, Timestamp};
 
 use crate::error::Error;
 use crate::limiter::{RateLimiter, call_store};
 use crate::page::PageRequest;
 use crate::pages::Pages;
-use crate::record::{AuditAction, AuditEvent, AuditSubject, Record};
+use crate::record::{AuditAction, AuditEvent, AuditSubject, ConfigLevel, Key, Record};
 use crate::store::{Query, When, Write};
+
+/// How long audit events are kept where nothing else is said.
+const RETENTION: Duration = days(90);
+/// The longest time for which they can be told to be kept: a hundred years.
+pub const AUDIT_RETENTION_DAYS_MAX: u32 = 36_500;
+
+const fn days(count: u32) -> Duration {
+    Duration::from_secs(count as u64 * 86_400)
+}
+
+/// Refuses a time that is none.
+pub(crate) fn check_retention(days: u32) -> Result<(), Error> {
+    if (1..=AUDIT_RETENTION_DAYS_MAX).contains(&days) {
+        return Ok(());
+    }
+    Err(Invalid::new("audit retention", days, "use 1 to 36500 days").into())
+}
 
 /// A change, as it goes into the audit trail.
 pub(crate) struct Change {
@@ -20,8 +39,28 @@ pub(crate) struct Change {
 
 impl RateLimiter {
     /// The write that puts a change into the audit trail, to go in one batch with the change.
-    pub(crate) fn audit(&self, change: Change) -> Write {
-        self.namespaces().audit(self.namespace_id(), change)
+    /// `retention` is what is stored about it.
+    pub(crate) fn audit(&self, change: Change, retention: Option<u32>) -> Write {
+        self.namespaces().audit(self.namespace_id(), change, retention)
+    }
+
+    /// Stores for how many days audit events are kept, in this limiter's namespace;
+    /// [`Namespaces::set_audit_retention`](crate::Namespaces::set_audit_retention) does so in all of them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] unless it is from 1 to [`AUDIT_RETENTION_DAYS_MAX`]; [`Error::Contended`]; an error
+    /// of the store.
+    pub async fn set_audit_retention(&self, days: u32) -> Result<(), Error> {
+        self.namespaces().set_audit_retention_of(self.namespace_id(), days).await
+    }
+
+    /// For how many days audit events are kept, as it is stored; not read where it does not matter.
+    pub(crate) async fn stored_retention(&self) -> Result<Option<u32>, Error> {
+        match self.inner.settings.audit_retention {
+            Some(_) => Ok(None),
+            None => self.namespaces().stored_retention(self.namespace_id()).await,
+        }
     }
 
     /// What was changed about an entity, newest first.
@@ -60,12 +99,24 @@ impl RateLimiter {
 }
 
 impl crate::namespaces::Namespaces {
+    /// For how many days audit events of a namespace are kept, as it is stored.
+    pub(crate) async fn stored_retention(
+        &self,
+        namespace: &NamespaceId,
+    ) -> Result<Option<u32>, Error> {
+        let key = [Key::Config(namespace.clone(), ConfigLevel::System)];
+        let found = self.call(self.store.get(&key)).await?.into_iter().flatten();
+        Ok(found.filter_map(Record::into_config).find_map(|config| config.audit_retention_days))
+    }
+
     pub(crate) fn audit(
         &self,
-        namespace: &zae_limiter_model::NamespaceId,
+        namespace: &NamespaceId,
         change: Change,
+        retention: Option<u32>,
     ) -> Write {
         let at = self.clock.now();
+        let kept = self.audit_retention.or(retention.map(days)).unwrap_or(RETENTION);
         let details = match change.details {
             serde_json::Value::Object(details) => details,
             other => unreachable!("details are an object, not {other}"),
@@ -79,7 +130,7 @@ impl crate::namespaces::Namespaces {
             principal: self.principal.as_deref().map(str::to_owned),
             resource: change.resource,
             details,
-            expires_at: Some(at.saturating_add(self.audit_retention)),
+            expires_at: Some(at.saturating_add(kept)),
         };
         Write::Put(Record::Audit(event), When::Always)
     }

@@ -108,7 +108,8 @@ impl RateLimiter {
             resource: None,
             details: json!({ "items": removed + u64::from(exists) }),
         };
-        let batch = [Write::Delete(own, When::Always), self.audit(change)];
+        let retention = self.stored_retention().await?;
+        let batch = [Write::Delete(own, When::Always), self.audit(change, retention)];
         self.inner.call(self.store().write(&batch)).await?;
         Ok(removed + u64::from(exists))
     }
@@ -189,18 +190,20 @@ impl<'a> CreateEntity<'a> {
             metadata: self.metadata,
             created_at: limiter.clock().now(),
         };
+        let change = Change {
+            subject: AuditSubject::Entity(id.clone()),
+            action: AuditAction::EntityCreated,
+            resource: None,
+            details: json!({
+                "name": entity.name,
+                "parent_id": parent.as_ref().map(EntityId::as_str),
+                "cascade": entity.cascade,
+            }),
+        };
+        let retention = limiter.stored_retention().await?;
         let mut batch = vec![
             Write::Put(Record::Entity(entity.clone()), When::Absent),
-            limiter.audit(Change {
-                subject: AuditSubject::Entity(id.clone()),
-                action: AuditAction::EntityCreated,
-                resource: None,
-                details: json!({
-                    "name": entity.name,
-                    "parent_id": parent.as_ref().map(EntityId::as_str),
-                    "cascade": entity.cascade,
-                }),
-            }),
+            limiter.audit(change, retention),
         ];
         if let Some(parent) = &parent {
             limiter.check_parent(&id, parent).await?;

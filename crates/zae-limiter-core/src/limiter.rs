@@ -85,7 +85,7 @@ pub(crate) struct Settings {
     pub(crate) deadline: Duration,
     pub(crate) admin_deadline: Duration,
     pub(crate) lifetime_multiplier: u32,
-    pub(crate) audit_retention: Duration,
+    pub(crate) audit_retention: Option<Duration>,
 }
 
 /// Makes a [`RateLimiter`].
@@ -118,7 +118,7 @@ impl Builder {
                 deadline: Duration::from_secs(1),
                 admin_deadline: Duration::from_secs(10),
                 lifetime_multiplier: 7,
-                audit_retention: Duration::from_secs(90 * 86_400),
+                audit_retention: None,
             },
             cache_ttl: Duration::from_secs(60),
             cache_capacity: 100_000,
@@ -192,10 +192,11 @@ impl Builder {
         self
     }
 
-    /// How long audit events are kept (90 days).
+    /// How long audit events of this limiter's changes are kept, whatever is stored at system level. Where
+    /// neither says anything, 90 days.
     #[must_use]
     pub fn audit_retention(mut self, retention: Duration) -> Self {
-        self.settings.audit_retention = retention;
+        self.settings.audit_retention = Some(retention);
         self
     }
 

@@ -13,7 +13,7 @@ use crate::record::{AuditAction, AuditSubject, Config, ConfigLevel, Key, OnUnava
 use crate::store::{BucketQuery, Query, ResourceList, When, Write, Written};
 
 /// How often a change is tried again when somebody else changed the same limits.
-const ATTEMPTS_MAX: u32 = 16;
+pub(crate) const ATTEMPTS_MAX: u32 = 16;
 
 /// What holds for an entity on a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,13 +127,36 @@ impl RateLimiter {
         self.get_config(ConfigLevel::System).await
     }
 
-    /// Deletes what is stored for the system.
+    /// Deletes the limits stored for the system, and what was to happen while the store does not answer. For
+    /// how long audit events are kept stays stored.
     ///
     /// # Errors
     ///
-    /// [`Error::NotFound`] when there is nothing; an error of the store.
+    /// [`Error::NotFound`] when there is nothing; [`Error::Contended`]; an error of the store.
     pub async fn delete_system_defaults(&self) -> Result<(), Error> {
-        self.delete_config(ConfigLevel::System).await
+        let level = ConfigLevel::System;
+        let nothing = Config::nothing(self.namespace_id().clone(), level.clone());
+        for _ in 0..ATTEMPTS_MAX {
+            let (current, retention) = self.config_and_retention(&level).await?;
+            let Some(current) = current.filter(|current| !current.sets_nothing()) else {
+                return Err(Error::not_found("configuration", describe(&level)));
+            };
+            let when = When::Version(current.version);
+            let change = match current.audit_retention_days {
+                None => Write::Delete(Record::Config(current).key(), when),
+                days => {
+                    let version = current.version + 1;
+                    let left = Config { audit_retention_days: days, version, ..nothing.clone() };
+                    Write::Put(Record::Config(left), when)
+                }
+            };
+            let audit = self.config_audit(&level, AuditAction::LimitsDeleted, json!({}), retention);
+            if self.change_config(&level, change, audit).await? {
+                self.remember_system(&nothing);
+                return Ok(());
+            }
+        }
+        Err(Error::Contended { attempts: ATTEMPTS_MAX })
     }
 
     /// What holds for an entity on a resource, and by which level.
@@ -189,6 +212,25 @@ impl RateLimiter {
         Ok(found.into_iter().flatten().find_map(Record::into_config))
     }
 
+    /// What is stored at a level, and for how many days audit events are kept, by one read.
+    async fn config_and_retention(
+        &self,
+        level: &ConfigLevel,
+    ) -> Result<(Option<Config>, Option<u32>), Error> {
+        let key = |level: &ConfigLevel| Key::Config(self.namespace_id().clone(), level.clone());
+        let keys = [key(level), key(&ConfigLevel::System)];
+        let keys = if *level == ConfigLevel::System { &keys[..1] } else { &keys };
+        let (mut current, mut retention) = (None, None);
+        let found = self.inner.call(self.store().get(keys)).await?;
+        for config in found.into_iter().flatten().filter_map(Record::into_config) {
+            retention = retention.or(config.audit_retention_days);
+            if config.level == *level {
+                current = Some(config);
+            }
+        }
+        Ok((current, retention))
+    }
+
     async fn put_config(
         &self,
         level: ConfigLevel,
@@ -196,33 +238,21 @@ impl RateLimiter {
         on_unavailable: Option<OnUnavailable>,
     ) -> Result<Config, Error> {
         for _ in 0..ATTEMPTS_MAX {
-            let current = self.get_config(level.clone()).await?;
-            let (when, version) = match &current {
-                Some(current) => (When::Version(current.version), current.version + 1),
-                None => (When::Absent, 1),
-            };
-            let kept = current.and_then(|current| current.on_unavailable);
+            let (current, retention) = self.config_and_retention(&level).await?;
+            let when = current.as_ref().map_or(When::Absent, |it| When::Version(it.version));
+            let nothing = || Config::nothing(self.namespace_id().clone(), level.clone());
+            let current = current.unwrap_or_else(nothing);
             let config = Config {
-                namespace: self.namespace_id().clone(),
-                level: level.clone(),
                 limits: limits.clone(),
-                on_unavailable: on_unavailable.or(kept),
-                version,
+                on_unavailable: on_unavailable.or(current.on_unavailable),
+                version: current.version + 1,
+                ..current
             };
-            let details = json!({
-                "limits": limits.to_limits().iter().map(limit_json).collect::<Vec<_>>(),
-                "on_unavailable": config.on_unavailable.map(OnUnavailable::as_str),
-                "config_version": version,
-            });
-            let audit = self.config_audit(&level, AuditAction::LimitsSet, details);
-            let batch = [Write::Put(Record::Config(config.clone()), when), audit];
-            let written = self.inner.call(self.store().write(&batch)).await;
-            // After an error too: the change may have been made all the same.
-            self.forget(&level);
-            if written? == Written::Done {
-                if level == ConfigLevel::System {
-                    self.inner.remember_policy(config.on_unavailable);
-                }
+            let details = config_details(&config);
+            let audit = self.config_audit(&level, AuditAction::LimitsSet, details, retention);
+            let change = Write::Put(Record::Config(config.clone()), when);
+            if self.change_config(&level, change, audit).await? {
+                self.remember_system(&config);
                 return Ok(config);
             }
         }
@@ -231,19 +261,30 @@ impl RateLimiter {
 
     async fn delete_config(&self, level: ConfigLevel) -> Result<(), Error> {
         let key = Key::Config(self.namespace_id().clone(), level.clone());
-        let audit = self.config_audit(&level, AuditAction::LimitsDeleted, json!({}));
-        let batch = [Write::Delete(key, When::Present), audit];
-        let written = self.inner.call(self.store().write(&batch)).await;
+        let retention = self.stored_retention().await?;
+        let audit = self.config_audit(&level, AuditAction::LimitsDeleted, json!({}), retention);
+        match self.change_config(&level, Write::Delete(key, When::Present), audit).await? {
+            true => Ok(()),
+            false => Err(Error::not_found("configuration", describe(&level))),
+        }
+    }
+
+    /// Whether the change was made, and the audit event with it.
+    async fn change_config(
+        &self,
+        level: &ConfigLevel,
+        change: Write,
+        audit: Write,
+    ) -> Result<bool, Error> {
+        let written = self.inner.call(self.store().write(&[change, audit])).await;
         // After an error too: the change may have been made all the same.
-        self.forget(&level);
-        match written? {
-            Written::Done => {
-                if level == ConfigLevel::System {
-                    self.inner.remember_policy(None);
-                }
-                Ok(())
-            }
-            Written::Conflict(_) => Err(Error::not_found("configuration", describe(&level))),
+        self.forget(level);
+        Ok(written? == Written::Done)
+    }
+
+    fn remember_system(&self, config: &Config) {
+        if config.level == ConfigLevel::System {
+            self.inner.remember_policy(config.on_unavailable);
         }
     }
 
@@ -252,6 +293,7 @@ impl RateLimiter {
         level: &ConfigLevel,
         action: AuditAction,
         details: serde_json::Value,
+        retention: Option<u32>,
     ) -> Write {
         let (subject, resource) = match level {
             ConfigLevel::System => (AuditSubject::System, None),
@@ -263,7 +305,7 @@ impl RateLimiter {
                 (AuditSubject::Entity(entity.clone()), Some(resource.clone()))
             }
         };
-        self.audit(Change { subject, action, resource, details })
+        self.audit(Change { subject, action, resource, details }, retention)
     }
 
     /// Drops what the change made wrong in this process.
@@ -335,6 +377,20 @@ fn describe(level: &ConfigLevel) -> String {
         ConfigLevel::Entity(entity) => format!("entity {entity}"),
         ConfigLevel::EntityResource(entity, resource) => format!("entity {entity} on {resource}"),
     }
+}
+
+/// What an audit event says of stored limits.
+pub(crate) fn config_details(config: &Config) -> serde_json::Value {
+    let limits = config.limits.to_limits();
+    let mut details = json!({
+        "limits": limits.iter().map(limit_json).collect::<Vec<_>>(),
+        "on_unavailable": config.on_unavailable.map(OnUnavailable::as_str),
+        "config_version": config.version,
+    });
+    if let Some(days) = config.audit_retention_days {
+        details["audit_retention_days"] = days.into();
+    }
+    details
 }
 
 fn limit_json(limit: &Limit) -> serde_json::Value {

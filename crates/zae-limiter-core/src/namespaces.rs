@@ -6,13 +6,14 @@ use std::time::Duration;
 use serde_json::json;
 use zae_limiter_model::{NamespaceId, NamespaceName};
 
-use crate::audit::Change;
+use crate::audit::{Change, check_retention};
 use crate::clock::Clock;
 use crate::entropy::Entropy;
 use crate::error::Error;
+use crate::limits::{ATTEMPTS_MAX, config_details};
 use crate::page::PageRequest;
 use crate::pages::Pages;
-use crate::record::{AuditAction, AuditSubject, Key, Namespace, Record};
+use crate::record::{AuditAction, AuditSubject, Config, ConfigLevel, Key, Namespace, Record};
 use crate::store::{Query, Scope, Store, When, Write, Written};
 
 /// The namespace that exists without being registered.
@@ -26,7 +27,7 @@ pub struct Namespaces {
     pub(crate) entropy: Arc<Entropy>,
     pub(crate) principal: Option<Arc<str>>,
     pub(crate) deadline: Duration,
-    pub(crate) audit_retention: Duration,
+    pub(crate) audit_retention: Option<Duration>,
 }
 
 impl Namespaces {
@@ -55,12 +56,17 @@ impl Namespaces {
             created_at: self.clock.now(),
             deleted_at: None,
         };
+        let retention = self.default_retention(name).await?;
         let name_record = Record::NamespaceName(name.clone(), namespace.id.clone());
-        let batch = [
+        let mut batch = vec![
             Write::Put(name_record, When::Absent),
             Write::Put(Record::Namespace(namespace.clone()), When::Absent),
-            self.namespace_audit(&namespace, AuditAction::NamespaceRegistered),
+            self.namespace_audit(&namespace, AuditAction::NamespaceRegistered, retention),
         ];
+        if retention.is_some() {
+            let config = with_retention(&namespace.id, None, retention);
+            batch.push(Write::Put(Record::Config(config), When::Absent));
+        }
         match self.call(self.store.write(&batch)).await? {
             Written::Done => Ok(namespace),
             Written::Conflict(_) => {
@@ -131,10 +137,11 @@ impl Namespaces {
         let found = self.find(&name).await?;
         let mut namespace = found.ok_or_else(|| Error::not_found("namespace", &name))?;
         namespace.deleted_at = Some(self.clock.now());
+        let retention = self.stored_retention(&namespace.id).await?;
         let batch = [
             Write::Delete(Key::NamespaceName(name.clone()), When::Present),
             Write::Put(Record::Namespace(namespace.clone()), When::Present),
-            self.namespace_audit(&namespace, AuditAction::NamespaceDeleted),
+            self.namespace_audit(&namespace, AuditAction::NamespaceDeleted, retention),
         ];
         match self.call(self.store.write(&batch)).await? {
             Written::Done => Ok(namespace),
@@ -154,11 +161,12 @@ impl Namespaces {
         if namespace.deleted_at.take().is_none() {
             return Ok(namespace);
         }
+        let retention = self.stored_retention(id).await?;
         let name_record = Record::NamespaceName(namespace.name.clone(), id.clone());
         let batch = [
             Write::Put(name_record, When::Absent),
             Write::Put(Record::Namespace(namespace.clone()), When::Present),
-            self.namespace_audit(&namespace, AuditAction::NamespaceRecovered),
+            self.namespace_audit(&namespace, AuditAction::NamespaceRecovered, retention),
         ];
         match self.call(self.store.write(&batch)).await? {
             Written::Done => Ok(namespace),
@@ -207,13 +215,106 @@ impl Namespaces {
         Ok(removed)
     }
 
-    fn namespace_audit(&self, namespace: &Namespace, action: AuditAction) -> Write {
+    /// Stores for how many days audit events are kept, in every namespace that is registered; those that
+    /// are registered later take it over from `default`. Events that are written already stay as long as
+    /// they were to. `progress` is told the number of namespaces so far. A call that was cut short can be
+    /// repeated.
+    ///
+    /// ```
+    /// # use zae_limiter_core::{MemoryStore, RateLimiter};
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// # let limiter = RateLimiter::builder(MemoryStore::new()).open().await?;
+    /// limiter.namespaces().set_audit_retention(30, |_| {}).await?;
+    /// let stored = limiter.system_defaults().await?;
+    /// assert_eq!(stored.and_then(|stored| stored.audit_retention_days), Some(30));
+    /// # Ok::<(), zae_limiter_core::Error>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] unless it is from 1 to [`AUDIT_RETENTION_DAYS_MAX`](crate::AUDIT_RETENTION_DAYS_MAX); [`Error::Contended`]; an error
+    /// of the store.
+    pub async fn set_audit_retention(
+        &self,
+        days: u32,
+        mut progress: impl FnMut(u64),
+    ) -> Result<(), Error> {
+        check_retention(days)?;
+        let mut done = 0;
+        let mut pages = self.list();
+        while let Some(namespaces) = pages.next().await? {
+            for namespace in namespaces {
+                self.set_audit_retention_of(&namespace.id, days).await?;
+                done += 1;
+                progress(done);
+            }
+        }
+        Ok(())
+    }
+
+    /// Does so in one namespace. Where it is stored already, nothing is written.
+    pub(crate) async fn set_audit_retention_of(
+        &self,
+        id: &NamespaceId,
+        days: u32,
+    ) -> Result<(), Error> {
+        check_retention(days)?;
+        let key = [Key::Config(id.clone(), ConfigLevel::System)];
+        for _ in 0..ATTEMPTS_MAX {
+            let found = self.call(self.store.get(&key)).await?;
+            let current = found.into_iter().flatten().find_map(Record::into_config);
+            let stored = current.as_ref().and_then(|current| current.audit_retention_days);
+            if stored == Some(days) {
+                return Ok(());
+            }
+            let when = current.as_ref().map_or(When::Absent, |it| When::Version(it.version));
+            let config = with_retention(id, current, Some(days));
+            let change = Change {
+                subject: AuditSubject::System,
+                action: AuditAction::LimitsSet,
+                resource: None,
+                details: config_details(&config),
+            };
+            let audit = self.audit(id, change, Some(days));
+            let batch = [Write::Put(Record::Config(config), when), audit];
+            if self.call(self.store.write(&batch)).await? == Written::Done {
+                return Ok(());
+            }
+        }
+        Err(Error::Contended { attempts: ATTEMPTS_MAX })
+    }
+
+    /// What a new namespace takes over from `default`.
+    async fn default_retention(&self, new: &NamespaceName) -> Result<Option<u32>, Error> {
+        if new.as_str() == DEFAULT_NAMESPACE {
+            return Ok(None);
+        }
+        let key = [Key::NamespaceName(NamespaceName::new(DEFAULT_NAMESPACE)?)];
+        match self.call(self.store.get(&key)).await?.pop().flatten() {
+            Some(Record::NamespaceName(_, id)) => self.stored_retention(&id).await,
+            _ => Ok(None),
+        }
+    }
+
+    fn namespace_audit(
+        &self,
+        namespace: &Namespace,
+        action: AuditAction,
+        retention: Option<u32>,
+    ) -> Write {
         let change = Change {
             subject: AuditSubject::System,
             action,
             resource: None,
             details: json!({ "namespace_name": namespace.name.as_str() }),
         };
-        self.audit(&namespace.id, change)
+        self.audit(&namespace.id, change, retention)
     }
+}
+
+/// What is stored for the system, with another time for which audit events are kept.
+fn with_retention(id: &NamespaceId, current: Option<Config>, days: Option<u32>) -> Config {
+    let current = current.unwrap_or_else(|| Config::nothing(id.clone(), ConfigLevel::System));
+    Config { audit_retention_days: days, version: current.version + 1, ..current }
 }

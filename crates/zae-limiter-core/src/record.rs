@@ -81,12 +81,33 @@ pub struct Config {
     pub namespace: NamespaceId,
     /// For whom.
     pub level: ConfigLevel,
-    /// The limits. May be empty at system level only, beside a stored `on_unavailable`.
+    /// The limits. May be empty at system level only, beside what else is stored there.
     pub limits: LimitSet,
     /// Only at system level.
     pub on_unavailable: Option<OnUnavailable>,
+    /// For how many days audit events are kept. Only at system level.
+    pub audit_retention_days: Option<u32>,
     /// Rises by one with each change.
     pub version: u64,
+}
+
+impl Config {
+    /// What is stored before anything is.
+    pub(crate) fn nothing(namespace: NamespaceId, level: ConfigLevel) -> Self {
+        Self {
+            namespace,
+            level,
+            limits: LimitSet::default(),
+            on_unavailable: None,
+            audit_retention_days: None,
+            version: 0,
+        }
+    }
+
+    /// Whether it sets no limits and says nothing about a store that does not answer.
+    pub fn sets_nothing(&self) -> bool {
+        self.limits.is_empty() && self.on_unavailable.is_none()
+    }
 }
 
 /// What an audit event is about.

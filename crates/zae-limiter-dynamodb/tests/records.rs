@@ -12,7 +12,9 @@ use zae_limiter_core::{
     StoreErrorKind, Timestamp, When, Write, Written,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
-use zae_limiter_schema::{BucketItemKey, Item, ItemKey, Value, parse_key};
+use zae_limiter_schema::{
+    Action, BucketItemKey, Item, ItemKey, Table as _, Update, Value, parse_key,
+};
 
 fn open() -> (Arc<TestTable>, DynamoStore) {
     let table = Arc::new(TestTable::default());
@@ -39,7 +41,14 @@ fn of(id: &str, on: &str) -> ConfigLevel {
 fn config(level: ConfigLevel, limits: &[&str], version: u64) -> Record {
     let limits = limits.iter().map(|name| Limit::per_minute(*name, 10));
     let limits = LimitSet::new(limits).unwrap();
-    Record::Config(Config { namespace: ns(), level, limits, on_unavailable: None, version })
+    Record::Config(Config {
+        namespace: ns(),
+        level,
+        limits,
+        on_unavailable: None,
+        audit_retention_days: None,
+        version,
+    })
 }
 
 fn key(level: ConfigLevel) -> Key {
@@ -104,7 +113,8 @@ async fn one_batch_adds_a_resource_and_takes_another_away() {
 async fn what_others_keep_on_an_item_stays() {
     let (table, store) = open();
     let system = ItemKey::of(&key(ConfigLevel::System));
-    table.put(&system, &[("audit_retention_days", Value::number(30))]).await;
+    let theirs = [("audit_retention_days", Value::text("a while")), ("theirs", Value::number(1))];
+    table.put(&system, &theirs).await;
     let found = store.get(&[key(ConfigLevel::System)]).await.unwrap();
     assert_eq!(found, [Some(config(ConfigLevel::System, &[], 0))]);
     // An item without a version is of version 0.
@@ -114,9 +124,34 @@ async fn what_others_keep_on_an_item_stays() {
     let second = Write::Put(config(ConfigLevel::System, &["tpm"], 2), When::Version(1));
     assert_eq!(write(&store, &[second]).await, Written::Done);
     let item = &table.items()[&system];
-    assert_eq!(item["audit_retention_days"], Value::number(30));
+    for (name, value) in theirs {
+        assert_eq!(item[name], value);
+    }
     let limits: Vec<&String> = item.keys().filter(|name| name.starts_with("l_")).collect();
     assert_eq!(limits, ["l_tpm_cp", "l_tpm_ra", "l_tpm_rp"]);
+}
+
+/// The original sets it on an item that may not even be there, and leaves the version as it is.
+#[tokio::test]
+async fn the_retention_that_python_sets_is_read_and_kept() {
+    let (table, store) = open();
+    let system = ItemKey::of(&key(ConfigLevel::System));
+    table.put(&system, &[("audit_retention_days", Value::number(30))]).await;
+    let read = async || {
+        let found = store.get(&[key(ConfigLevel::System)]).await.unwrap().remove(0);
+        found.and_then(Record::into_config).unwrap()
+    };
+    let found = read().await;
+    assert_eq!((found.audit_retention_days, found.version), (Some(30), 0));
+    let Record::Config(mut next) = config(ConfigLevel::System, &["rpm"], 1) else { unreachable!() };
+    next.audit_retention_days = found.audit_retention_days;
+    let put = Write::Put(Record::Config(next.clone()), When::Version(0));
+    assert_eq!(write(&store, &[put]).await, Written::Done);
+    assert_eq!(read().await, next);
+    let days = Action::Set("audit_retention_days".to_owned(), Value::number(7));
+    let update = Update { key: system, actions: vec![days], conditions: Vec::new() };
+    table.update(&update).await.unwrap();
+    assert_eq!((read().await.audit_retention_days, read().await.version), (Some(7), 1));
 }
 
 #[tokio::test]

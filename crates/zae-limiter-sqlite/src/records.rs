@@ -13,7 +13,7 @@ use crate::error::Failure;
 
 pub(crate) const ENTITY: &str = "SELECT ns, id, name, parent, cascade, metadata, created_at";
 pub(crate) const CONFIG: &str =
-    "SELECT ns, level, resource, entity, version, on_unavailable, limits";
+    "SELECT ns, level, resource, entity, version, on_unavailable, limits, audit_retention_days";
 pub(crate) const AUDIT: &str =
     "SELECT ns, subject, id, at, action, principal, resource, details, expires_at";
 pub(crate) const USAGE: &str =
@@ -103,6 +103,7 @@ pub(crate) fn config(row: &Row<'_>) -> Result<Record, Failure> {
         version: row.get::<_, i64>(4)?.cast_unsigned(),
         on_unavailable: optional_name(row, 5)?,
         limits: decode_limits(row.get_ref(6)?.as_blob().map_err(rusqlite::Error::from)?)?,
+        audit_retention_days: row.get(7)?,
     }))
 }
 
@@ -256,7 +257,7 @@ pub(crate) fn put(conn: &Connection, record: &Record) -> Result<(), Failure> {
         Record::Config(it) => {
             let (level, entity, resource) = level_columns(&it.level);
             run(
-                "INSERT OR REPLACE INTO config VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+                "INSERT OR REPLACE INTO config VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
                 params![
                     it.namespace.as_str(),
                     level,
@@ -265,6 +266,7 @@ pub(crate) fn put(conn: &Connection, record: &Record) -> Result<(), Failure> {
                     it.version.cast_signed(),
                     it.on_unavailable.map(|choice| choice.as_str()),
                     encode_limits(&it.limits),
+                    it.audit_retention_days,
                 ],
             )
         }

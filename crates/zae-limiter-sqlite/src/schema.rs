@@ -17,7 +17,11 @@ use crate::error::Failure;
 const APPLICATION_ID: i32 = 0x7a61_656c;
 
 /// The release of the tables below.
-const SCHEMA_VERSION: i32 = 1;
+const SCHEMA_VERSION: i32 = 2;
+
+/// What the tables of the first release lack.
+const FIRST_VERSION: i32 = 1;
+const FROM_FIRST: &str = "ALTER TABLE config ADD COLUMN audit_retention_days INTEGER";
 
 /// How long SQLite waits for another program that holds the file, creating it perhaps, and how
 /// often that is tried: where two would wait for each other, SQLite does not wait at all.
@@ -62,6 +66,7 @@ CREATE INDEX entity_by_parent ON entity (ns, parent, id) WHERE parent IS NOT NUL
 CREATE TABLE config (
     ns TEXT NOT NULL, level INTEGER NOT NULL, resource TEXT NOT NULL, entity TEXT NOT NULL,
     version INTEGER NOT NULL, on_unavailable TEXT, limits BLOB NOT NULL,
+    audit_retention_days INTEGER,
     PRIMARY KEY (ns, level, resource, entity)
 ) WITHOUT ROWID, STRICT;
 CREATE INDEX config_by_entity ON config (ns, entity, level, resource) WHERE entity <> '';
@@ -96,7 +101,8 @@ CREATE TABLE namespace_name (
 const TABLES_CHECK: &[&str] = &[
     "SELECT number, ns, entity, resource, expires_at, state FROM bucket LIMIT 0",
     "SELECT ns, id, name, parent, cascade, metadata, created_at FROM entity LIMIT 0",
-    "SELECT ns, level, resource, entity, version, on_unavailable, limits FROM config LIMIT 0",
+    "SELECT ns, level, resource, entity, version, on_unavailable, limits, audit_retention_days \
+     FROM config LIMIT 0",
     "SELECT ns, subject, id, at, action, principal, resource, details, expires_at FROM audit \
      LIMIT 0",
     "SELECT ns, entity, window, resource, start, events, consumed, expires_at FROM usage LIMIT 0",
@@ -136,7 +142,7 @@ fn try_open_writer(path: &Path, durability: Durability) -> Result<Connection, Fa
     if conn.is_readonly("main")? {
         return Err(DENIED);
     }
-    if glance(&conn)? == Found::Nothing {
+    if glance(&conn)? != Found::Ours {
         create(&conn)?;
     }
     for sql in TABLES_CHECK {
@@ -226,6 +232,7 @@ fn look_at(path: &Path) -> Result<(), Failure> {
 #[derive(PartialEq, Eq)]
 enum Found {
     Nothing,
+    Older,
     Ours,
 }
 
@@ -250,20 +257,27 @@ fn recognise(conn: &Connection) -> Result<Found, Failure> {
     let tables = number("SELECT count(*) FROM sqlite_schema")?;
     match (id, version, tables) {
         (APPLICATION_ID, SCHEMA_VERSION, _) => Ok(Found::Ours),
+        (APPLICATION_ID, FIRST_VERSION, _) => Ok(Found::Older),
         (APPLICATION_ID, version, _) if version > SCHEMA_VERSION => Err(NEWER),
         (0, 0, 0) => Ok(Found::Nothing),
         _ => Err(FOREIGN),
     }
 }
 
-/// Makes all tables in one transaction, unless another process was faster. Not yet in WAL mode, so
-/// that the mark of the file is in the file from the first moment.
+/// Makes all tables, or what an older release's lack, in one transaction, unless another process was faster. A
+/// new file is not yet in WAL mode, so that its mark is in it from the first moment.
 fn create(conn: &Connection) -> Result<(), Failure> {
     conn.execute_batch(&format!("PRAGMA page_size = {PAGE_BYTES}; BEGIN IMMEDIATE"))?;
     let made = recognise(conn).and_then(|found| {
-        if found == Found::Nothing {
-            conn.execute_batch(TABLES)?;
-            conn.pragma_update(None, "application_id", APPLICATION_ID)?;
+        match found {
+            Found::Nothing => {
+                conn.execute_batch(TABLES)?;
+                conn.pragma_update(None, "application_id", APPLICATION_ID)?;
+            }
+            Found::Older => conn.execute_batch(FROM_FIRST)?,
+            Found::Ours => {}
+        }
+        if found != Found::Ours {
             conn.pragma_update(None, "user_version", SCHEMA_VERSION)?;
         }
         Ok(conn.execute_batch("COMMIT")?)

@@ -115,13 +115,28 @@ async fn a_file_of_a_later_release_is_left_alone() {
     let folder = Folder::new();
     a_used_file(&folder).await;
     let conn = Connection::open(folder.file()).unwrap();
-    conn.execute_batch("PRAGMA user_version = 2").unwrap();
+    conn.execute_batch("PRAGMA user_version = 3").unwrap();
     drop(conn);
     check(&folder.file(), StoreErrorKind::Incompatible, "later release");
     let conn = Connection::open(folder.file()).unwrap();
-    conn.execute_batch("PRAGMA user_version = 1").unwrap();
+    conn.execute_batch("PRAGMA user_version = 2").unwrap();
     drop(conn);
     is_as_before(&folder).await;
+}
+
+#[tokio::test]
+async fn a_file_of_the_first_release_is_brought_up_to_date() {
+    let folder = Folder::new();
+    a_used_file(&folder).await;
+    let conn = Connection::open(folder.file()).unwrap();
+    let back = "ALTER TABLE config DROP COLUMN audit_retention_days; PRAGMA user_version = 1";
+    conn.execute_batch(back).unwrap();
+    drop(conn);
+    is_as_before(&folder).await;
+    let conn = Connection::open(folder.file()).unwrap();
+    let version = conn.query_row("PRAGMA user_version", [], |row| row.get::<_, i32>(0)).unwrap();
+    assert_eq!(version, 2);
+    conn.prepare("SELECT audit_retention_days FROM config").unwrap();
 }
 
 #[tokio::test]

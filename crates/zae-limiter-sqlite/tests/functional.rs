@@ -194,7 +194,15 @@ fn an_entity(id: &str, parent: Option<&str>) -> Record {
 fn a_config(level: ConfigLevel, version: u64) -> Record {
     let limits = LimitSet::new([Limit::per_minute("rpm", 10).burst(20)]).unwrap();
     let on_unavailable = (level == ConfigLevel::System).then_some(OnUnavailable::Allow);
-    Record::Config(Config { namespace: ns(), level, limits, on_unavailable, version })
+    let (namespace, audit_retention_days) = (ns(), None);
+    Record::Config(Config {
+        namespace,
+        level,
+        limits,
+        on_unavailable,
+        audit_retention_days,
+        version,
+    })
 }
 
 fn an_event(id: &str, subject: AuditSubject) -> Record {

@@ -116,6 +116,7 @@ pub(crate) fn config_in(namespace: &NamespaceId, level: ConfigLevel, version: u6
         level,
         limits: LimitSet::clone(&limits([per_minute("rpm", 10)])),
         on_unavailable: None,
+        audit_retention_days: None,
         version,
     })
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zae_limiter_core::{Builder, Clock, RateLimiter, SystemClock};
+use zae_limiter_core::{Builder, Clock, Error, RateLimiter, SystemClock};
 use zae_limiter_dynamodb::aws::{AwsTable, DynamoAddress, LazyTable};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_infra::aws::AwsCloud;
@@ -20,6 +20,8 @@ pub enum StackError {
     Deploy(DeployError),
     /// The stack is there, but its table did not take the version record.
     Table(TableError),
+    /// The stack is there, but in its table it could not be stored for how long audit events are kept.
+    Limiter(Error),
 }
 
 impl std::fmt::Display for StackError {
@@ -31,6 +33,7 @@ impl std::fmt::Display for StackError {
             }
             Self::Deploy(error) => error.fmt(f),
             Self::Table(error) => error.fmt(f),
+            Self::Limiter(error) => error.fmt(f),
         }
     }
 }
@@ -41,6 +44,7 @@ impl std::error::Error for StackError {
             Self::Invalid(_) => None,
             Self::Deploy(error) => std::error::Error::source(error),
             Self::Table(error) => std::error::Error::source(error),
+            Self::Limiter(error) => std::error::Error::source(error),
         }
     }
 }
@@ -86,7 +90,9 @@ pub async fn ensure_stack(
     let table = AwsTable::new(address.client().await, &address.table, Arc::clone(&clock));
     records::ensure_version(&table, clock.now()).await.map_err(StackError::Table)?;
     let table = Arc::new(LazyTable::new(address));
-    let retention = u64::from(options.audit_retention()) * 86_400;
-    Ok(RateLimiter::builder(DynamoStore::new(table, DynamoOptions::default()))
-        .audit_retention(std::time::Duration::from_secs(retention)))
+    let store = DynamoStore::new(table, DynamoOptions::default());
+    let limiter = RateLimiter::builder(store.clone()).open().await.map_err(StackError::Limiter)?;
+    let stored = limiter.namespaces().set_audit_retention(options.audit_retention(), |_| {}).await;
+    stored.map_err(StackError::Limiter)?;
+    Ok(RateLimiter::builder(store))
 }

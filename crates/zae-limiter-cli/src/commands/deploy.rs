@@ -10,6 +10,7 @@ use crate::columns::{Cell, print_fields};
 use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
+use crate::printer::count;
 
 use super::stack::{self, Telling};
 
@@ -53,29 +54,40 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     if let Some(package) = &package {
         options = options.architecture(package.architecture());
     }
-    let plan = options.plan()?;
+    let (plan, retention) = (options.plan()?, options.audit_retention());
     let account = stack::connect(context, &address).await?;
     let wait = if args.no_wait { Wait::No } else { Wait::UntilDone };
     let deployer = account.deployer.wait(wait);
     let mut telling = Telling::new(&mut context.printer);
     let deployed = deployer.deploy(&plan, package.as_ref(), &mut telling).await?;
     if !matches!(deployed, Deployed::Started { .. }) {
-        prepare(context, &address).await?;
+        prepare(context, &address, Some(retention)).await?;
     }
     print(context, &address.table, deployed);
     Ok(ExitStatus::Done)
 }
 
 /// What the table needs before programs that may only acquire use it: its version, and the namespace
-/// `default`.
-pub(super) async fn prepare(context: &mut Context, address: &DynamoAddress) -> Result<(), Failure> {
+/// `default`. And for how many days audit events are kept, where that is known.
+pub(super) async fn prepare(
+    context: &mut Context,
+    address: &DynamoAddress,
+    retention: Option<u32>,
+) -> Result<(), Failure> {
     let table = stack::table(context, address).await;
     let version = records::ensure_version(&table, context.clock.now()).await;
     version.map_err(|error| {
         let message = format!("the stack is there, but table {} is not ready", address.table);
         Failure::new(ExitStatus::Unavailable, message).caused_by(&error).hint("deploy again")
     })?;
-    context.default_limiter().await?;
+    let limiter = context.default_limiter().await?;
+    if let Some(days) = retention {
+        let printer = &mut context.printer;
+        let mut progress = |so_far| {
+            printer.progress(format!("audit retention set in {}", count(so_far, "namespace")));
+        };
+        limiter.namespaces().set_audit_retention(days, &mut progress).await?;
+    }
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use crate::context::{Context, Yes};
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::grammar;
+use crate::printer::count;
 use crate::stored::{self, ConfigJson};
 
 const AFTER_HELP: &str = "\
@@ -36,7 +37,7 @@ Examples:
   zae-limiter system delete-defaults --yes    without asking
 
 Afterwards nothing is limited that has no limits of its own, and calls fail while the store does
-not answer.";
+not answer. For how long audit events are kept stays as it was deployed.";
 
 /// Arguments of `system`.
 #[derive(clap::Args, Debug)]
@@ -136,17 +137,21 @@ async fn get(GetArgs {}: GetArgs, context: &mut Context) -> Result<ExitStatus, F
     }
     let limits = stored::texts(&config.limits.to_limits());
     let policy = config.on_unavailable.map_or("not set (block)", OnUnavailable::as_str);
-    let fields = vec![
+    let mut fields = vec![
         ("LIMITS", Cell::from(if limits.is_empty() { "-" } else { &limits })),
         ("ON UNAVAILABLE", Cell::from(policy)),
     ];
+    if let Some(days) = config.audit_retention_days {
+        fields.push(("AUDIT EVENTS KEPT", Cell::from(count(days.into(), "day"))));
+    }
     print_fields(&mut context.printer, fields);
     Ok(ExitStatus::Done)
 }
 
 async fn delete(args: DeleteArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
     let limiter = context.limiter().await?;
-    let config = limiter.system_defaults().await?.ok_or_else(nothing)?;
+    let config = limiter.system_defaults().await?;
+    let config = config.filter(|config| !config.sets_nothing()).ok_or_else(nothing)?;
     context.confirm(args.yes, &stored::deletion(&config))?;
     limiter.delete_system_defaults().await?;
     stored::print_deleted(&mut context.printer, &config);

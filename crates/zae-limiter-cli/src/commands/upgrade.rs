@@ -181,7 +181,8 @@ async fn upgrade_stack(
     }
     let mut telling = Telling::new(&mut context.printer);
     let deployed = account.deployer.deploy(&plan, package.as_ref(), &mut telling).await?;
-    prepare(context, address).await?;
+    let retention = plan.parameters.get("AuditRetentionDays");
+    prepare(context, address, retention.and_then(|days| days.parse().ok())).await?;
     Ok(!matches!(deployed, Deployed::Unchanged(_)))
 }
 

@@ -62,6 +62,38 @@ fn memory_of(function: &str) -> String {
 }
 
 #[test]
+fn how_long_audit_events_are_kept_is_stored_in_the_table() {
+    let stored = |namespace: &str| {
+        run(&format!("-N {namespace} system get-defaults --name kept -o json")).json()
+            ["audit_retention_days"]
+            .clone()
+    };
+    let deploy = "deploy --name kept --no-aggregator --no-alarms";
+    assert_eq!(run(deploy).code, 0);
+    assert_eq!(stored("default"), 90);
+    assert_eq!(run("namespace register early --name kept").code, 0);
+    // Defaults are set and deleted beside it.
+    assert_eq!(run("system set-defaults -l rpm:5 --name kept").code, 0);
+    let changed = run(&format!("{deploy} --audit-retention-days 30"));
+    assert_eq!(changed.code, 0, "{}", changed.err);
+    assert_eq!(run("system delete-defaults --yes --name kept").code, 0);
+    assert_eq!(run("system delete-defaults --yes --name kept").code, 4, "nothing but that is left");
+    assert_eq!(run("namespace register late --name kept").code, 0);
+    for namespace in ["default", "early", "late"] {
+        assert_eq!(stored(namespace), 30, "{namespace}");
+        assert_eq!(run(&format!("-N {namespace} entity create e --name kept")).code, 0);
+    }
+    let expiries = python(
+        "import time\n\
+         items = make('dynamodb').scan(TableName='kept')['Items']\n\
+         made = [i for i in items if i.get('action', {}).get('S') == 'entity_created']\n\
+         print([round((int(i['ttl']['N']) - time.time()) / 86400) for i in made])",
+    );
+    assert_eq!(expiries.trim(), "[30, 30, 30]");
+    assert_eq!(run("delete --name kept --yes").code, 0);
+}
+
+#[test]
 fn a_failed_deployment_is_explained_and_can_be_tried_again() {
     // A table of that name is there already.
     python(

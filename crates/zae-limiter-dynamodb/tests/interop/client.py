@@ -31,6 +31,7 @@ from zae_limiter import (  # noqa: E402
     RateLimiter,
     RateLimitExceeded,
     Repository,
+    StackOptions,
     __version__,
 )
 
@@ -202,6 +203,17 @@ class Client:
             [event.action, event.principal, event.resource, event.details]
             for event in await self.limiter.get_audit_events(entity)
         ]
+
+    async def set_retention(self, days):
+        """As the original does when it deploys, but in the namespace in which it looks for it."""
+        self.repository._stack_options = StackOptions(audit_retention_days=days)
+        await self.repository._write_audit_retention_config()
+        await self.start_anew()
+
+    async def start_anew(self):
+        """Forgets for how long events are kept, as another process would not know it."""
+        self.repository._stack_options = None
+        self.repository._audit_retention_days_cache = None
 
     async def register(self, name):
         return await self.repository.register_namespace(name)

@@ -49,6 +49,7 @@ cases! {
         limits_that_we_set
         limits_that_python_sets
         audit_events
+        audit_retention
         namespaces;
     buckets:
         taken_in_turn

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 use zae_limiter_core::{
-    AuditAction, AuditSubject, ConfigLevel, Limit, LimitSet, NamespaceId, OnUnavailable,
-    ResourceList,
+    AuditAction, AuditSubject, Clock as _, ConfigLevel, Limit, LimitSet, NamespaceId,
+    OnUnavailable, ResourceList,
 };
 
 use crate::both::{Both, rpm, tell, told};
@@ -233,6 +233,47 @@ pub(crate) async fn audit_events(both: Both) {
     let on = ours.audit_events_of(on).all().await.unwrap();
     assert_eq!(on.len(), 1);
     assert_eq!(on[0].principal.as_deref(), Some("python"));
+}
+
+/// For how many days the newest event of an entity is kept.
+async fn days_kept(both: &Both, entity: &str) -> u64 {
+    let events = both.ours.audit_events(entity).unwrap().all().await.unwrap();
+    // Python's ends with a whole second.
+    let kept = events[0].expires_at.unwrap().millis_since(both.clock.now());
+    (kept + 43_200_000) / 86_400_000
+}
+
+/// Python looks for it where we do. What it writes there when it deploys goes into a namespace that nobody has,
+/// so here it is told to write it into this one.
+pub(crate) async fn audit_retention(both: Both) {
+    let ours = &both.ours;
+    ours.create_entity("before").await.unwrap();
+    assert_eq!(days_kept(&both, "before").await, 90);
+    both.python("set_retention", json!({"days": 30}));
+    ours.create_entity("ours").await.unwrap();
+    both.python("create_entity", json!({"entity": "python"}));
+    assert_eq!((days_kept(&both, "ours").await, days_kept(&both, "python").await), (30, 30));
+
+    // Defaults come and go beside it.
+    ours.set_system_defaults([rpm(1, 1)], None).await.unwrap();
+    ours.delete_system_defaults().await.unwrap();
+    assert_eq!(both.python("system", json!({})), json!([[], null]));
+    both.python("start_anew", json!({}));
+    both.python("set_limits", json!({"entity": "python", "limits_": tell([rpm(5, 5)])}));
+    assert_eq!(days_kept(&both, "python").await, 30);
+
+    ours.set_audit_retention(7).await.unwrap();
+    both.python("start_anew", json!({}));
+    both.pass(1);
+    both.python("delete_limits", json!({"entity": "python"}));
+    ours.set_limits("ours", None, [rpm(5, 5)]).await.unwrap();
+    assert_eq!((days_kept(&both, "ours").await, days_kept(&both, "python").await), (7, 7));
+
+    // Python replaces what is stored for the system, and with it this.
+    both.python("set_system", json!({"limits_": tell([rpm(1, 1)])}));
+    both.pass(1);
+    ours.delete_limits("ours", None).await.unwrap();
+    assert_eq!(days_kept(&both, "ours").await, 90);
 }
 
 pub(crate) async fn namespaces(both: Both) {

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use zae_limiter_core::{
-    Config, ConfigLevel, DEFAULT_RESOURCE, EntityId, LimitName, LimitSet, Millitokens, NamespaceId,
-    Rate, ResourceName,
+    AUDIT_RETENTION_DAYS_MAX, Config, ConfigLevel, DEFAULT_RESOURCE, EntityId, LimitName, LimitSet,
+    Millitokens, NamespaceId, Rate, ResourceName,
 };
 
 use super::number::{in_thousandths, thousandths};
@@ -19,6 +19,16 @@ use crate::value::{Item, Malformed, Value};
 pub const CONFIG_VERSION: &str = "config_version";
 
 const ON_UNAVAILABLE: &str = "on_unavailable";
+
+/// For how many days audit events are kept, as all clients read it. One of the original's writers sets it and
+/// nothing else, without a version; another replaces the item and loses it.
+const AUDIT_RETENTION: &str = "audit_retention_days";
+
+/// What is stored about it. What is no number of days is left to whoever wrote it.
+fn retention_of(item: &Item) -> Option<u32> {
+    let days = item.get(AUDIT_RETENTION).and_then(Value::as_i64)?;
+    u32::try_from(days).ok().filter(|days| (1..=AUDIT_RETENTION_DAYS_MAX).contains(days))
+}
 
 fn attribute(limit: &str, suffix: &str) -> String {
     format!("l_{limit}_{suffix}")
@@ -50,6 +60,12 @@ pub(super) fn encode(config: &Config, before: Before<'_>) -> (Vec<Action>, Vec<C
             Some(choice) => set(&mut actions, ON_UNAVAILABLE, Value::text(choice.as_str())),
             None => remove(&mut actions, ON_UNAVAILABLE),
         }
+        let is_foreign = matches!(before, Before::Item(item) if retention_of(item).is_none());
+        match config.audit_retention_days {
+            Some(days) => set(&mut actions, AUDIT_RETENTION, Value::number(days.into())),
+            None if is_foreign => {}
+            None => remove(&mut actions, AUDIT_RETENTION),
+        }
     }
     for (name, rate) in config.limits.iter() {
         let period = i64::try_from(rate.period_ms()).unwrap_or(i64::MAX);
@@ -64,7 +80,7 @@ pub(super) fn encode(config: &Config, before: Before<'_>) -> (Vec<Action>, Vec<C
         Before::Absent => vec![Condition::Absent("PK".to_owned())],
         Before::Item(item) => {
             push_gone(&mut actions, &config.limits, item);
-            pins(item)
+            pins(item, &config.level)
         }
     };
     (actions, pins)
@@ -82,12 +98,14 @@ fn push_gone(actions: &mut Vec<Action>, limits: &LimitSet, item: &Item) {
     gone.into_iter().for_each(|name| remove(actions, name));
 }
 
-/// That nobody has set limits meanwhile. The version alone does not say so: the first clients
-/// replace an item and write version 1 whatever it was.
-fn pins(item: &Item) -> Vec<Condition> {
+/// That nobody has set limits meanwhile, or for how long audit events are kept. The version alone does not say
+/// so: the first clients replace an item and write version 1 whatever it was.
+fn pins(item: &Item, level: &ConfigLevel) -> Vec<Condition> {
     let mut pins = vec![Condition::Exists("PK".to_owned())];
     let ceilings = limits_of(item).map(|limit| attribute(limit, "cp"));
-    for name in std::iter::once(CONFIG_VERSION.to_owned()).chain(ceilings) {
+    let retention = (*level == ConfigLevel::System).then(|| AUDIT_RETENTION.to_owned());
+    let settings = std::iter::once(CONFIG_VERSION.to_owned()).chain(retention);
+    for name in settings.chain(ceilings) {
         pins.push(match item.get(&name) {
             Some(value) => Condition::Equal(name, value.clone()),
             None => Condition::Absent(name),
@@ -143,12 +161,18 @@ pub(super) fn decode(
     }
     let limits = LimitSet::from_rates(rates)
         .map_err(|_| reader.malformed("l_*_cp", "of at most 32 limits"))?;
-    let on_unavailable = match level {
-        ConfigLevel::System => reader.name_if_any(ON_UNAVAILABLE)?,
-        _ => None,
+    let (on_unavailable, audit_retention_days) = match level {
+        ConfigLevel::System => (reader.name_if_any(ON_UNAVAILABLE)?, retention_of(reader.item)),
+        _ => (None, None),
     };
-    let version = reader.count(CONFIG_VERSION)?;
-    Ok(Config { namespace: ns.clone(), level: level.clone(), limits, on_unavailable, version })
+    Ok(Config {
+        namespace: ns.clone(),
+        level: level.clone(),
+        limits,
+        on_unavailable,
+        audit_retention_days,
+        version: reader.count(CONFIG_VERSION)?,
+    })
 }
 
 fn rate(reader: &Reader<'_>, limit: &str) -> Result<Rate, Malformed> {

@@ -91,10 +91,20 @@ fn a_config() -> impl Strategy<Value = Record> {
     ];
     let choices = [None, Some(OnUnavailable::Allow), Some(OnUnavailable::Block)];
     let version = 0..=i64::MAX.unsigned_abs();
-    (level, limits(), prop::sample::select(choices.to_vec()), version).prop_map(
-        |(level, limits, choice, version)| {
+    let retention = prop::option::of(1..=zae_limiter_core::AUDIT_RETENTION_DAYS_MAX);
+    (level, limits(), prop::sample::select(choices.to_vec()), retention, version).prop_map(
+        |(level, limits, choice, days, version)| {
             let on_unavailable = choice.filter(|_| level == ConfigLevel::System);
-            Record::Config(Config { namespace: ns(), level, limits, on_unavailable, version })
+            let audit_retention_days = days.filter(|_| level == ConfigLevel::System);
+            let namespace = ns();
+            Record::Config(Config {
+                namespace,
+                level,
+                limits,
+                on_unavailable,
+                audit_retention_days,
+                version,
+            })
         },
     )
 }
@@ -276,11 +286,13 @@ fn config(level: ConfigLevel) -> Record {
         zae_limiter_core::Limit::per_hour("tpm", 10_000).burst(15_000),
     ]);
     let on_unavailable = (level == ConfigLevel::System).then_some(OnUnavailable::Block);
+    let audit_retention_days = (level == ConfigLevel::System).then_some(30);
     Record::Config(Config {
         namespace: ns(),
         level,
         limits: limits.unwrap(),
         on_unavailable,
+        audit_retention_days,
         version: 3,
     })
 }
@@ -459,6 +471,12 @@ fn items_of_other_clients_are_complete() {
     let read = decode(&system, &item(&[("audit_retention_days", Value::number(30))]));
     let Ok(Some(Record::Config(config))) = read else { panic!("{read:?}") };
     assert_eq!((config.version, config.limits.is_empty()), (0, true));
+    assert_eq!(config.audit_retention_days, Some(30));
+    for nonsense in [Value::number(0), Value::number(-1), Value::number(36_501), text("30")] {
+        let read = decode(&system, &item(&[("audit_retention_days", nonsense)]));
+        let Ok(Some(Record::Config(config))) = read else { panic!("{read:?}") };
+        assert_eq!(config.audit_retention_days, None);
+    }
     // A burst of its own, and a limit of a later release.
     let n = |number: &str| Value::N(number.to_owned());
     let old = item(&[

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use serde_json::json;
 use zae_limiter_core::{
-    AuditAction, AuditEvent, AuditSubject, CAPACITY_MAX, Config, ConfigLevel, Entity, EntityId,
-    LIMITS_MAX, Limit, LimitName, LimitSet, Millitokens, Namespace, NamespaceName, OnUnavailable,
-    PERIOD_SECONDS_MAX, Query, Rate, Record, ResourceName, Store, Timestamp, Usage, UsageKey,
-    Window,
+    AUDIT_RETENTION_DAYS_MAX, AuditAction, AuditEvent, AuditSubject, CAPACITY_MAX, Config,
+    ConfigLevel, Entity, EntityId, LIMITS_MAX, Limit, LimitName, LimitSet, Millitokens, Namespace,
+    NamespaceName, OnUnavailable, PERIOD_SECONDS_MAX, Query, Rate, Record, ResourceName, Store,
+    Timestamp, Usage, UsageKey, Window,
 };
 
 use crate::ask::{PAGE_SIZES, get, put, read_all};
@@ -103,14 +103,22 @@ pub async fn configs_come_back_as_they_were_put(store: Arc<dyn Store>) {
                 level,
                 limits,
                 on_unavailable,
+                audit_retention_days: None,
                 version,
             }));
         }
     }
     for on_unavailable in [Some(OnUnavailable::Allow), Some(OnUnavailable::Block), None] {
-        let (namespace, level, limits) = (home(), ConfigLevel::System, LimitSet::default());
-        let version = 0;
-        records.push(Record::Config(Config { namespace, level, limits, on_unavailable, version }));
+        for audit_retention_days in [None, Some(1), Some(AUDIT_RETENTION_DAYS_MAX)] {
+            records.push(Record::Config(Config {
+                namespace: home(),
+                level: ConfigLevel::System,
+                limits: LimitSet::default(),
+                on_unavailable,
+                audit_retention_days,
+                version: 0,
+            }));
+        }
     }
     check(&*store, records, |record| match record {
         Record::Config(Config { level: ConfigLevel::Entity(_), .. }) => {

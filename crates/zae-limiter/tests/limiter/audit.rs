@@ -1,6 +1,8 @@
 //! Who changed what, and when.
 
-use zae_limiter::{AuditAction, AuditEvent, AuditSubject, Clock as _, OnUnavailable, RateLimiter};
+use zae_limiter::{
+    AuditAction, AuditEvent, AuditSubject, Clock as _, Error, OnUnavailable, RateLimiter,
+};
 
 use crate::world::{ms, on_every_store, per_minute, resource, secs};
 
@@ -152,5 +154,88 @@ fn events_are_forgotten_after_their_time() {
         let left = events(&limiter, "key").await;
         assert_eq!(left.len(), 1);
         assert_eq!(left[0].details["config_version"], 2);
+    });
+}
+
+const DAY: u64 = 86_400;
+
+#[test]
+fn events_are_kept_for_as_long_as_is_stored() {
+    on_every_store(async |world| {
+        let limiter = world.limiter().await;
+        let registry = limiter.namespaces();
+        registry.register("old").await.unwrap();
+        limiter.set_limits("early", None, [per_minute("rpm", 1)]).await.unwrap();
+        let mut told = Vec::new();
+        registry.set_audit_retention(30, |done| told.push(done)).await.unwrap();
+        assert_eq!(told, [1, 2]);
+        limiter.set_limits("key", None, [per_minute("rpm", 1)]).await.unwrap();
+        limiter.create_entity("entity").await.unwrap();
+        limiter.delete_limits("key", None).await.unwrap();
+        limiter.set_resource_defaults("gpt-4", [per_minute("rpm", 1)]).await.unwrap();
+        // Another program, that says so itself.
+        let own = world.builder().audit_retention(secs(DAY)).open().await.unwrap();
+        own.set_limits("own", None, [per_minute("rpm", 1)]).await.unwrap();
+        // Other namespaces: one that was there, and one that comes later.
+        registry.register("new").await.unwrap();
+        for name in ["old", "new"] {
+            let other = world.builder().namespace(name).open().await.unwrap();
+            other.create_entity("elsewhere").await.unwrap();
+            assert_eq!(days_kept(&other, "elsewhere").await, [30], "{name}");
+            assert_eq!(kept(&other, AuditSubject::System).await.last(), Some(&expected(name)));
+        }
+        assert_eq!(days_kept(&limiter, "early").await, [90], "as it was to");
+        assert_eq!(days_kept(&limiter, "key").await, [30, 30]);
+        assert_eq!(days_kept(&limiter, "entity").await, [30]);
+        assert_eq!(days_kept(&limiter, "own").await, [1]);
+        let gpt = AuditSubject::Resource("gpt-4".parse().unwrap());
+        assert_eq!(kept(&limiter, gpt).await, [30]);
+    });
+}
+
+/// For how long the registration of a namespace is kept.
+fn expected(name: &str) -> u64 {
+    if name == "old" { 90 } else { 30 }
+}
+
+async fn kept(limiter: &RateLimiter, subject: AuditSubject) -> Vec<u64> {
+    let events = limiter.audit_events_of(subject).all().await.unwrap();
+    let days = |e: &AuditEvent| e.expires_at.unwrap().millis_since(e.at) / (DAY * 1_000);
+    events.iter().map(days).collect()
+}
+
+async fn days_kept(limiter: &RateLimiter, entity: &str) -> Vec<u64> {
+    kept(limiter, AuditSubject::Entity(entity.parse().unwrap())).await
+}
+
+#[test]
+fn what_is_stored_for_the_system_leaves_the_retention_alone() {
+    on_every_store(async |world| {
+        let limiter = world.limiter().await;
+        let registry = limiter.namespaces();
+        registry.set_audit_retention(30, |_| {}).await.unwrap();
+        // Nothing but that is stored: there are no defaults to delete.
+        let stored = async || limiter.system_defaults().await.unwrap().unwrap();
+        assert!(stored().await.sets_nothing());
+        assert!(matches!(limiter.delete_system_defaults().await, Err(Error::NotFound { .. })));
+        let one = [per_minute("rpm", 1)];
+        limiter.set_system_defaults(one.clone(), Some(OnUnavailable::Allow)).await.unwrap();
+        assert_eq!(stored().await.audit_retention_days, Some(30));
+        limiter.delete_system_defaults().await.unwrap();
+        let left = stored().await;
+        assert!(left.sets_nothing());
+        assert_eq!((left.audit_retention_days, left.version), (Some(30), 3));
+        assert!(matches!(limiter.delete_system_defaults().await, Err(Error::NotFound { .. })));
+        limiter.set_system_defaults(one, None).await.unwrap();
+        registry.set_audit_retention(7, |_| {}).await.unwrap();
+        let after = stored().await;
+        assert_eq!((after.audit_retention_days, after.limits.len()), (Some(7), 1));
+        // The same again writes nothing, and nonsense neither.
+        registry.set_audit_retention(7, |_| {}).await.unwrap();
+        for days in [0, 36_501] {
+            let refused = registry.set_audit_retention(days, |_| {}).await;
+            assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+        }
+        assert_eq!(stored().await, after);
     });
 }

@@ -46,8 +46,8 @@ pub(crate) struct OptionArgs {
     #[arg(long, help_heading = "Aggregator")]
     enable_tracing: bool,
 
-    /// How long audit events stay in the table, for programs that open the limiter with the stack's
-    /// options
+    /// How long audit events stay in the table; stored in it, for every program that changes limits or
+    /// entities
     #[arg(long, value_name = "DAYS", default_value_t = 90, help_heading = "Audit")]
     audit_retention_days: u32,
 
