@@ -63,7 +63,7 @@ pub(crate) struct Cli {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Globals {
-    /// Where limits and balances are kept: sqlite:FILE, sqlite:FILE?durability=full or memory:
+    /// Where limits and balances are kept: sqlite:FILE, sqlite:FILE?durability=full, memory: or dynamodb:TABLE
     /// [env: ZAEL_STORE] [default: a SQLite file in your data directory]
     #[arg(long, global = true, value_name = "URL", value_parser = grammar::store_url)]
     pub store: Option<String>,
