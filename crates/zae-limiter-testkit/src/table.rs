@@ -437,7 +437,7 @@ impl Table for SimTable {
         Box::pin(async move {
             if woken.await.is_err() {
                 // The client is no more.
-                pending().await
+                pending::<()>().await;
             }
         })
     }
