@@ -8,6 +8,7 @@
 //! parts together have been written little for a while, they are put together.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use zae_limiter_core::{Bucket, BucketKey, Cell, Leg, Timestamp, spawn_in_background};
 use zae_limiter_schema::bucket::{self, After, BucketItem, Expiry, Halves, Owner, share_of};
@@ -23,14 +24,18 @@ use crate::work::{ATTEMPTS_MAX, decode};
 /// A part is hot when it can take fewer writes than this at once.
 const WRITES_LEFT_MIN: i64 = 150;
 
-/// How long a new count is given to make a difference before the table's complaints count again.
-const PATIENCE_MS: u64 = 1_000;
+/// How long a new count is given to make a difference before the table's complaints count again: they
+/// come by the second.
+const PATIENCE_MS: u64 = 1_500;
 
 /// The same for calls that were in each other's way.
 const CONTENDED_PATIENCE_MS: u64 = 300;
 
 /// How often dividing a part is tried: others write to it all the time, that is why.
 const SPLITS_MAX: u32 = 64;
+
+/// How long a table is left alone that was too busy for it.
+const BETWEEN_SPLITS: Duration = Duration::from_millis(10);
 
 /// Above this many parts something else is wrong.
 const SHARDS_USUAL: u32 = 32;
@@ -154,7 +159,7 @@ impl Shared {
                         high = found.transpose()?;
                     }
                 }
-                Err(trouble) if trouble.is_passing() => {}
+                Err(trouble) if trouble.is_passing() => self.table.pause(BETWEEN_SPLITS).await,
                 Err(trouble) => return Err(trouble),
             }
         }

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use zae_limiter::dynamodb::aws::AwsTable;
 use zae_limiter::infra::migrate::{MigrateError, Migration};
-use zae_limiter::{Clock as _, SystemClock};
+use zae_limiter::{Clock as _, SystemClock, Waiting};
 use zae_limiter_schema::{
     BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table,
     TableError, TableErrorKind, Transacted, Update, Updated,
@@ -169,6 +170,10 @@ impl Table for CutOff {
 
     fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
         self.table.delete(keys)
+    }
+
+    fn pause(&self, wait: Duration) -> Waiting<'_> {
+        self.table.pause(wait)
     }
 }
 
