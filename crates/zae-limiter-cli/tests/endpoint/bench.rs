@@ -85,14 +85,9 @@ impl Play {
                 bucket.deleted.insert(shard);
                 continue;
             };
-            let number = |item: &zae_limiter_schema::Item, name: &str| {
-                item.get(name).and_then(Value::as_i64).unwrap_or(0)
-            };
-            bucket.parts.insert(shard, number(&item, "shard_count"));
-            let before = change.old.as_ref().map_or(0, |item| number(item, "b_rpm_tk"));
-            if change.old.is_some() && number(&item, "b_rpm_tk") < before {
-                bucket.written.insert(shard);
-            }
+            let number = |name: &str| item.get(name).and_then(Value::as_i64).unwrap_or(0);
+            bucket.parts.insert(shard, number("shard_count"));
+            bucket.consumed.insert(shard, number("b_rpm_tc"));
         }
         buckets
     }
@@ -103,8 +98,8 @@ impl Play {
 struct Bucket {
     /// The count that each part knew at last.
     parts: BTreeMap<u32, i64>,
-    /// The parts that were taken from, or divided.
-    written: BTreeSet<u32>,
+    /// What was taken from each part and not given back, in millitokens.
+    consumed: BTreeMap<u32, i64>,
     deleted: BTreeSet<u32>,
 }
 
@@ -152,8 +147,12 @@ async fn one_bucket_as_a_whole_and_in_eight_parts() {
     assert_eq!(buckets.len(), 2, "{buckets:?}");
     buckets["row-1-parts-1"].has(1);
     buckets["row-2-parts-8"].has(8);
+    for bucket in buckets.values() {
+        assert_eq!(bucket.consumed.values().sum::<i64>(), 640_000, "{bucket:?}");
+    }
     // The processes are not all on one part.
-    assert!(buckets["row-2-parts-8"].written.len() > 4, "{buckets:?}");
+    let used = buckets["row-2-parts-8"].consumed.values().filter(|consumed| **consumed > 0);
+    assert!(used.count() > 2, "{buckets:?}");
 }
 
 #[tokio::test]
