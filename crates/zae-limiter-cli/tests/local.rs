@@ -237,6 +237,29 @@ fn what_was_written_down_of_an_endpoint_that_is_gone_is_forgotten() {
     home.run("local up -q").ok();
 }
 
+/// A process that has got the number of an endpoint that is gone, while somebody listens on its port.
+#[test]
+fn a_process_that_is_not_the_endpoint_is_left_alone() {
+    let home = Home::new();
+    let up = home.run("local up -o json").ok().json();
+    home.run("local status").ok();
+    let mut other = Command::new("sleep").arg("600").spawn().unwrap();
+    let mut written: Value =
+        serde_json::from_str(&std::fs::read_to_string(home.written_down()).unwrap()).unwrap();
+    written["pid"] = other.id().into();
+    std::fs::write(home.written_down(), written.to_string()).unwrap();
+    for line in ["local status", "local env", "local down"] {
+        home.run(line).fails(4, NOT_RUNNING);
+    }
+    assert!(other.try_wait().unwrap().is_none(), "it goes on");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    // What was really written down is stopped.
+    written["pid"] = up["pid"].clone();
+    std::fs::write(home.written_down(), written.to_string()).unwrap();
+    assert_eq!(home.run("local down -o json").ok().json()["stopped"], up);
+}
+
 #[test]
 fn a_port_that_is_taken() {
     let home = Home::new();

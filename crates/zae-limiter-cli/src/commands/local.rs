@@ -90,6 +90,14 @@ pub(super) struct Running {
     table: String,
 }
 
+/// As it is written down, with what tells its process from a later one of the same number.
+#[derive(Debug, Deserialize, Serialize)]
+struct Written {
+    #[serde(flatten)]
+    running: Running,
+    born: Option<String>,
+}
+
 impl Running {
     fn address(&self) -> DynamoAddress {
         DynamoAddress {
@@ -211,20 +219,20 @@ fn not_running() -> Failure {
     failure.hint("zae-limiter local up")
 }
 
-/// What was written down, if it still answers. What does not is forgotten.
+/// What was written down, if it still answers and its process is still that one: whoever has got its
+/// number or its port since is not ours to stop. Else it is forgotten.
 async fn running(context: &Context) -> Result<Option<Running>, Failure> {
     let file = context.data_file("local.json")?;
     let Ok(text) = std::fs::read_to_string(&file) else { return Ok(None) };
-    let running: Option<Running> = serde_json::from_str(&text).ok();
-    match running {
-        Some(running) if engine::answers(&running.endpoint).await => Ok(Some(running)),
-        _ => Ok(None),
-    }
+    let Ok(Written { running, born }) = serde_json::from_str(&text) else { return Ok(None) };
+    let is_ours = engine::born(running.pid) == born;
+    Ok((is_ours && engine::answers(&running.endpoint).await).then_some(running))
 }
 
 fn write_down(context: &Context, running: &Running) -> Result<(), Failure> {
     let file = context.data_file("local.json")?;
-    let written = std::fs::write(&file, crate::printer::to_json(running));
+    let written = Written { running: running.clone(), born: engine::born(running.pid) };
+    let written = std::fs::write(&file, crate::printer::to_json(&written));
     written.map_err(|error| {
         engine::stop(running.pid);
         let message = format!("{} cannot be written", file.display());

@@ -1,5 +1,6 @@
 //! Names and addresses. The rules are the model's; here is where a text breaks them.
 
+use std::ops::Range;
 use std::str::FromStr;
 
 use zae_limiter::{
@@ -118,12 +119,20 @@ pub fn store_url(input: &str) -> Result<String, Misread> {
     match input.parse::<StoreUrl>() {
         Ok(_) => Ok(input.to_owned()),
         Err(invalid) => {
-            let part = input
-                .rfind(invalid.value())
-                .map_or(0..input.len(), |start| start..start + invalid.value().len());
+            let part = part_of_url(input, invalid.value());
             Err(Misread::new(input, part, "this is not the address of a store", invalid.rule()))
         }
     }
+}
+
+/// Where a part of an address stands: at its start, or behind one of its marks, and not wherever else
+/// the same letters are. Of several that are alike, the last.
+fn part_of_url(url: &str, part: &str) -> Range<usize> {
+    let marks = url.match_indices([':', '?', '&']).map(|(at, _)| at + 1);
+    let begins = std::iter::once(0).chain(marks);
+    let ends = |end: usize| url[end..].is_empty() || url[end..].starts_with([':', '?', '&']);
+    let found = begins.filter(|at| url[*at..].starts_with(part) && ends(at + part.len())).last();
+    found.map_or(0..url.len(), |at| at..at + part.len())
 }
 
 /// Reads `key=value`.
@@ -172,8 +181,21 @@ mod tests {
             ("redis:localhost", "redis"),
             ("limits.db", "limits.db"),
             ("memory:x", "x"),
+            ("sqlite:", "sqlite:"),
         ] {
             assert_eq!(&text[store_url(text).expect_err(text).at()], wrong_part, "{text}");
+        }
+        for (text, wrong_part) in [
+            // The same letters come again, or came before.
+            ("dynamodb:us?region=us-east-1", 9..11),
+            ("dynamodb:db", 9..11),
+            ("dynamodb:ab?endpoint=http://ab:8000", 9..11),
+            ("dynamodb:my-app?region=a&region=", 25..32),
+            ("dynamodb:my-app?endpoint=x&region=us-east-1", 16..26),
+            ("memory:memory", 7..13),
+            ("ü:x", 0..2),
+        ] {
+            assert_eq!(store_url(text).expect_err(text).at(), wrong_part, "{text}");
         }
         assert!(store_url("sqlite:a/b.db").is_ok());
     }

@@ -118,6 +118,15 @@ pub(super) async fn answers(endpoint: &str) -> bool {
     TcpStream::connect(address).await.is_ok()
 }
 
+/// When a process was started, which tells it from others that had its number or will have it. `None`
+/// where there is no such process, or no `/proc` to say so.
+pub(super) fn born(pid: u32) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The program's name, in parentheses, may hold spaces; the start is the 20th field after it.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(19).map(str::to_owned)
+}
+
 #[cfg(unix)]
 pub(super) fn stop(pid: u32) {
     use rustix::process::{Pid, Signal, kill_process};
