@@ -128,6 +128,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
+    if args.duration == Some(Duration::ZERO) {
+        let failure = Failure::usage("nothing can be measured in --duration 0s");
+        return Err(failure.hint("give it some seconds, or a number of calls: --each 1000"));
+    }
     if !args.parts.is_empty() {
         return parts::run(&args, context).await;
     }

@@ -110,6 +110,21 @@ pub(super) fn limit_name_in(input: &str, name: &str) -> Result<(), Misread> {
     point_at::<LimitName>(input, name).map(|_| ())
 }
 
+/// Reads the name of a table that is to be made: a stack's, and DynamoDB asks for three characters.
+///
+/// # Errors
+///
+/// [`Misread`], pointing at the part that is wrong.
+pub fn table_name(input: &str) -> Result<StackName, Misread> {
+    const RULE: &str = "use 3 to 55 of A-Z a-z 0-9 -, starting with a letter";
+    let name = stack_name(input)?;
+    if input.len() < 3 {
+        let problem = format!("{input:?} is too short for a table");
+        return Err(Misread::new(input, 0..input.len(), problem, RULE));
+    }
+    Ok(name)
+}
+
 /// Reads the address of a store.
 ///
 /// # Errors
@@ -172,6 +187,8 @@ mod tests {
         assert_eq!(&"1a"[resource("1a").expect_err("1a").at()], "1");
         assert_eq!(resource_or_default("_default_"), Ok(Resources::All));
         assert!(namespace_id("short").is_err());
+        assert_eq!(table_name("ab").expect_err("ab").at(), 0..2);
+        assert!(table_name("abc").is_ok());
     }
 
     #[test]

@@ -67,6 +67,7 @@ fn what_cannot_be_asked() {
         "bench --entities 0",
         "bench --concurrency 5000",
         "bench --each 5 --duration 1s",
+        "bench --store memory: --duration 0s",
         "bench --entity key-1 --entities 5",
         "bench --store memory: --each 5 -c rpm:1 -l tpm:10",
         "bench --store memory: --each 5 -c rpm:11 -l rpm:10",

@@ -104,10 +104,13 @@ pub(super) async fn start(
             let said = std::fs::read_to_string(&log_file).unwrap_or_default();
             let said = said.trim().trim_start_matches("error: ").to_owned();
             let mut failure = Failure::new(ExitStatus::Error, "the endpoint did not start");
+            if said.starts_with("port ") {
+                failure = failure.hint("another port may be free: leave out --port");
+            }
             if !said.is_empty() {
                 failure.causes.push(said);
             }
-            Err(failure.hint("another port may be free: leave out --port"))
+            Err(failure)
         }
     }
 }
