@@ -206,11 +206,9 @@ impl Pump {
         });
         let Some(report) = self.deliver(world, &batch, crash, calm).await else { return };
         // From the first that failed on, everything comes again.
-        let failed = batch.iter().position(|sent| {
-            let record = common::record(&sent.changed, sent.number, sent.at);
-            let number = record["dynamodb"]["SequenceNumber"].as_str().unwrap().to_owned();
-            report.failed.contains(&number)
-        });
+        let has_failed =
+            |sent: &Sent| report.failed.contains(&common::sequence_number(sent.number));
+        let failed = batch.iter().position(has_failed);
         {
             let mut stream = self.stream.lock().unwrap();
             let done = failed.unwrap_or(batch.len());
