@@ -146,7 +146,8 @@ fn part_of_url(url: &str, part: &str) -> Range<usize> {
     let marks = url.match_indices([':', '?', '&']).map(|(at, _)| at + 1);
     let begins = std::iter::once(0).chain(marks);
     let ends = |end: usize| url[end..].is_empty() || url[end..].starts_with([':', '?', '&']);
-    let found = begins.filter(|at| url[*at..].starts_with(part) && ends(at + part.len())).last();
+    let mut found = begins.filter(|at| url[*at..].starts_with(part) && ends(at + part.len()));
+    let found = found.next_back();
     found.map_or(0..url.len(), |at| at..at + part.len())
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value as Json;
 use zae_limiter::Key;
 use zae_limiter::dynamodb::aws::DynamoAddress;
@@ -29,7 +30,7 @@ impl Play {
         Self { address, home: tempfile::tempdir().unwrap() }
     }
 
-    fn run(&self, line: &str) -> Output {
+    fn command(&self, line: &str) -> Command {
         let store = format!(
             "dynamodb:{}?region=us-east-1&endpoint={}",
             self.address.table,
@@ -44,7 +45,11 @@ impl Play {
             .args(["--store", &store])
             .args(line.split(' '))
             .stdin(Stdio::null());
-        command.output().unwrap()
+        command
+    }
+
+    fn run(&self, line: &str) -> Output {
+        self.command(line).output().unwrap()
     }
 
     fn json(&self, line: &str) -> Json {
@@ -173,6 +178,25 @@ async fn limits_hold_to_the_token_however_many_parts_there_are() {
     for (entity, parts) in [("row-1-parts-4", 4), ("row-2-parts-1", 1), ("row-3-parts-16", 16)] {
         buckets[entity].has(parts);
     }
+}
+
+#[tokio::test]
+async fn ctrl_c_ends_it_with_the_rows_so_far() {
+    let play = Play::new("bench-parts-ended").await;
+    let mut bench = play.command("bench --parts 2,8 --concurrency 2 --duration 10min -o json");
+    let bench = bench.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let is_on = |bucket: &Bucket| bucket.consumed.values().sum::<i64>() >= 20_000;
+    while !play.buckets().await.get("row-1-parts-2").is_some_and(is_on) {}
+    let pid = Pid::from_raw(i32::try_from(bench.id()).unwrap()).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+    let output = bench.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    let report: Json = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["rows"].as_array().map(Vec::len), Some(1), "{report}");
+    assert_eq!(report["rows"][0]["parts"], 2, "{report}");
+    let buckets = play.buckets().await;
+    assert_eq!(buckets.len(), 1, "{buckets:?}");
+    buckets["row-1-parts-2"].has(2);
 }
 
 #[tokio::test]
