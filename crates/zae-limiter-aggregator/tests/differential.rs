@@ -22,7 +22,7 @@ use std::time::Duration;
 use common::NOW;
 use fastrand::Rng;
 use zae_limiter_aggregator::{Aggregator, Report, Settings};
-use zae_limiter_core::{Answer, Key, Record, Target, Timestamp, UsageKey, Window};
+use zae_limiter_core::{Answer, Key, Record, Target, Timestamp, UsageKey, Waiting, Window};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{
     BatchRead, Calling, Change, Consistency, Consumed, Item, ItemKey, ParsedKey, Query,
@@ -78,6 +78,10 @@ impl Table for Unlucky {
 
     fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
         self.table.delete(keys)
+    }
+
+    fn pause(&self, wait: Duration) -> Waiting<'_> {
+        self.table.pause(wait)
     }
 }
 

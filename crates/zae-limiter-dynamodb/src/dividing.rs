@@ -8,6 +8,7 @@
 //! parts together have been written little for a while, they are put together.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use zae_limiter_core::{Bucket, BucketKey, Cell, Leg, StoreError, Timestamp, spawn_in_background};
 use zae_limiter_schema::bucket::{self, After, BucketItem, Expiry, Halves, Owner, share_of};
@@ -23,8 +24,9 @@ use crate::work::{ATTEMPTS_MAX, contended, decode};
 /// A part is hot when it can take fewer writes than this at once.
 const WRITES_LEFT_MIN: i64 = 150;
 
-/// How long a new count is given to make a difference before the table's complaints count again.
-const PATIENCE_MS: u64 = 1_000;
+/// How long a new count is given to make a difference before the table's complaints count again: they
+/// come by the second.
+const PATIENCE_MS: u64 = 1_500;
 
 /// The same for calls that were in each other's way.
 const CONTENDED_PATIENCE_MS: u64 = 300;
@@ -35,6 +37,9 @@ const SPLITS_MAX: u32 = 64;
 /// How often all parts are looked at while a bucket is divided into many: six times twice as many, and
 /// as often again for what others do meanwhile.
 const DIVISIONS_MAX: u32 = 12;
+
+/// How long a table is left alone that was too busy for it.
+const BETWEEN_SPLITS: Duration = Duration::from_millis(10);
 
 /// Above this many parts something else is wrong.
 const SHARDS_USUAL: u32 = 32;
@@ -193,7 +198,7 @@ impl Shared {
                         high = found.transpose()?;
                     }
                 }
-                Err(trouble) if trouble.is_passing() => {}
+                Err(trouble) if trouble.is_passing() => self.table.pause(BETWEEN_SPLITS).await,
                 Err(trouble) => return Err(trouble),
             }
         }

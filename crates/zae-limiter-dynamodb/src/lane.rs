@@ -13,12 +13,23 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use zae_limiter_core::{BucketKey, LegTaken, LimitStatus, StoreError, Timestamp};
 use zae_limiter_schema::BucketItemKey;
+use zae_limiter_schema::bucket::WRITES_MAX;
 
 use crate::division::Division;
 use crate::round::{Request, State};
 
 /// How many parts the map of lanes has, so that callers do not wait for each other.
 const PARTS: usize = 64;
+
+/// How long writes to a part are held up for each that it could take less than a quiet one.
+const PAUSE_PER_WRITE: Duration = Duration::from_micros(80);
+
+/// How long for each that came too late, because others had moved the refill time. It costs as much
+/// as one that counts.
+const PAUSE_PER_LOST: Duration = Duration::from_millis(4);
+
+/// How long they are held up at most.
+const PAUSE_MAX: Duration = Duration::from_millis(60);
 
 /// What a caller is told about its leg.
 #[derive(Debug)]
@@ -74,6 +85,8 @@ pub(crate) struct Inside {
     pub(crate) waiting: VecDeque<Waiting>,
     /// Somebody is at work on the lane and will look at `waiting` again.
     pub(crate) busy: bool,
+    /// How many writes came too late since the last pause.
+    pub(crate) lost: u32,
     /// In the first part's lane: what is known of the others. Few buckets have any.
     pub(crate) division: Option<Box<Division>>,
 }
@@ -90,6 +103,24 @@ impl Inside {
         let (state, learnt_at) = self.known.as_ref()?;
         let age = Duration::from_millis(now.millis_since(*learnt_at));
         (age < trust).then_some(state)
+    }
+
+    /// How long those who wait now wait for others to join them, because the part is written more than
+    /// a partition bears, or others are ahead of us. The more, the longer: processes that all do so
+    /// settle where it bears them.
+    pub(crate) fn pause(&mut self) -> Option<Duration> {
+        let lost = std::mem::take(&mut self.lost);
+        if self.waiting.is_empty() {
+            // Alone, nobody is helped by waiting.
+            return None;
+        }
+        let short = match &self.known {
+            Some((State::Item(item), learnt_at)) => WRITES_MAX - item.writes_left(*learnt_at),
+            _ => 0,
+        };
+        let short = u32::try_from(short).unwrap_or(0);
+        let pause = PAUSE_PER_WRITE * short + PAUSE_PER_LOST * lost;
+        (!pause.is_zero()).then_some(pause.min(PAUSE_MAX))
     }
 }
 

@@ -114,6 +114,10 @@ impl Shared {
                 inside.waiting.drain(..count).collect()
             };
             self.round(lane, group).await;
+            let pause = lane.lock().pause();
+            if let Some(pause) = pause {
+                self.table.pause(pause).await;
+            }
         }
     }
 
@@ -134,7 +138,10 @@ impl Shared {
                 Step::Look => self.look(&lane.key).await.map(|item| (item, Written::default())),
                 Step::Write(update, written) => match self.update(&update).await {
                     Ok(Updated::Done(item, _)) => Ok((Some(item), written)),
-                    Ok(Updated::Unmet(item, _)) => Ok((item, Written::default())),
+                    Ok(Updated::Unmet(item, _)) => {
+                        lane.lock().lost += 1;
+                        Ok((item, Written::default()))
+                    }
                     Err(trouble) => Err(trouble),
                 },
             };

@@ -315,20 +315,22 @@ const LATE: u64 = 80;
 struct Rush {
     admitted_by_second: BTreeMap<u64, u64>,
     admitted_us: Vec<u64>,
-    asked: u64,
+    asked: u32,
     refused: u64,
     failed: u64,
     parts: i64,
+    units: f64,
 }
 
 fn rush(
+    seed: u64,
     processes: u32,
     per_second: u64,
     seconds: u64,
     options: DynamoOptions,
     limit: Limit,
 ) -> Rush {
-    World::play(7, 1, async move |world| {
+    World::play(seed, 1, async move |world| {
         let faults = Faults { partition_units: Some(1_000.0), ..Faults::none() };
         world.table.set_faults(Faults { delay_us: 500..=8_000, ..faults });
         let rush = Rush { parts: 1, ..Rush::default() };
@@ -366,6 +368,7 @@ fn rush(
         }
         let mut rush = Arc::into_inner(rush).expect("all are done").into_inner().expect("sound");
         rush.parts = count(&world.table);
+        rush.units = world.table.totals().table_writes;
         rush
     })
 }
@@ -377,7 +380,7 @@ fn rush(
 #[ignore = "a minute in a debug build: run with --release -- --ignored"]
 fn a_rush_without_group_commit_reaches_the_rate_within_five_seconds_and_never_exceeds_it() {
     let options = DynamoOptions::default().without_group_commit();
-    let rush = rush(20, 500, 7, options, Limit::per_second("rps", 10_000));
+    let rush = rush(7, 20, 500, 7, options, Limit::per_second("rps", 10_000));
     println!("by second {:?}, {} parts", rush.admitted_by_second, rush.parts);
     println!("asked {}, refused {}, failed {}", rush.asked, rush.refused, rush.failed);
     assert_never_too_many(&rush.admitted_us, 10_000 + LATE, 10_000);
@@ -389,17 +392,49 @@ fn a_rush_without_group_commit_reaches_the_rate_within_five_seconds_and_never_ex
 #[test]
 #[ignore = "minutes in a debug build: run with --release -- --ignored"]
 fn a_rush_with_group_commit_needs_few_parts() {
-    let limit = Limit::per_second("rps", 10_000);
-    let rush = rush(20, 500, 4, DynamoOptions::default(), limit);
-    println!("by second {:?}, {} parts", rush.admitted_by_second, rush.parts);
-    println!("asked {}, refused {}, failed {}", rush.asked, rush.refused, rush.failed);
-    // Four would do for the writes that count. Those that come too late, because a full bucket moves
-    // its refill time with every write, make it twice as many.
-    assert!(rush.parts <= 8, "{} parts", rush.parts);
-    assert_never_too_many(&rush.admitted_us, 10_000 + LATE, 10_000);
-    for second in 1..4 {
-        assert!(rush.admitted_by_second[&second] >= 9_000, "second {second}");
+    for seed in [7, 8, 9] {
+        let limit = Limit::per_second("rps", 10_000);
+        let rush = rush(seed, 20, 500, 5, DynamoOptions::default(), limit);
+        println!("by second {:?}, {} parts", rush.admitted_by_second, rush.parts);
+        println!("asked {}, {} write units", rush.asked, rush.units);
+        assert!(rush.parts <= 4, "{} parts", rush.parts);
+        assert!(rush.units < f64::from(rush.asked) / 5.0, "{} write units", rush.units);
+        assert_eq!((rush.refused, rush.failed), (0, 0));
+        assert_never_too_many(&rush.admitted_us, 10_000 + LATE, 10_000);
+        for second in 2..5 {
+            let admitted = rush.admitted_by_second[&second];
+            assert!(admitted >= 9_000, "{admitted} in second {second}");
+        }
     }
+}
+
+/// A table that answers at once is written as fast as it answers, unless those who wait go together.
+#[test]
+fn callers_of_one_process_share_writes_before_a_bucket_is_divided() {
+    let (writes, parts) = World::play(5, 1, async |world| {
+        world.table.set_faults(Faults { delay_us: 150..=200, ..Faults::none() });
+        let table = Arc::new(world.table.for_client(1));
+        let store = Arc::new(DynamoStore::new(table, DynamoOptions::default().seed(1)));
+        let target = target(Limit::per_second("rps", 1_000_000));
+        let mut callers = Vec::new();
+        for call in 0..7_500 {
+            let (world, store, target) = (world.clone(), store.clone(), target.clone());
+            callers.push(tokio::spawn(async move {
+                world.time.sleep(Duration::from_micros(call * 200)).await;
+                let plan = plan(&target, 1_000, world.time.now());
+                let answer = store.acquire(&plan).await;
+                assert!(matches!(answer, Ok(Admission::Taken(_))), "{answer:?}");
+            }));
+        }
+        for caller in callers {
+            caller.await.expect("nobody panics");
+        }
+        (world.table.totals().calls, count(&world.table))
+    });
+    println!("{writes} writes, {parts} parts");
+    assert_eq!(parts, 1);
+    // What 1.5 seconds bear, and what a quiet bucket can take at once.
+    assert!(writes < 2_500, "{writes} writes");
 }
 
 /// At 90 % of the limit there is always enough; whoever is refused is refused wrongly.

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use zae_limiter_core::{NamespaceId, Timestamp, Window};
+use zae_limiter_core::{NamespaceId, Timestamp, Waiting, Window};
 use zae_limiter_infra::migrate::{Counts, MigrateError, Migration, Run, Scan};
 use zae_limiter_infra::records::read_version;
 use zae_limiter_schema::{
@@ -70,6 +71,10 @@ impl Table for Failing {
 
     fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
         self.table.delete(keys)
+    }
+
+    fn pause(&self, wait: Duration) -> Waiting<'_> {
+        self.table.pause(wait)
     }
 }
 

@@ -7,11 +7,12 @@ mod common;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::cfn::Stack;
 use common::iam::{Request, allows};
 use serde_json::Value;
-use zae_limiter_core::{Entropy, Error, Limit, ManualClock, RateLimiter, Timestamp};
+use zae_limiter_core::{Entropy, Error, Limit, ManualClock, RateLimiter, Timestamp, Waiting};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_infra::StackOptions;
 use zae_limiter_schema::{
@@ -124,6 +125,10 @@ impl Table for Guarded {
             self.principal.ask("BatchWriteItem", TABLE_ARN, &leading(keys))?;
             self.table.delete(keys).await
         })
+    }
+
+    fn pause(&self, wait: Duration) -> Waiting<'_> {
+        self.table.pause(wait)
     }
 }
 

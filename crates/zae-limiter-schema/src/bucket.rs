@@ -54,6 +54,9 @@ const WCU_PAID_OUT_AFTER_MS: u64 = 100;
 /// One write, in millitokens.
 const ONE_WRITE: i64 = 1_000;
 
+/// How many writes a part can take at once, and in a second.
+pub const WRITES_MAX: i64 = WCU_CAPACITY / ONE_WRITE;
+
 /// The shared refill time.
 const REFILLED_AT: &str = "rf";
 /// The refill time that the remainders belong to. A client that does not know remainders moves `rf`

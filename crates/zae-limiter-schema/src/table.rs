@@ -4,8 +4,9 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 
-use zae_limiter_core::Applied;
+use zae_limiter_core::{Applied, Waiting};
 
 use crate::expression::{Action, Condition};
 use crate::keys::{Index, ItemKey};
@@ -246,4 +247,7 @@ pub trait Table: fmt::Debug + Send + Sync + 'static {
 
     /// Deletes any number of items, whether they are there or not. May stop halfway.
     fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed>;
+
+    /// Completes when `wait` has passed, by the clock that the calls are made by.
+    fn pause(&self, wait: Duration) -> Waiting<'_>;
 }

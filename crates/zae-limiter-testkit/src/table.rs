@@ -12,12 +12,14 @@ mod number;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::future::pending;
+use std::future::{pending, ready};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use fastrand::Rng;
 use tokio::sync::oneshot;
+use zae_limiter_core::Waiting;
 use zae_limiter_schema::{
     BatchRead, Calling, Change, Consistency, Consumed, Index, Item, ItemKey, Query, QueryAnswer,
     Table, TableError, Transacted, Update, Updated,
@@ -411,6 +413,33 @@ impl Table for SimTable {
     fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
         let keys = keys.to_vec();
         self.call(Box::new(move |site| site.delete(&keys)))
+    }
+
+    /// At once, where no time passes. Whoever watches sees a call: the client has something in hand.
+    fn pause(&self, wait: Duration) -> Waiting<'_> {
+        let (inside, client) = (Arc::clone(&self.inside), self.client);
+        let Some(time) = &inside.time else { return Box::pin(ready(())) };
+        if let Some(watch) = &inside.watch {
+            watch.sent(client);
+        }
+        let (wake, woken) = oneshot::channel();
+        let wait_us = u64::try_from(wait.as_micros()).unwrap_or(u64::MAX);
+        let there = Arc::clone(&inside);
+        time.after(wait_us, move || {
+            if let Some(watch) = &there.watch {
+                watch.done(client, false);
+            }
+            if !there.lock().crashed.contains(&client) {
+                // The sleeper may have gone away.
+                let _ = wake.send(());
+            }
+        });
+        Box::pin(async move {
+            if woken.await.is_err() {
+                // The client is no more.
+                pending::<()>().await;
+            }
+        })
     }
 }
 

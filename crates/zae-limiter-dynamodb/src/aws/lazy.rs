@@ -9,7 +9,7 @@ use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
 use aws_smithy_http_client::{Builder, tls};
 use tokio::sync::OnceCell;
-use zae_limiter_core::{Clock, SystemClock};
+use zae_limiter_core::{Clock, SystemClock, Waiting};
 use zae_limiter_schema::records::Version;
 use zae_limiter_schema::{
     BatchRead, Calling, Change, Consistency, Consumed, Index, ItemKey, Query, QueryAnswer, Table,
@@ -207,5 +207,13 @@ impl Table for LazyTable {
 
     fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
         Box::pin(async move { self.table().await?.delete(keys).await })
+    }
+
+    fn pause(&self, wait: Duration) -> Waiting<'_> {
+        Box::pin(async move {
+            if let Ok(table) = self.table().await {
+                table.pause(wait).await;
+            }
+        })
     }
 }

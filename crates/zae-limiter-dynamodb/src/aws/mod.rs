@@ -25,7 +25,7 @@ use aws_sdk_dynamodb::types::{
     KeysAndAttributes, ReturnConsumedCapacity, ReturnValue, ReturnValuesOnConditionCheckFailure,
     TransactWriteItem, WriteRequest,
 };
-use zae_limiter_core::Clock;
+use zae_limiter_core::{Clock, Waiting};
 use zae_limiter_schema::{
     BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Range,
     Rendered, Step, Table, TableError, TableErrorKind, Transacted, Update, Updated, item_size,
@@ -447,5 +447,9 @@ impl Table for AwsTable {
 
     fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
         Box::pin(self.delete_all(keys))
+    }
+
+    fn pause(&self, wait: Duration) -> Waiting<'_> {
+        self.clock.sleep(wait)
     }
 }

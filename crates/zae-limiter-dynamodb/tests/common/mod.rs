@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::time::Duration;
 
+use zae_limiter_core::Waiting;
 use zae_limiter_schema::{
     Action, BatchRead, Calling, Change, Consistency, Consumed, Item, ItemKey, Query, QueryAnswer,
     Table, TableError, TableErrorKind, Transacted, Update, Updated, Value,
@@ -79,5 +81,9 @@ impl Table for TestTable {
             tokio::task::yield_now().await;
             self.table.delete(keys).await
         })
+    }
+
+    fn pause(&self, wait: Duration) -> Waiting<'_> {
+        self.table.pause(wait)
     }
 }
