@@ -136,10 +136,8 @@ impl Fleet {
                     entity: EntityId::new(&key).expect("a valid id"),
                     resource: ResourceName::new("gpt-4").expect("a valid name"),
                 };
-                let divider = store();
-                for _ in 0..parts.ilog2() {
-                    divider.double(&bucket, clock.now()).await.expect("divided");
-                }
+                let divided = store().divide(&bucket, parts, clock.now()).await;
+                assert_eq!(divided.expect("divided"), Some(parts));
             }
             limiters.push(limiter);
         }

@@ -63,8 +63,8 @@ pub(crate) struct Cli {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Globals {
-    /// Where limits and balances are kept: sqlite:FILE, sqlite:FILE?durability=full, memory: or dynamodb:TABLE
-    /// [env: ZAEL_STORE] [default: a SQLite file in your data directory]
+    /// Where limits and balances are kept: sqlite:FILE, sqlite:FILE?durability=full, dynamodb:TABLE
+    /// or memory: [env: ZAEL_STORE] [default: a SQLite file in your data directory]
     #[arg(long, global = true, value_name = "URL", value_parser = grammar::store_url)]
     pub store: Option<String>,
 

@@ -128,6 +128,13 @@ fn up_twice_and_down_twice() {
     let again = home.run("local up").ok();
     assert_eq!(again.stdout.trim(), endpoint);
     assert!(again.stderr.contains("it runs already, as process"), "{again:#?}");
+    // What it cannot give is not passed over.
+    let other = ["another runs already", endpoint, "table zae-limiter", "zae-limiter local down"];
+    home.run("local up --table limits").fails(1, &other);
+    home.run("local up --port 1").fails(1, &other);
+    let port = endpoint.rsplit(':').next().unwrap();
+    home.run(&format!("local up --table zae-limiter --port {port}")).ok();
+    home.run("local up --table ab").fails(2, &["\"ab\" is too short for a table"]);
     let status = home.run("local status").ok();
     let store = format!("dynamodb:zae-limiter?region=us-east-1&endpoint={endpoint}");
     assert!(status.stdout.contains(&store), "{status:#?}");
@@ -150,6 +157,11 @@ fn scripts_get_documents() {
     assert!(store.starts_with("dynamodb:limits?"), "{env}");
     // The stream does not stand in its way.
     home.run(&format!("acquire key-1 gpt-4 -l rpm:10 -c rpm:1 --store {store}")).ok();
+    let usage = format!("usage summary -e key-1 --store {store}");
+    let nothing = home.run(&usage).ok();
+    assert!(nothing.stderr.contains("zae-limiter aggregate --once"), "{nothing:#?}");
+    home.run(&format!("aggregate --once --store {store}")).ok();
+    assert!(home.run(&usage).ok().stdout.contains("rpm"));
     assert_eq!(home.run("local down -o json").ok().json()["stopped"], up);
 }
 
@@ -237,6 +249,29 @@ fn what_was_written_down_of_an_endpoint_that_is_gone_is_forgotten() {
     home.run("local up -q").ok();
 }
 
+/// A process that has got the number of an endpoint that is gone, while somebody listens on its port.
+#[test]
+fn a_process_that_is_not_the_endpoint_is_left_alone() {
+    let home = Home::new();
+    let up = home.run("local up -o json").ok().json();
+    home.run("local status").ok();
+    let mut other = Command::new("sleep").arg("600").spawn().unwrap();
+    let mut written: Value =
+        serde_json::from_str(&std::fs::read_to_string(home.written_down()).unwrap()).unwrap();
+    written["pid"] = other.id().into();
+    std::fs::write(home.written_down(), written.to_string()).unwrap();
+    for line in ["local status", "local env", "local down"] {
+        home.run(line).fails(4, NOT_RUNNING);
+    }
+    assert!(other.try_wait().unwrap().is_none(), "it goes on");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    // What was really written down is stopped.
+    written["pid"] = up["pid"].clone();
+    std::fs::write(home.written_down(), written.to_string()).unwrap();
+    assert_eq!(home.run("local down -o json").ok().json()["stopped"], up);
+}
+
 #[test]
 fn a_port_that_is_taken() {
     let home = Home::new();
@@ -246,6 +281,9 @@ fn a_port_that_is_taken() {
     let cause = format!("port {port} cannot be used");
     up.fails(1, &["the endpoint did not start", &cause, "leave out --port"]);
     home.run("local status").fails(4, NOT_RUNNING);
+    let up = home.run("local up --folder /proc/no/such");
+    up.fails(1, &["the endpoint did not start", "/proc/no/such cannot be made"]);
+    assert!(!up.stderr.contains("--port"), "{up:#?}");
     drop(taken);
     let up = home.run(&format!("local up --port {port}")).ok();
     assert_eq!(up.stdout.trim(), format!("http://127.0.0.1:{port}"));

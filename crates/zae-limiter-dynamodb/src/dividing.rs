@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zae_limiter_core::{Bucket, BucketKey, Cell, Leg, Timestamp, spawn_in_background};
+use zae_limiter_core::{Bucket, BucketKey, Cell, Leg, StoreError, Timestamp, spawn_in_background};
 use zae_limiter_schema::bucket::{self, After, BucketItem, Expiry, Halves, Owner, share_of};
 use zae_limiter_schema::{BucketItemKey, Change, SHARD_ZERO, Transacted};
 
@@ -19,7 +19,7 @@ use crate::error::Trouble;
 use crate::lane::Lane;
 use crate::parts::origin;
 use crate::round::State;
-use crate::work::{ATTEMPTS_MAX, decode};
+use crate::work::{ATTEMPTS_MAX, contended, decode};
 
 /// A part is hot when it can take fewer writes than this at once.
 const WRITES_LEFT_MIN: i64 = 150;
@@ -33,6 +33,10 @@ const CONTENDED_PATIENCE_MS: u64 = 300;
 
 /// How often dividing a part is tried: others write to it all the time, that is why.
 const SPLITS_MAX: u32 = 64;
+
+/// How often all parts are looked at while a bucket is divided into many: six times twice as many, and
+/// as often again for what others do meanwhile.
+const DIVISIONS_MAX: u32 = 12;
 
 /// How long a table is left alone that was too busy for it.
 const BETWEEN_SPLITS: Duration = Duration::from_millis(10);
@@ -114,6 +118,41 @@ impl Shared {
                 tracing::debug!(error = %trouble.told(), "a hot bucket could not be divided");
             }
         }
+    }
+
+    /// Divides a bucket until it has so many parts, and all of them are there. Returns how many it has;
+    /// `None` when there is no bucket.
+    pub(crate) async fn divide(
+        self: &Arc<Self>,
+        bucket: &BucketKey,
+        wanted: u32,
+        now: Timestamp,
+    ) -> Result<Option<u32>, StoreError> {
+        let wanted = wanted.clamp(1, self.options.parts_max).next_power_of_two();
+        let gate = self.division(bucket, now, |division| Arc::clone(&division.gate));
+        let _turn = gate.lock().await;
+        for _ in 0..DIVISIONS_MAX {
+            let parts = self.read_parts(bucket, now).await?;
+            if parts.iter().next().is_none() {
+                return Ok(None);
+            }
+            let counts = parts.iter().map(|(shard, item)| (shard, item.shard_count));
+            let counts = counts.map(|(shard, count)| (shard, count.next_power_of_two()));
+            let larger: Vec<(u32, u32)> = counts.filter(|(_, count)| *count < wanted).collect();
+            if larger.is_empty() && parts.is_complete() {
+                return Ok(Some(parts.count()));
+            }
+            // The first part goes first: it knows the count.
+            for (shard, count) in larger {
+                if self.split(bucket, shard, count, now).await? && shard == SHARD_ZERO {
+                    self.count_doubling(2 * count);
+                }
+            }
+            for shard in parts.missing(parts.count()) {
+                self.restore(&self.lanes.get(bucket, shard), now).await?;
+            }
+        }
+        Err(contended())
     }
 
     /// Divides one part of so many in two; false when it is not one of so many any more.

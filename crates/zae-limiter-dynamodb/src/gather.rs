@@ -126,10 +126,15 @@ impl Shared {
         loop {
             let key = |shard| BucketItemKey { bucket: bucket.clone(), shard };
             let keys: Vec<BucketItemKey> = (0..asked).map(key).collect();
+            let lanes: Vec<_> = keys.iter().map(|key| self.lanes.get(bucket, key.shard)).collect();
+            let learnt: Vec<u64> = lanes.iter().map(|lane| lane.lock().learnt).collect();
             let items = self.read_buckets(&keys).await?;
-            for (key, item) in keys.iter().zip(&items) {
-                let state = item.clone().map(State::Item);
-                self.lanes.get(bucket, key.shard).lock().known = state.map(|state| (state, now));
+            for ((lane, learnt), item) in lanes.iter().zip(learnt).zip(&items) {
+                let mut inside = lane.lock();
+                // What a write has told since is younger than what was read.
+                if inside.learnt == learnt {
+                    inside.know(item.clone().map(|item| (State::Item(item), now)));
+                }
             }
             let parts = Parts::live(items.into_iter().flatten(), now);
             self.set_count(bucket, parts.count(), now);
@@ -143,7 +148,7 @@ impl Shared {
     /// What is known of a part no longer holds.
     pub(crate) fn forget_part(&self, bucket: &BucketKey, shard: u32) {
         if let Some(lane) = self.lanes.find(bucket, shard) {
-            lane.lock().known = None;
+            lane.lock().know(None);
         }
     }
 }

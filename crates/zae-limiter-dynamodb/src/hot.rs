@@ -170,7 +170,7 @@ impl Shared {
                 Err(trouble) => return Err(trouble.told()),
             };
             let state = decode(&key, found).map_err(|trouble| trouble.told())?;
-            lane.lock().known = Some((state.clone(), now));
+            lane.lock().know(Some((state.clone(), now)));
             match state {
                 State::Item(found) if !is_done => item = found,
                 _ => return Ok(()),

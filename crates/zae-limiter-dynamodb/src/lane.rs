@@ -82,6 +82,8 @@ pub(crate) struct Lane {
 pub(crate) struct Inside {
     /// What the last answer said, and when.
     pub(crate) known: Option<(State, Timestamp)>,
+    /// How often that has changed.
+    pub(crate) learnt: u64,
     pub(crate) waiting: VecDeque<Waiting>,
     /// Somebody is at work on the lane and will look at `waiting` again.
     pub(crate) busy: bool,
@@ -98,6 +100,12 @@ impl Lane {
 }
 
 impl Inside {
+    /// Takes note of what an answer said, or that it is not known any more.
+    pub(crate) fn know(&mut self, known: Option<(State, Timestamp)>) {
+        self.known = known;
+        self.learnt += 1;
+    }
+
     /// What is known, if it was learnt less than `trust` ago.
     pub(crate) fn fresh(&self, now: Timestamp, trust: Duration) -> Option<&State> {
         let (state, learnt_at) = self.known.as_ref()?;
@@ -167,12 +175,12 @@ impl Lanes {
         let Some(first) = self.find(bucket, 0) else { return };
         let division = {
             let mut inside = first.lock();
-            inside.known = None;
+            inside.know(None);
             inside.division.take()
         };
         for shard in 1..division.map_or(1, |division| division.count) {
             if let Some(lane) = self.find(bucket, shard) {
-                lane.lock().known = None;
+                lane.lock().know(None);
             }
         }
     }

@@ -86,6 +86,36 @@ impl DynamoStore {
         Ok(())
     }
 
+    /// Divides a bucket ahead of a rush, before the table turns writes away: into so many parts, a power
+    /// of two up to 64, and no more than [`DynamoOptions::parts_max`]. Balances and limits are divided
+    /// with it and stay what they are together. When this returns all parts are there. Says how many
+    /// there are now, which may be more; `None` for a bucket that does not exist: its first acquire
+    /// makes it.
+    ///
+    /// A bucket that stays calm for [`DynamoOptions::merge_after`] is put together again.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] when the table does not answer, or others divide it and put it together all the
+    /// time. The bucket may then be divided into fewer parts; it is sound, and this can be called again.
+    pub async fn divide(
+        &self,
+        bucket: &BucketKey,
+        parts: u32,
+        now: Timestamp,
+    ) -> Result<Option<u32>, StoreError> {
+        self.shared.divide(bucket, parts, now).await
+    }
+
+    /// How many items hold the shares of a bucket at this moment; 0 when there is no bucket.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] when the table does not answer.
+    pub async fn parts(&self, bucket: &BucketKey, now: Timestamp) -> Result<usize, StoreError> {
+        Ok(self.shared.read_parts(bucket, now).await?.iter().count())
+    }
+
     /// Makes half as many parts of a bucket's, however hot it is; nothing happens to a bucket in one
     /// part.
     ///

@@ -149,7 +149,7 @@ impl Shared {
             match learnt {
                 Ok((state, written)) => {
                     let known = matches!(state, State::Item(_)).then(|| (state.clone(), now));
-                    lane.lock().known = known;
+                    lane.lock().know(known);
                     self.learn(lane, &state, now);
                     self.tell_written(lane, &mut group, written, &state, now);
                     self.divide_if_hot(lane, &state, now);
@@ -161,7 +161,7 @@ impl Shared {
                     return self.elude(lane, group, &trouble, now).await;
                 }
                 Err(trouble) => {
-                    lane.lock().known = None;
+                    lane.lock().know(None);
                     group.into_iter().for_each(|waiting| drop(waiting.tell(Err(trouble.told()))));
                     return;
                 }
@@ -266,7 +266,7 @@ impl Shared {
                 return;
             }
         };
-        lane.lock().known = None;
+        lane.lock().know(None);
         self.turn_to(&lane.key.bucket, shard, next, now);
         for mut waiting in group {
             waiting.moves += 1;

@@ -31,6 +31,11 @@ pub(crate) fn attributes(item: &Item) -> Json {
     Json::Object(item.iter().map(|(name, value)| (name.clone(), attribute(value))).collect())
 }
 
+/// What the stream calls its record of this number.
+pub(crate) fn sequence_number(number: u64) -> String {
+    format!("{number}00000000000000000000")
+}
+
 /// A record of the stream, as Lambda would get it.
 pub(crate) fn record(changed: &Changed, number: u64, at: Timestamp) -> Json {
     let mut dynamodb = Map::new();
@@ -44,8 +49,7 @@ pub(crate) fn record(changed: &Changed, number: u64, at: Timestamp) -> Json {
     // To the second, as DynamoDB tells it.
     let seconds = at.as_millis().div_euclid(1_000);
     dynamodb.insert("ApproximateCreationDateTime".to_owned(), seconds.into());
-    let number = format!("{number}00000000000000000000");
-    dynamodb.insert("SequenceNumber".to_owned(), number.into());
+    dynamodb.insert("SequenceNumber".to_owned(), sequence_number(number).into());
     let name = match (&changed.old, &changed.new) {
         (None, _) => "INSERT",
         (Some(_), Some(_)) => "MODIFY",

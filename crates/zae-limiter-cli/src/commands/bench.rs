@@ -18,6 +18,7 @@ use crate::grammar::{self, Amount};
 mod check;
 mod histogram;
 mod load;
+mod parts;
 mod report;
 
 use check::Watched;
@@ -33,6 +34,18 @@ Before the warm-up every entity is called for once, and what that took is given 
 made while it is measured. --warm-up 0s leaves this out, and so does --each when there are fewer
 calls than entities: then the first calls are the load.
 
+--parts shows what dividing a hot bucket is good for. DynamoDB takes about 1,000 writes a second
+for one item; a bucket that is written more often is divided into 2, 4, up to 64 items by itself.
+Here one bucket for each number is brought to so many parts, then all callers are on that one
+bucket, and the rows stand side by side: acquires a second, their ratio to the first row's,
+latency, and what an acquire costs. The callers are in several processes, as far as the store can
+tell: within one process those that wait go together in one write, and it stays with one part, so
+that parts make no difference to it (see --processes 1). An endpoint on this machine has no items
+that could be written too often: there parts only show how much less processes are in each other's
+way. The time is that of each row, and a call is given 10 s instead of one, so that a slow one is
+not a failed one. The buckets are made up and the first row is the one to compare with: no
+--entities, --entity, or --compare.
+
 Examples:
   zae-limiter bench                                       10 s, 64 callers, 1,000 entities
   zae-limiter bench --store memory: --entities 100000
@@ -40,6 +53,8 @@ Examples:
   zae-limiter bench --compare earlier.json                how much faster or slower than that
   zae-limiter bench -l rpm:600 -c rpm:1 --each 1000       refusals, too; 1,000 calls by each caller
   zae-limiter bench --entity key-1 --resource gpt-4       on the limits of key-1
+  zae-limiter bench --store dynamodb:my-app --parts 1,8   one bucket as one item and as eight
+  zae-limiter bench --name my-app --parts 1,8,1,8         twice, to see how much is chance
 
 Exit status: 0 the limits held, 1 they did not, 3 some calls failed because the store did not
 answer, 130 ended by Ctrl-C (with what was measured so far).";
@@ -93,12 +108,33 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", default_value = "bench", value_parser = grammar::resource)]
     resource: ResourceName,
 
+    /// The same load on one bucket in so many parts, one row for each number, as in 1,8
+    #[arg(
+        long, value_name = "N,N", value_delimiter = ',', value_parser = parts::parts,
+        conflicts_with_all = ["entities", "entity", "compare"],
+    )]
+    parts: Vec<u32>,
+
+    /// How many processes the callers of --parts are in [default: 8, or one for each caller]
+    #[arg(
+        long, value_name = "N", requires = "parts",
+        value_parser = clap::value_parser!(u16).range(1..=64),
+    )]
+    processes: Option<u16>,
+
     /// An earlier result of bench -o json to set this one beside
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
 }
 
 pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
+    if args.duration == Some(Duration::ZERO) {
+        let failure = Failure::usage("nothing can be measured in --duration 0s");
+        return Err(failure.hint("give it some seconds, or a number of calls: --each 1000"));
+    }
+    if !args.parts.is_empty() {
+        return parts::run(&args, context).await;
+    }
     // Before the load: nobody should wait for a minute to learn of a wrong name.
     let earlier = args.compare.as_deref().map(BenchJson::read).transpose()?;
     let limits = LimitSet::new(args.limits.iter().cloned()).map_err(zae_limiter::Error::Invalid)?;
@@ -232,36 +268,20 @@ async fn measure(
         Some(entity) => vec![entity.to_string()],
         None => (0..args.entities).map(|number| format!("key-{number}")).collect(),
     };
-    let concurrency = usize::from(args.concurrency);
+    let load = load_of(args, &amounts, vec![limiter], entities, String::new());
     let setting = Setting {
         store,
-        entities: entities.len(),
-        concurrency,
-        consume: amounts.iter().map(|(limit, tokens)| format!("{limit}:{tokens}")).collect(),
+        entities: load.entities.len(),
+        concurrency: load.concurrency,
+        consume: load.consume(),
         limits: watched.iter().map(Watched::to_text).collect(),
         floor,
-    };
-    let default_warm_up = Duration::from_secs(u64::from(args.each.is_none()));
-    let load = Load {
-        limiter,
-        entities,
-        resource: args.resource.to_string(),
-        amounts,
-        limits: (args.entity.is_some() && !args.limits.is_empty()).then(|| args.limits.clone()),
-        concurrency,
-        first_calls: first_calls(args),
-        warm_up: args.warm_up.unwrap_or(default_warm_up),
-        length: match args.each {
-            Some(calls) => Length::Calls(calls),
-            None => Length::Time(args.duration.unwrap_or(Duration::from_secs(10))),
-        },
     };
     let measured = load::run(load, context).await?;
     let checked = check::check(watched, &measured);
     let mut document = BenchJson::new(setting, &measured, &checked);
     if let Some(failure) = &measured.first_failure {
-        let causes = failure.causes.iter().fold(String::new(), |all, cause| all + ": " + cause);
-        context.printer.warn(format!("calls failed: {}{causes}", failure.message));
+        report::warn_of(failure, &mut context.printer);
     }
     if let Some(earlier) = earlier {
         document.compare(earlier, &mut context.printer);
@@ -275,11 +295,36 @@ async fn measure(
     })
 }
 
+/// The load that was asked for, by the callers of these processes on these entities.
+fn load_of(
+    args: &Args,
+    amounts: &[(String, u64)],
+    limiters: Vec<RateLimiter>,
+    entities: Vec<String>,
+    title: String,
+) -> Load {
+    let default_warm_up = Duration::from_secs(u64::from(args.each.is_none()));
+    Load {
+        first_calls: first_calls(args, (limiters.len() * entities.len()) as u64),
+        limiters,
+        title,
+        entities,
+        resource: args.resource.to_string(),
+        amounts: amounts.to_vec(),
+        limits: (args.entity.is_some() && !args.limits.is_empty()).then(|| args.limits.clone()),
+        concurrency: usize::from(args.concurrency),
+        warm_up: args.warm_up.unwrap_or(default_warm_up),
+        length: match args.each {
+            Some(calls) => Length::Calls(calls),
+            None => Length::Time(args.duration.unwrap_or(Duration::from_secs(10))),
+        },
+    }
+}
+
 /// Every entity is called for beforehand, unless somebody wants to measure just that.
-fn first_calls(args: &Args) -> FirstCalls {
+fn first_calls(args: &Args, first_calls: u64) -> FirstCalls {
     let calls = args.each.map(|each| each.saturating_mul(args.concurrency.into()));
-    let entities = if args.entity.is_some() { 1 } else { args.entities.into() };
-    let is_the_load = calls.is_some_and(|calls| calls < entities);
+    let is_the_load = calls.is_some_and(|calls| calls < first_calls);
     match args.warm_up {
         Some(warm_up) if warm_up.is_zero() => FirstCalls::InTheLoad,
         _ if is_the_load => FirstCalls::InTheLoad,

@@ -65,17 +65,17 @@ enum Command {
 #[derive(clap::Args, Debug)]
 #[command(after_help = UP_AFTER_HELP)]
 struct UpArgs {
-    /// The port to listen on; 0 takes any that is free
-    #[arg(long, default_value_t = 0)]
-    port: u16,
+    /// The port to listen on [default: any that is free]
+    #[arg(long)]
+    port: Option<u16>,
 
     /// The folder to keep the tables in; without it they are gone with the endpoint
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
 
-    /// The table to create
-    #[arg(long, value_name = "NAME", default_value = "zae-limiter", value_parser = grammar::stack_name)]
-    table: zae_limiter::StackName,
+    /// The table to create [default: zae-limiter]
+    #[arg(long, value_name = "NAME", value_parser = grammar::table_name)]
+    table: Option<zae_limiter::StackName>,
 
     /// With a stream of the table's changes; each write there gets slower the longer it is
     #[arg(long)]
@@ -88,6 +88,14 @@ pub(super) struct Running {
     endpoint: String,
     pid: u32,
     table: String,
+}
+
+/// As it is written down, with what tells its process from a later one of the same number.
+#[derive(Debug, Deserialize, Serialize)]
+struct Written {
+    #[serde(flatten)]
+    running: Running,
+    born: Option<String>,
 }
 
 impl Running {
@@ -115,14 +123,16 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
 
 async fn up(args: UpArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
     if let Some(running) = running(context).await? {
+        check_is_alike(&args, &running)?;
         context.printer.say_unless_json(format!("it runs already, as process {}", running.pid));
         print(context, &running);
         return Ok(ExitStatus::Done);
     }
     let program = engine::program(context).await?;
-    let started = engine::start(context, &program, args.port, args.folder.as_deref()).await?;
-    let running =
-        Running { endpoint: started.endpoint, pid: started.pid, table: args.table.to_string() };
+    let port = args.port.unwrap_or(0);
+    let started = engine::start(context, &program, port, args.folder.as_deref()).await?;
+    let table = args.table.map_or_else(|| "zae-limiter".to_owned(), |table| table.to_string());
+    let running = Running { endpoint: started.endpoint, pid: started.pid, table };
     let created = create_table(&running, args.stream).await;
     if let Err(failure) = created {
         engine::stop(running.pid);
@@ -132,6 +142,19 @@ async fn up(args: UpArgs, context: &mut Context) -> Result<ExitStatus, Failure> 
     context.printer.say_unless_json("use it from this shell: eval \"$(zae-limiter local env)\"");
     print(context, &running);
     Ok(ExitStatus::Done)
+}
+
+/// Whoever asks for a table or a port should not be told of others as if all were well.
+fn check_is_alike(args: &UpArgs, running: &Running) -> Result<(), Failure> {
+    let table = args.table.as_ref().is_none_or(|table| table.as_str() == running.table);
+    let port = args.port.unwrap_or(0);
+    if table && (port == 0 || running.endpoint.ends_with(&format!(":{port}"))) {
+        return Ok(());
+    }
+    let Running { endpoint, pid, table } = running;
+    let message = format!("another runs already: process {pid}, {endpoint}, with table {table}");
+    let failure = Failure::new(ExitStatus::Error, message);
+    Err(failure.hint("use that one, or stop it first: zae-limiter local down"))
 }
 
 fn print(context: &mut Context, running: &Running) {
@@ -211,20 +234,20 @@ fn not_running() -> Failure {
     failure.hint("zae-limiter local up")
 }
 
-/// What was written down, if it still answers. What does not is forgotten.
+/// What was written down, if it still answers and its process is still that one: whoever has got its
+/// number or its port since is not ours to stop. Else it is forgotten.
 async fn running(context: &Context) -> Result<Option<Running>, Failure> {
     let file = context.data_file("local.json")?;
     let Ok(text) = std::fs::read_to_string(&file) else { return Ok(None) };
-    let running: Option<Running> = serde_json::from_str(&text).ok();
-    match running {
-        Some(running) if engine::answers(&running.endpoint).await => Ok(Some(running)),
-        _ => Ok(None),
-    }
+    let Ok(Written { running, born }) = serde_json::from_str(&text) else { return Ok(None) };
+    let is_ours = engine::born(running.pid) == born;
+    Ok((is_ours && engine::answers(&running.endpoint).await).then_some(running))
 }
 
 fn write_down(context: &Context, running: &Running) -> Result<(), Failure> {
     let file = context.data_file("local.json")?;
-    let written = std::fs::write(&file, crate::printer::to_json(running));
+    let written = Written { running: running.clone(), born: engine::born(running.pid) };
+    let written = std::fs::write(&file, crate::printer::to_json(&written));
     written.map_err(|error| {
         engine::stop(running.pid);
         let message = format!("{} cannot be written", file.display());

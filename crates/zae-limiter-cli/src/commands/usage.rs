@@ -34,7 +34,10 @@ Examples:
   zae-limiter usage list -r gpt-4 --start 2026-11-01 --end 2026-11-15T12:00 -o json
 
 Windows are hours, days and months of UTC. Without --start: the last 24 hours, 30 days or 12
-months, by the kind of window.";
+months, by the kind of window.
+
+On a DynamoDB table usage is booked by the aggregator, from the table's stream: see
+zae-limiter aggregate --help.";
 
 const SUMMARY_AFTER_HELP: &str = "\
 Examples:
@@ -43,7 +46,10 @@ Examples:
   zae-limiter usage summary -e key-1 -r gpt-4 -w monthly --start 2026-01-01
 
 Windows are hours, days and months of UTC. Without --start: the last 24 hours, 30 days or 12
-months, by the kind of window.";
+months, by the kind of window.
+
+On a DynamoDB table usage is booked by the aggregator, from the table's stream: see
+zae-limiter aggregate --help.";
 
 /// Arguments of `usage`.
 #[derive(clap::Args, Debug)]
@@ -154,7 +160,7 @@ impl Which {
     }
 
     /// Says that there are no records, and where they may be.
-    fn nothing(&self, range: &Range) -> String {
+    fn nothing(&self, range: &Range, context: &Context) -> Result<String, Failure> {
         let whose = match (&self.whose.entity, &self.whose.resource) {
             (Some(entity), Some(resource)) => format!("by {entity} of {resource}"),
             (Some(entity), None) => format!("by {entity}"),
@@ -162,13 +168,17 @@ impl Which {
             (None, None) => unreachable!("clap asks for one of them"),
         };
         // Whoever has named the range knows that there are others.
-        let hint = if self.start.is_none() { "; look further back: --start 90d" } else { "" };
-        format!(
-            "no {} usage {whose} from {} to {}{hint}",
+        let back = if self.start.is_none() { "; look further back: --start 90d" } else { "" };
+        let booked = match context.store_url()?.starts_with("dynamodb:") {
+            true => "; on DynamoDB it is booked by the aggregator: zae-limiter aggregate --once",
+            false => "",
+        };
+        Ok(format!(
+            "no {} usage {whose} from {} to {}{back}{booked}",
             self.window,
             format_time(range.start),
             format_time(range.end)
-        )
+        ))
     }
 }
 
@@ -263,7 +273,8 @@ async fn list(args: ListArgs, context: &mut Context) -> Result<ExitStatus, Failu
         false => print_pages(printer, pages, UsageJson::from).await?,
     };
     if records == 0 {
-        context.printer.say_unless_json(which.nothing(&range));
+        let nothing = which.nothing(&range, context)?;
+        context.printer.say_unless_json(nothing);
     }
     Ok(ExitStatus::Done)
 }
@@ -289,7 +300,8 @@ async fn summary(which: Which, context: &mut Context) -> Result<ExitStatus, Fail
         return Ok(ExitStatus::Done);
     }
     let (Some(first), Some(last)) = (summary.first, summary.last) else {
-        printer.say(which.nothing(&range));
+        let nothing = which.nothing(&range, context)?;
+        context.printer.say(nothing);
         return Ok(ExitStatus::Done);
     };
     let mut table = Columns::new(&[("LIMIT", Lean::Left), ("CONSUMED", Lean::Right)]);

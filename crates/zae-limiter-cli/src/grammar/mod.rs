@@ -14,5 +14,5 @@ pub use misread::Misread;
 pub use moment::{Moment, moment};
 pub use names::{
     Resources, entity_id, key_value, limit_name, namespace_id, namespace_name, resource,
-    resource_or_default, stack_name, store_url,
+    resource_or_default, stack_name, store_url, table_name,
 };

@@ -1,5 +1,6 @@
 //! Names and addresses. The rules are the model's; here is where a text breaks them.
 
+use std::ops::Range;
 use std::str::FromStr;
 
 use zae_limiter::{
@@ -109,6 +110,21 @@ pub(super) fn limit_name_in(input: &str, name: &str) -> Result<(), Misread> {
     point_at::<LimitName>(input, name).map(|_| ())
 }
 
+/// Reads the name of a table that is to be made: a stack's, and DynamoDB asks for three characters.
+///
+/// # Errors
+///
+/// [`Misread`], pointing at the part that is wrong.
+pub fn table_name(input: &str) -> Result<StackName, Misread> {
+    const RULE: &str = "use 3 to 55 of A-Z a-z 0-9 -, starting with a letter";
+    let name = stack_name(input)?;
+    if input.len() < 3 {
+        let problem = format!("{input:?} is too short for a table");
+        return Err(Misread::new(input, 0..input.len(), problem, RULE));
+    }
+    Ok(name)
+}
+
 /// Reads the address of a store.
 ///
 /// # Errors
@@ -118,12 +134,21 @@ pub fn store_url(input: &str) -> Result<String, Misread> {
     match input.parse::<StoreUrl>() {
         Ok(_) => Ok(input.to_owned()),
         Err(invalid) => {
-            let part = input
-                .rfind(invalid.value())
-                .map_or(0..input.len(), |start| start..start + invalid.value().len());
+            let part = part_of_url(input, invalid.value());
             Err(Misread::new(input, part, "this is not the address of a store", invalid.rule()))
         }
     }
+}
+
+/// Where a part of an address stands: at its start, or behind one of its marks, and not wherever else
+/// the same letters are. Of several that are alike, the last.
+fn part_of_url(url: &str, part: &str) -> Range<usize> {
+    let marks = url.match_indices([':', '?', '&']).map(|(at, _)| at + 1);
+    let begins = std::iter::once(0).chain(marks);
+    let ends = |end: usize| url[end..].is_empty() || url[end..].starts_with([':', '?', '&']);
+    let mut found = begins.filter(|at| url[*at..].starts_with(part) && ends(at + part.len()));
+    let found = found.next_back();
+    found.map_or(0..url.len(), |at| at..at + part.len())
 }
 
 /// Reads `key=value`.
@@ -163,6 +188,8 @@ mod tests {
         assert_eq!(&"1a"[resource("1a").expect_err("1a").at()], "1");
         assert_eq!(resource_or_default("_default_"), Ok(Resources::All));
         assert!(namespace_id("short").is_err());
+        assert_eq!(table_name("ab").expect_err("ab").at(), 0..2);
+        assert!(table_name("abc").is_ok());
     }
 
     #[test]
@@ -172,8 +199,21 @@ mod tests {
             ("redis:localhost", "redis"),
             ("limits.db", "limits.db"),
             ("memory:x", "x"),
+            ("sqlite:", "sqlite:"),
         ] {
             assert_eq!(&text[store_url(text).expect_err(text).at()], wrong_part, "{text}");
+        }
+        for (text, wrong_part) in [
+            // The same letters come again, or came before.
+            ("dynamodb:us?region=us-east-1", 9..11),
+            ("dynamodb:db", 9..11),
+            ("dynamodb:ab?endpoint=http://ab:8000", 9..11),
+            ("dynamodb:my-app?region=a&region=", 25..32),
+            ("dynamodb:my-app?endpoint=x&region=us-east-1", 16..26),
+            ("memory:memory", 7..13),
+            ("ü:x", 0..2),
+        ] {
+            assert_eq!(store_url(text).expect_err(text).at(), wrong_part, "{text}");
         }
         assert!(store_url("sqlite:a/b.db").is_ok());
     }

@@ -584,11 +584,14 @@ async fn check_liveness(stage: &Stage, bucket: usize) {
     let offset = stage.draw(|rng| rng.i64(-skew_us..=skew_us));
     let steady = ClientClock::new(Arc::clone(&stage.world.time), skew_us, offset, 0);
     let plan = |now| Plan { now, ..client.plan(stage, bucket) };
+    // Once in parts, always: while the client waits to hear that it has put them together, it refuses
+    // by what it knows of them.
+    let mut was_divided = false;
     for _ in 0..3 {
         let first = plan(steady.now());
         let at = |now: Timestamp| Plan { now, legs: first.legs.clone() };
         let is_divided = || first.legs.iter().any(|leg| stage.is_divided(&leg.target));
-        let was_divided = is_divided();
+        was_divided |= is_divided();
         let statuses = match client.ask(stage, &first, None).await {
             Some(Ok(Admission::Taken(_))) => continue,
             Some(Ok(Admission::Refused(statuses))) => statuses,
@@ -597,7 +600,8 @@ async fn check_liveness(stage: &Stage, bucket: usize) {
         let wait = statuses.iter().map(|status| status.retry_after).max().unwrap_or_default();
         let due = first.now.saturating_add(wait);
         // It may be put together as soon as it was asked.
-        let is_divided = was_divided || is_divided();
+        was_divided |= is_divided();
+        let is_divided = was_divided;
         let early = Timestamp::from_millis(due.as_millis() - 1);
         for (moment, admitted) in [(early, false), (due, true)] {
             let left = Duration::from_millis(moment.millis_since(steady.now()));

@@ -24,7 +24,10 @@ const YIELD_EVERY: u32 = 32;
 /// What is called, by how many, for how long.
 #[derive(Debug)]
 pub(super) struct Load {
-    pub limiter: RateLimiter,
+    /// One for each process that there would be: callers are dealt out to them.
+    pub limiters: Vec<RateLimiter>,
+    /// Stands before the line of progress.
+    pub title: String,
     pub entities: Vec<String>,
     pub resource: String,
     pub amounts: Vec<(String, u64)>,
@@ -34,6 +37,36 @@ pub(super) struct Load {
     pub first_calls: FirstCalls,
     pub warm_up: Duration,
     pub length: Length,
+}
+
+impl Load {
+    /// The process that a caller is in.
+    fn limiter_of(&self, caller: usize) -> &RateLimiter {
+        &self.limiters[caller % self.limiters.len()]
+    }
+
+    /// What each call takes, as it is typed.
+    pub(super) fn consume(&self) -> Vec<String> {
+        self.amounts.iter().map(|(limit, tokens)| format!("{limit}:{tokens}")).collect()
+    }
+
+    /// Every process calls for every entity.
+    fn first_calls_in_all(&self) -> usize {
+        self.limiters.len() * self.entities.len()
+    }
+
+    /// What all processes were billed so far, where calls are billed.
+    fn cost(&self) -> Option<Cost> {
+        let costs = self.limiters.iter().map(|limiter| limiter.store().cost());
+        costs.reduce(|all, one| {
+            let (all, one) = all.zip(one)?;
+            Some(Cost {
+                round_trips: all.round_trips + one.round_trips,
+                write_units: all.write_units + one.write_units,
+                read_units: all.read_units + one.read_units,
+            })
+        })?
+    }
 }
 
 /// When every entity is called for the first time.
@@ -81,7 +114,7 @@ const STOP: u8 = 2;
 struct Shared {
     load: Load,
     phase: AtomicU8,
-    /// So many entities were called for before the load.
+    /// So many entities were called for before the load, once by each process.
     touched: AtomicUsize,
     admitted_by_entity: Vec<AtomicU64>,
     /// The first call that failed.
@@ -114,7 +147,7 @@ impl Counts {
 /// When the call itself is wrong: a limit that nobody has, more than one can ever hold.
 pub(super) async fn run(load: Load, context: &mut Context) -> Result<Measured, Failure> {
     let (warm_up, length, concurrency) = (load.warm_up, load.length, load.concurrency);
-    let first_calls = load.first_calls;
+    let (first_calls, title) = (load.first_calls, load.title.clone());
     let by_entity = load.entities.iter().map(|_| AtomicU64::new(0)).collect();
     let shared = Arc::new(Shared {
         load,
@@ -125,8 +158,8 @@ pub(super) async fn run(load: Load, context: &mut Context) -> Result<Measured, F
         wrong_call: Mutex::default(),
     });
     let counts: Vec<Arc<Counts>> = (0..concurrency).map(|_| Arc::default()).collect();
-    let mut attendant =
-        Attendant { callers: JoinSet::new(), counts: &counts, latency: Histogram::new(), context };
+    let (callers, latency) = (JoinSet::new(), Histogram::new());
+    let mut attendant = Attendant { callers, counts: &counts, latency, title, context };
     let first = attendant.context.clock.now();
     let mut ending = Ending::Time;
     if first_calls == FirstCalls::Before {
@@ -140,7 +173,7 @@ pub(super) async fn run(load: Load, context: &mut Context) -> Result<Measured, F
         shared.phase.store(MEASURE, Ordering::Relaxed);
     }
     let started = attendant.context.clock.stopwatch();
-    let cost_before = shared.load.limiter.store().cost();
+    let cost_before = shared.load.cost();
     if ending == Ending::Time {
         let time = match length {
             Length::Time(time) => Some(time),
@@ -151,7 +184,7 @@ pub(super) async fn run(load: Load, context: &mut Context) -> Result<Measured, F
     shared.phase.store(STOP, Ordering::Relaxed);
     attendant.join_all().await;
     let elapsed = attendant.context.clock.stopwatch().saturating_sub(started);
-    let cost_after = shared.load.limiter.store().cost();
+    let cost_after = shared.load.cost();
     let (latency, last) = (attendant.latency, attendant.context.clock.now());
     context.printer.wipe_progress();
     if let Some(failure) = take(&shared.wrong_call) {
@@ -207,6 +240,7 @@ struct Attendant<'a> {
     callers: JoinSet<Histogram>,
     counts: &'a [Arc<Counts>],
     latency: Histogram,
+    title: String,
     context: &'a mut Context,
 }
 
@@ -214,7 +248,7 @@ impl Attendant<'_> {
     /// Has every entity called for once. What is left of the callers is told to stop when somebody
     /// has had enough.
     async fn touch_all(&mut self, shared: &Arc<Shared>) -> Ending {
-        for _ in 0..shared.load.concurrency.min(shared.load.entities.len()) {
+        for _ in 0..shared.load.concurrency.min(shared.load.first_calls_in_all()) {
             self.callers.spawn(touch(Arc::clone(shared)));
         }
         let ending = self.attend(Stage::Touch(shared), None).await;
@@ -267,12 +301,13 @@ impl Attendant<'_> {
     }
 
     fn show_progress(&mut self, stage: Stage<'_>, elapsed: Duration, time: Option<Duration>) {
+        let title = &self.title;
         let what = match stage {
             Stage::Touch(shared) => {
-                let all = shared.load.entities.len();
+                let all = shared.load.first_calls_in_all();
                 let touched = shared.touched.load(Ordering::Relaxed).min(all);
                 let (touched, all) = (grouped(touched as u64), grouped(all as u64));
-                let text = format!("calling for every entity once: {touched} of {all}");
+                let text = format!("{title}calling for every entity once: {touched} of {all}");
                 return self.context.printer.progress(text);
             }
             Stage::WarmUp => "warming up",
@@ -283,7 +318,7 @@ impl Attendant<'_> {
             self.counts.iter().map(|counts| counts.refused.load(Ordering::Relaxed)).sum();
         let of = time.map_or(String::new(), |time| format!(" of {} s", time.as_secs_f64()));
         let millis = elapsed.as_millis().max(1);
-        let mut text = format!("{what}: {:.1} s{of}", elapsed.as_secs_f64());
+        let mut text = format!("{title}{what}: {:.1} s{of}", elapsed.as_secs_f64());
         if calls > 0 {
             let rate = u128::from(calls) * 1_000 / millis;
             let rate = grouped(i128::try_from(rate).unwrap_or(i128::MAX));
@@ -293,15 +328,17 @@ impl Attendant<'_> {
     }
 }
 
-/// A caller before the load: each takes the next entity that nobody has called for yet, and gives
-/// back what it took, so that the load finds the limits as they were.
+/// A caller before the load: each takes the next entity that no caller of its process has called for
+/// yet, and gives back what it took, so that the load finds the limits as they were.
 async fn touch(shared: Arc<Shared>) -> Histogram {
     while shared.phase.load(Ordering::Relaxed) != STOP {
-        let entity = shared.touched.fetch_add(1, Ordering::Relaxed);
-        if entity >= shared.load.entities.len() {
+        let number = shared.touched.fetch_add(1, Ordering::Relaxed);
+        if number >= shared.load.first_calls_in_all() {
             break;
         }
-        match acquire(&shared, entity).await {
+        let entities = shared.load.entities.len();
+        let limiter = &shared.load.limiters[number / entities];
+        match acquire(&shared, limiter, number % entities).await {
             Ok(mut lease) => {
                 if let Err(error) = lease.rollback().await {
                     shared.failed(error);
@@ -319,7 +356,8 @@ async fn touch(shared: Arc<Shared>) -> Histogram {
 async fn call(shared: Arc<Shared>, counts: Arc<Counts>, number: usize) -> Histogram {
     let mut latency = Histogram::new();
     let mut rng = Rng::with_seed(number as u64);
-    let clock = Arc::clone(shared.load.limiter.clock());
+    let limiter = shared.load.limiter_of(number);
+    let clock = Arc::clone(limiter.clock());
     let mut left = match shared.load.length {
         Length::Calls(calls) => calls,
         Length::Time(_) => u64::MAX,
@@ -331,7 +369,7 @@ async fn call(shared: Arc<Shared>, counts: Arc<Counts>, number: usize) -> Histog
         }
         let entity = rng.usize(..shared.load.entities.len());
         let started = clock.stopwatch();
-        let outcome = one_call(&shared, entity).await;
+        let outcome = one_call(&shared, limiter, entity).await;
         let took = clock.stopwatch().saturating_sub(started);
         if phase == MEASURE {
             left -= 1;
@@ -359,9 +397,9 @@ enum Outcome {
     Failed,
 }
 
-async fn acquire(shared: &Shared, entity: usize) -> Result<Lease, Error> {
+async fn acquire(shared: &Shared, limiter: &RateLimiter, entity: usize) -> Result<Lease, Error> {
     let load = &shared.load;
-    let mut acquire = load.limiter.acquire(&load.entities[entity], &load.resource);
+    let mut acquire = limiter.acquire(&load.entities[entity], &load.resource);
     for (limit, tokens) in &load.amounts {
         acquire = acquire.take(limit, *tokens);
     }
@@ -371,8 +409,8 @@ async fn acquire(shared: &Shared, entity: usize) -> Result<Lease, Error> {
     acquire.await
 }
 
-async fn one_call(shared: &Shared, entity: usize) -> Outcome {
-    let result = match acquire(shared, entity).await {
+async fn one_call(shared: &Shared, limiter: &RateLimiter, entity: usize) -> Outcome {
+    let result = match acquire(shared, limiter, entity).await {
         // Nothing was taken: the store was away.
         Ok(lease) if lease.is_degraded() => return Outcome::Failed,
         Ok(mut lease) => {

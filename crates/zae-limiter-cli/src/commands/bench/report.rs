@@ -224,7 +224,13 @@ impl BenchJson {
     }
 }
 
-fn print_checked(checked: &[Checked], printer: &mut Printer) {
+/// Says why calls failed.
+pub(super) fn warn_of(failure: &Failure, printer: &mut Printer) {
+    let causes = failure.causes.iter().fold(String::new(), |all, cause| all + ": " + cause);
+    printer.warn(format!("calls failed: {}{causes}", failure.message));
+}
+
+pub(super) fn print_checked(checked: &[Checked], printer: &mut Printer) {
     use Lean::{Left, Right};
     let mut table = Columns::new(&[
         ("ENTITY", Left),
@@ -249,7 +255,7 @@ fn print_checked(checked: &[Checked], printer: &mut Printer) {
 }
 
 /// `0.3 µs`, `12.4 ms`, `1.2 s`.
-fn time(millis: f64) -> String {
+pub(super) fn time(millis: f64) -> String {
     match millis {
         millis if millis < 1.0 => format!("{:.1} µs", millis * 1_000.0),
         millis if millis < 1_000.0 => format!("{millis:.1} ms"),
@@ -261,7 +267,7 @@ fn millis(duration: Duration) -> f64 {
     rounded(duration.as_secs_f64() * 1_000.0, 10_000.0)
 }
 
-fn ratio(now: f64, then: f64) -> Option<f64> {
+pub(super) fn ratio(now: f64, then: f64) -> Option<f64> {
     (then > 0.0).then(|| rounded(now / then, 100.0))
 }
 
@@ -269,7 +275,7 @@ fn rounded(number: f64, parts: f64) -> f64 {
     (number * parts).round() / parts
 }
 
-fn whole(number: f64) -> String {
+pub(super) fn whole(number: f64) -> String {
     #[expect(clippy::cast_possible_truncation, reason = "a rate, far below 2^127")]
     let number = number.round() as i128;
     grouped(number)

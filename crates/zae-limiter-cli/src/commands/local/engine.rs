@@ -104,10 +104,13 @@ pub(super) async fn start(
             let said = std::fs::read_to_string(&log_file).unwrap_or_default();
             let said = said.trim().trim_start_matches("error: ").to_owned();
             let mut failure = Failure::new(ExitStatus::Error, "the endpoint did not start");
+            if said.starts_with("port ") {
+                failure = failure.hint("another port may be free: leave out --port");
+            }
             if !said.is_empty() {
                 failure.causes.push(said);
             }
-            Err(failure.hint("another port may be free: leave out --port"))
+            Err(failure)
         }
     }
 }
@@ -116,6 +119,15 @@ pub(super) async fn start(
 pub(super) async fn answers(endpoint: &str) -> bool {
     let address = endpoint.trim_start_matches("http://");
     TcpStream::connect(address).await.is_ok()
+}
+
+/// When a process was started, which tells it from others that had its number or will have it. `None`
+/// where there is no such process, or no `/proc` to say so.
+pub(super) fn born(pid: u32) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The program's name, in parentheses, may hold spaces; the start is the 20th field after it.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(19).map(str::to_owned)
 }
 
 #[cfg(unix)]

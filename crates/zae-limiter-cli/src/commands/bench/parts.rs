@@ -1,0 +1,298 @@
+//! `bench --parts`: the same load on one bucket, as a whole and divided into parts.
+//!
+//! A process stays with one part as long as that has tokens, so callers of one process would not see
+//! a difference: the callers are in several, each with a store of its own that knows nothing of the
+//! others. Every row has a bucket of its own. It is brought to its number of parts before the load, and
+//! stays there: stores of a row divide no further and put nothing together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use zae_limiter::dynamodb::aws::{DynamoAddress, LazyTable};
+use zae_limiter::{
+    BucketKey, DynamoOptions, DynamoStore, EntityId, Error, LimitSet, RateLimiter, StoreUrl,
+};
+
+use crate::columns::{Cell, Columns, Lean};
+use crate::context::Context;
+use crate::exit::ExitStatus;
+use crate::failure::Failure;
+use crate::figures::grouped;
+use crate::fresh::Fresh;
+use crate::grammar::Misread;
+use crate::interrupts::Interrupt;
+use crate::printer::{Look, Printer, count};
+
+use super::check::{self, Checked};
+use super::report::{self, BenchJson, Setting, print_checked, ratio};
+use super::{Args, load, load_of, made_up, watch};
+
+/// How many processes there are when nothing is said.
+const PROCESSES: u16 = 8;
+
+/// How long a call may take. What too few parts do to a caller is to be seen as its latency: a limiter's
+/// usual second would make failed calls of slow ones.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Reads into how many parts a bucket is divided.
+pub(super) fn parts(input: &str) -> Result<u32, Misread> {
+    const RULE: &str = "write 1, 2, 4, 8, 16, 32 or 64, several with commas: 1,8";
+    let problem = match input.parse::<u32>() {
+        Ok(parts @ 1..=64) if parts.is_power_of_two() => return Ok(parts),
+        Ok(1..=64) => "parts are divided in two: there are 1, 2, 4 and so on",
+        Ok(_) => "a bucket has 1 to 64 parts",
+        Err(_) if input.is_empty() => "a number is missing",
+        Err(_) => "this is not a number of parts",
+    };
+    Err(Misread::new(input, 0..input.len(), problem, RULE))
+}
+
+/// The document for scripts.
+#[derive(Serialize)]
+struct PartsJson {
+    processes: usize,
+    over_admitted: i128,
+    rows: Vec<RowJson>,
+}
+
+/// A result of `bench` by itself, which `--compare` reads, and what it is a row of.
+#[derive(Serialize)]
+struct RowJson {
+    parts: u32,
+    /// As many, unless somebody else has divided the bucket meanwhile.
+    parts_at_end: usize,
+    /// Acquires a second, divided by those of the first row.
+    ratio: Option<f64>,
+    #[serde(flatten)]
+    result: BenchJson,
+}
+
+pub(super) async fn run(args: &Args, context: &mut Context) -> Result<ExitStatus, Failure> {
+    let address = address(&context.store_url()?)?;
+    let processes = processes(args)?;
+    let limits = LimitSet::new(args.limits.iter().cloned()).map_err(Error::Invalid)?;
+    let (amounts, limits) = made_up(args, limits)?;
+    let fresh = Fresh::open(context, "bench", |builder| builder).await?;
+    let tables = (0..processes).map(|_| Arc::new(LazyTable::new(address.clone()))).collect();
+    let bench = PartsBench { args, amounts, limits, fresh: &fresh, tables };
+    let measured = Box::pin(bench.measure(context)).await;
+    // Whatever became of it, nothing is left behind.
+    let tidied = fresh.remove(&mut context.printer).await;
+    let status = measured?;
+    tidied.map(|()| status)
+}
+
+fn address(url: &str) -> Result<DynamoAddress, Failure> {
+    match url.parse().map_err(Error::Invalid)? {
+        StoreUrl::Dynamodb(address) => Ok(address),
+        _ => {
+            let scheme = url.split(':').next().unwrap_or_default();
+            let message =
+                format!("--parts is for dynamodb: stores: a {scheme}: store divides no bucket");
+            let hint = "name one: --store dynamodb:TABLE   (on this machine: zae-limiter local up)";
+            Err(Failure::usage(message).hint(hint))
+        }
+    }
+}
+
+fn processes(args: &Args) -> Result<u16, Failure> {
+    match args.processes {
+        None => Ok(PROCESSES.min(args.concurrency)),
+        Some(processes) if processes <= args.concurrency => Ok(processes),
+        Some(processes) => {
+            let message = format!(
+                "{processes} processes with {} in all: some would have none",
+                count(args.concurrency.into(), "caller")
+            );
+            Err(Failure::usage(message).hint(format!("say --concurrency {processes}, or more")))
+        }
+    }
+}
+
+/// What all rows have in common.
+struct PartsBench<'a> {
+    args: &'a Args,
+    amounts: Vec<(String, u64)>,
+    limits: LimitSet,
+    fresh: &'a Fresh,
+    /// One for each process, with connections of its own.
+    tables: Vec<Arc<LazyTable>>,
+}
+
+/// What came of a row.
+struct Row {
+    json: RowJson,
+    checked: Vec<Checked>,
+    interrupt: Option<Interrupt>,
+}
+
+impl PartsBench<'_> {
+    async fn measure(&self, context: &mut Context) -> Result<ExitStatus, Failure> {
+        let resource = self.args.resource.as_str();
+        self.fresh.limiter.set_resource_defaults(resource, self.limits.to_limits()).await?;
+        let mut rows: Vec<Row> = Vec::new();
+        for (number, parts) in self.args.parts.iter().enumerate() {
+            let mut row = self.row(number + 1, *parts, context).await?;
+            let first = rows.first().map_or(&row.json, |first| &first.json);
+            let per_second = row.json.result.acquires_per_second;
+            row.json.ratio = ratio(per_second, first.result.acquires_per_second);
+            rows.push(row);
+            if rows.last().is_some_and(|row| row.interrupt.is_some()) {
+                break;
+            }
+        }
+        let over_admitted = rows.iter().map(|row| row.json.result.over_admitted).sum();
+        let failed: u64 = rows.iter().map(|row| row.json.result.failed).sum();
+        let interrupt = rows.iter().find_map(|row| row.interrupt);
+        let checked: Vec<Checked> = rows.iter_mut().flat_map(|row| row.checked.drain(..)).collect();
+        let rows = rows.into_iter().map(|row| row.json).collect();
+        let document = PartsJson { processes: self.tables.len(), over_admitted, rows };
+        document.print(&checked, &mut context.printer);
+        Ok(match interrupt {
+            _ if over_admitted > 0 => ExitStatus::Error,
+            Some(interrupt) => interrupt.status(),
+            None if failed > 0 => ExitStatus::Unavailable,
+            None => ExitStatus::Done,
+        })
+    }
+
+    /// The load on a bucket in so many parts.
+    async fn row(&self, number: usize, parts: u32, context: &mut Context) -> Result<Row, Failure> {
+        let entity = format!("row-{number}-parts-{parts}");
+        let title = format!("{}, ", count(parts.into(), "part"));
+        context.printer.progress(format!("{title}dividing the bucket"));
+        let stores: Vec<Arc<DynamoStore>> = (0_u64..).zip(&self.tables).map(store(parts)).collect();
+        let mut limiters = Vec::new();
+        for store in &stores {
+            let namespace = self.fresh.limiter.namespace().as_str();
+            let builder = context.builder_over(Arc::<DynamoStore>::clone(store));
+            limiters.push(builder.namespace(namespace).deadline(DEADLINE).open().await?);
+        }
+        let bucket = self.make_bucket(&limiters[0], &entity).await?;
+        stores[0].divide(&bucket, parts, context.clock.now()).await.map_err(Error::Store)?;
+        let entities = vec![entity.clone()];
+        let load = load_of(self.args, &self.amounts, limiters, entities, title);
+        let setting = Setting {
+            store: context.store_url()?,
+            entities: 1,
+            concurrency: load.concurrency,
+            consume: load.consume(),
+            // Alike in all rows.
+            limits: watch(None, &self.limits, &self.amounts).iter().map(|l| l.to_text()).collect(),
+            floor: None,
+        };
+        let measured = load::run(load, context).await?;
+        let found = stores[0].parts(&bucket, context.clock.now()).await.map_err(Error::Store)?;
+        if u32::try_from(found) != Ok(parts) {
+            let found = count(found as u64, "part");
+            context.printer.warn(format!(
+                "{entity}: somebody else has divided the bucket, it is in {found} now"
+            ));
+        }
+        if let Some(failure) = &measured.first_failure {
+            report::warn_of(failure, &mut context.printer);
+        }
+        let watched = watch(Some(&entity), &self.limits, &self.amounts);
+        let checked = check::check(&watched, &measured);
+        let result = BenchJson::new(setting, &measured, &checked);
+        let json = RowJson { parts, parts_at_end: found, ratio: None, result };
+        Ok(Row { json, checked, interrupt: measured.interrupt })
+    }
+
+    /// The bucket of a row, full: what made it is given back.
+    async fn make_bucket(&self, limiter: &RateLimiter, entity: &str) -> Result<BucketKey, Failure> {
+        let mut acquire = limiter.acquire(entity, self.args.resource.as_str());
+        for (limit, tokens) in &self.amounts {
+            acquire = acquire.take(limit, *tokens);
+        }
+        acquire.await?.rollback().await?;
+        Ok(BucketKey {
+            namespace: limiter.namespace_id().clone(),
+            entity: EntityId::new(entity).map_err(Error::Invalid)?,
+            resource: self.args.resource.clone(),
+        })
+    }
+}
+
+/// The store of a process, by its number, on its table. Which parts processes choose first is the same
+/// in every run.
+fn store(parts: u32) -> impl Fn((u64, &Arc<LazyTable>)) -> Arc<DynamoStore> {
+    let options = DynamoOptions::default().parts_max(parts).merge_after(Duration::MAX);
+    move |(process, table)| {
+        let table = Arc::<LazyTable>::clone(table);
+        Arc::new(DynamoStore::new(table, options.clone().seed(process)))
+    }
+}
+
+impl PartsJson {
+    fn print(&self, checked: &[Checked], printer: &mut Printer) {
+        if printer.is_json() {
+            printer.json(self);
+            return;
+        }
+        let Some(first) = self.rows.first().map(|row| &row.result) else { return };
+        let callers = count(first.concurrency as u64, "caller");
+        let processes = match self.processes {
+            1 => "1 process".to_owned(),
+            processes => format!("{processes} processes"),
+        };
+        for (name, value) in [
+            ("store", first.store.clone()),
+            ("load", format!("1 bucket for each row, {callers} in {processes}")),
+            ("taken", first.consume.join(", ")),
+        ] {
+            let name = printer.paint(Look::Head, format!("{name:<10}"));
+            printer.line(format!("{name}{value}"));
+        }
+        printer.line("");
+        self.print_rows(printer);
+        printer.line("TRIPS, WRITES and READS: round trips, write units, read units per acquire");
+        printer.line("");
+        print_checked(checked, printer);
+    }
+
+    fn print_rows(&self, printer: &mut Printer) {
+        use Lean::Right;
+        let heads = [
+            "PARTS",
+            "ACQUIRES/S",
+            "RATIO",
+            "P50",
+            "P99",
+            "MAX",
+            "REFUSED",
+            "TRIPS",
+            "WRITES",
+            "READS",
+        ];
+        let mut table = Columns::new(&heads.map(|head| (head, Right)));
+        let row = |row: &RowJson| {
+            let result = &row.result;
+            let latency = &result.latency_ms;
+            let time = |millis: Option<f64>| millis.map_or_else(none, report::time);
+            let units = |units: Option<f64>| units.map_or_else(none, |units| format!("{units:.3}"));
+            vec![
+                Cell::from(row.parts),
+                Cell::from(report::whole(result.acquires_per_second)),
+                Cell::from(row.ratio.map_or_else(none, |ratio| format!("{ratio:.2}"))),
+                Cell::from(time(latency.p50)),
+                Cell::from(time(latency.p99)),
+                Cell::from(time(latency.max)),
+                Cell::from(grouped(result.refused)),
+                Cell::from(units(result.round_trips_per_acquire)),
+                Cell::from(units(result.write_units_per_acquire)),
+                Cell::from(units(result.read_units_per_acquire)),
+            ]
+        };
+        let rows: Vec<Vec<Cell>> = self.rows.iter().map(row).collect();
+        table.print(printer, &rows);
+    }
+}
+
+fn none() -> String {
+    "-".to_owned()
+}
+
+#[cfg(test)]
+mod tests;
