@@ -162,7 +162,9 @@ impl Target {
         // or a limit that is not among them, can take longer.
         let longer = bucket.in_debt() || bucket.limits().len() != self.limits.len();
         let full_ms = if longer { millis_rounded_up(bucket.wait_until_full(now)) } else { 0 };
-        Some(now.saturating_add_millis(self.idle_ms.max(full_ms)))
+        // Another process may be ahead of this call: then time counts from there.
+        let idle = now.max(bucket.refilled_at()).saturating_add_millis(self.idle_ms);
+        Some(idle.max(now.saturating_add_millis(full_ms)))
     }
 
     /// The entity above, if what is taken is also taken there.
@@ -286,4 +288,29 @@ pub fn refused_statuses(
             full_after: bucket.wait_for(at, rate.capacity(), now),
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use zae_limiter_model::Limit;
+
+    use super::*;
+
+    #[test]
+    fn a_call_from_behind_shortens_no_life() {
+        let key = BucketKey {
+            namespace: NamespaceId::new("ns000000001").expect("a valid id"),
+            entity: EntityId::new("org").expect("a valid id"),
+            resource: ResourceName::new("gpt-4").expect("a valid name"),
+        };
+        let limits = Arc::new(LimitSet::new([Limit::per_minute("rpm", 10)]).expect("valid limits"));
+        let minute = Lifetime::Idle(Duration::from_secs(60));
+        let target = Target::new(key, Arc::clone(&limits), minute);
+        // Emptied at 10 s, by another process: it is full at 70 s, and not before.
+        let at = |seconds: i64| Timestamp::from_millis(seconds * 1_000);
+        let mut bucket = Bucket::full(limits, at(10));
+        bucket.charge(0, Millitokens::new(10_000)).expect("it fits");
+        assert_eq!(target.expiry(&bucket, at(9)), Some(at(70)));
+        assert_eq!(target.expiry(&bucket, at(11)), Some(at(71)));
+    }
 }

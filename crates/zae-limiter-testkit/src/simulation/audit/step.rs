@@ -43,8 +43,9 @@ impl Written<'_> {
                 oldest_ms: self.oldest_ms,
                 is_outdated: self.is_outdated,
             };
-            step.check(self.net(limit, cell)).map_err(|what| format!("{limit}: {what}"))?;
-            step.check_expiry(ahead_ms).map_err(|what| format!("{limit}: {what}"))?;
+            let net = self.net(limit, cell);
+            step.check(net).map_err(|what| format!("{limit}: {what}"))?;
+            step.check_expiry(net, ahead_ms).map_err(|what| format!("{limit}: {what}"))?;
         }
         Ok(())
     }
@@ -137,9 +138,16 @@ impl Step<'_> {
 
     /// An item that expires is full by then: starting anew it is the same. The clock by which its
     /// life was measured may be behind the one that moved the refill time, or have been read before.
-    fn check_expiry(&self, ahead_ms: i64) -> Result<(), String> {
+    fn check_expiry(&self, net: i128, ahead_ms: i64) -> Result<(), String> {
         let (reading, cell) = self.new;
         let Some(ttl) = reading.ttl else { return Ok(()) };
+        // Whoever pays out time alone makes it neither full later nor expire sooner.
+        let is_refill = |(before, old): (&Reading, Cell)| {
+            net == 0 && before.ttl == reading.ttl && old.rate == cell.rate
+        };
+        if self.old.is_some_and(is_refill) {
+            return Ok(());
+        }
         let age_ms = self.oldest_ms.map_or(0, |oldest| (reading.rf - oldest).max(0));
         let left_ms = ttl * 1_000 + 2 * ahead_ms + age_ms - reading.rf;
         let left_ms = u64::try_from(left_ms).unwrap_or(0);
