@@ -87,10 +87,8 @@ pub(crate) struct Inside {
     pub(crate) waiting: VecDeque<Waiting>,
     /// Somebody is at work on the lane and will look at `waiting` again.
     pub(crate) busy: bool,
-    /// How many writes came too late since the last round.
+    /// How many writes came too late since the last pause.
     pub(crate) lost: u32,
-    /// How many writes the part had seen by then, of all processes.
-    writes: i64,
     /// In the first part's lane: what is known of the others. Few buckets have any.
     pub(crate) division: Option<Box<Division>>,
 }
@@ -115,18 +113,19 @@ impl Inside {
         (age < trust).then_some(state)
     }
 
-    /// How long those who wait now wait for others to join them, because several processes write to the
-    /// part more than a partition bears, or are in each other's way. The more, the longer: processes
-    /// that all do so settle where it bears them.
+    /// How long those who wait now wait for others to join them, because the part is written more than
+    /// a partition bears, or others are ahead of us. The more, the longer: processes that all do so
+    /// settle where it bears them.
     pub(crate) fn pause(&mut self) -> Option<Duration> {
         let lost = std::mem::take(&mut self.lost);
-        let Some((State::Item(item), learnt_at)) = &self.known else { return None };
-        let writes = item.writes - std::mem::replace(&mut self.writes, item.writes);
-        // A process by itself is as fast as it is answered, and nobody is helped by waiting alone.
-        if (writes <= 1 && lost == 0) || self.waiting.is_empty() {
+        if self.waiting.is_empty() {
+            // Alone, nobody is helped by waiting.
             return None;
         }
-        let short = WRITES_MAX - item.writes_left(*learnt_at);
+        let short = match &self.known {
+            Some((State::Item(item), learnt_at)) => WRITES_MAX - item.writes_left(*learnt_at),
+            _ => 0,
+        };
         let short = u32::try_from(short).unwrap_or(0);
         let pause = PAUSE_PER_WRITE * short + PAUSE_PER_LOST * lost;
         (!pause.is_zero()).then_some(pause.min(PAUSE_MAX))

@@ -408,6 +408,35 @@ fn a_rush_with_group_commit_needs_few_parts() {
     }
 }
 
+/// A table that answers at once is written as fast as it answers, unless those who wait go together.
+#[test]
+fn callers_of_one_process_share_writes_before_a_bucket_is_divided() {
+    let (writes, parts) = World::play(5, 1, async |world| {
+        world.table.set_faults(Faults { delay_us: 150..=200, ..Faults::none() });
+        let table = Arc::new(world.table.for_client(1));
+        let store = Arc::new(DynamoStore::new(table, DynamoOptions::default().seed(1)));
+        let target = target(Limit::per_second("rps", 1_000_000));
+        let mut callers = Vec::new();
+        for call in 0..7_500 {
+            let (world, store, target) = (world.clone(), store.clone(), target.clone());
+            callers.push(tokio::spawn(async move {
+                world.time.sleep(Duration::from_micros(call * 200)).await;
+                let plan = plan(&target, 1_000, world.time.now());
+                let answer = store.acquire(&plan).await;
+                assert!(matches!(answer, Ok(Admission::Taken(_))), "{answer:?}");
+            }));
+        }
+        for caller in callers {
+            caller.await.expect("nobody panics");
+        }
+        (world.table.totals().calls, count(&world.table))
+    });
+    println!("{writes} writes, {parts} parts");
+    assert_eq!(parts, 1);
+    // What 1.5 seconds bear, and what a quiet bucket can take at once.
+    assert!(writes < 2_500, "{writes} writes");
+}
+
 /// At 90 % of the limit there is always enough; whoever is refused is refused wrongly.
 #[test]
 fn hardly_anybody_is_refused_wrongly_at_nine_tenths_of_the_limit() {
