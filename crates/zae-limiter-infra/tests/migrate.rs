@@ -2,17 +2,11 @@
 //! others read is changed, and whoever was interrupted starts again.
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
-
-use zae_limiter_core::{NamespaceId, Timestamp, Waiting, Window};
+use zae_limiter_core::{NamespaceId, Timestamp, Window};
 use zae_limiter_infra::migrate::{Counts, MigrateError, Migration, Run, Scan, is_needed};
 use zae_limiter_infra::records::read_version;
-use zae_limiter_schema::{
-    Action, BatchRead, Calling, Change, Consistency, Consumed, Item, ItemKey, Query, QueryAnswer,
-    Table, TableError, TableErrorKind, Transacted, Update, Updated, Value,
-};
-use zae_limiter_testkit::SimTable;
+use zae_limiter_schema::{Action, Calling, Item, ItemKey, Table, Update, Value};
+use zae_limiter_testkit::{CutOff, SimTable};
 
 const NS: &str = "abcdefghijk";
 const OTHER: &str = "kjihgfedcba";
@@ -30,51 +24,6 @@ impl Scan for Scanning {
         let page: Vec<Item> = rest.by_ref().take(2).collect();
         let next = rest.next().and_then(|_| page.last().map(key_of));
         Box::pin(std::future::ready(Ok((page, next))))
-    }
-}
-
-/// A table that answers so many writes and then no more.
-#[derive(Debug)]
-struct Failing {
-    table: SimTable,
-    writes: AtomicU32,
-}
-
-impl Table for Failing {
-    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
-        Box::pin(async move {
-            if self.writes.load(Ordering::Relaxed) == 0 {
-                return Err(TableError::new(TableErrorKind::Unavailable, "cut off"));
-            }
-            self.writes.fetch_sub(1, Ordering::Relaxed);
-            self.table.update(update).await
-        })
-    }
-
-    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
-        Box::pin(async move {
-            if self.writes.load(Ordering::Relaxed) == 0 {
-                return Err(TableError::new(TableErrorKind::Unavailable, "cut off"));
-            }
-            self.writes.fetch_sub(1, Ordering::Relaxed);
-            self.table.transact(changes).await
-        })
-    }
-
-    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
-        self.table.read(keys, consistency)
-    }
-
-    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
-        self.table.query(query)
-    }
-
-    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
-        self.table.delete(keys)
-    }
-
-    fn pause(&self, wait: Duration) -> Waiting<'_> {
-        self.table.pause(wait)
     }
 }
 
@@ -257,7 +206,7 @@ async fn whoever_is_interrupted_anywhere_starts_again() {
     let mut interrupted = 0;
     for writes in 0.. {
         let table = given().await;
-        let failing = Failing { table: table.clone(), writes: AtomicU32::new(writes) };
+        let failing = CutOff::after(writes, table.clone());
         let scan = Scanning(table.clone());
         let is_done = Migration::new(NOW).migrate(&failing, &scan, &mut |_| {}).await.is_ok();
         interrupted += u32::from(!is_done);

@@ -6,6 +6,7 @@
 //!   only acquire, which a [`Split`] store tells from whoever administers.
 //! - [`SimTable`] is a DynamoDB table in memory, with its semantics, its bill and its faults;
 //!   [`Simulation`] runs many clients against it, from a seed, and audits every step.
+//! - [`CutOff`] is any table until it has taken so many writes.
 //! - [`Faulty`] wraps a store, counts its calls, and fails, hangs or waits where it is told to.
 //!
 //! `examples/toy_store.rs` is the smallest store that passes.
@@ -22,6 +23,7 @@ mod ask;
 #[doc(hidden)]
 pub mod checks;
 mod conformance;
+mod cut_off;
 mod faulty;
 mod given;
 mod oracle;
@@ -31,6 +33,7 @@ mod split;
 mod table;
 
 pub use conformance::{Fixture, run, run_on_threads};
+pub use cut_off::CutOff;
 pub use faulty::{Call, Fault, Faulty, Gate};
 pub use simulation::{ClientClock, Companion, Divide, Report, Simulation, VirtualTime, World};
 pub use split::Split;

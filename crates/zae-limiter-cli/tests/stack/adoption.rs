@@ -2,17 +2,12 @@
 //! and by runs that were cut off after each of their writes. Everybody reads the same before and after.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use zae_limiter::dynamodb::aws::AwsTable;
 use zae_limiter::infra::migrate::{MigrateError, Migration};
-use zae_limiter::{Clock as _, SystemClock, Waiting};
-use zae_limiter_schema::{
-    BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table,
-    TableError, TableErrorKind, Transacted, Update, Updated,
-};
+use zae_limiter::{Clock as _, SystemClock};
+use zae_limiter_testkit::CutOff;
 
 use crate::aws::{self, ROOT, python, python_client, python_usage, run};
 
@@ -128,60 +123,11 @@ fn a_table_is_adopted(release: &'static str) {
     assert_eq!(run(&format!("check --name {table}")).code, 0);
 }
 
-/// A table that carries out so many writes, and then no more.
-#[derive(Debug)]
-struct CutOff {
-    table: AwsTable,
-    writes: AtomicU32,
-}
-
-impl CutOff {
-    fn write(&self) -> Result<(), TableError> {
-        let left = self.writes.load(Ordering::Relaxed);
-        let less = left.checked_sub(1);
-        let less = less.ok_or_else(|| TableError::new(TableErrorKind::Unavailable, "cut off"))?;
-        self.writes.store(less, Ordering::Relaxed);
-        Ok(())
-    }
-}
-
-impl Table for CutOff {
-    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
-        Box::pin(async move {
-            self.write()?;
-            self.table.update(update).await
-        })
-    }
-
-    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
-        Box::pin(async move {
-            self.write()?;
-            self.table.transact(changes).await
-        })
-    }
-
-    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
-        self.table.read(keys, consistency)
-    }
-
-    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
-        self.table.query(query)
-    }
-
-    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
-        self.table.delete(keys)
-    }
-
-    fn pause(&self, wait: Duration) -> Waiting<'_> {
-        self.table.pause(wait)
-    }
-}
-
 /// Cuts a run off after so many writes. Whether it got to its end.
 fn cut_off(filled: &Filled, writes: u32) -> bool {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let table = CutOff { table: filled.sdk(), writes: AtomicU32::new(writes) };
+        let table = CutOff::after(writes, filled.sdk());
         let migration = Migration::new(SystemClock.now());
         match migration.migrate(&table, &filled.sdk(), &mut |_| {}).await {
             Ok(_) => true,

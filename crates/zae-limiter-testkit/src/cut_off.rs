@@ -1,0 +1,64 @@
+//! A table that stops taking writes.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use zae_limiter_core::Waiting;
+use zae_limiter_schema::{
+    BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table,
+    TableError, TableErrorKind, Transacted, Update, Updated,
+};
+
+/// A table that carries out so many updates and transactions, and then fails them as "cut off". It
+/// goes on to read, and to delete.
+#[derive(Debug)]
+pub struct CutOff<T> {
+    table: T,
+    writes: AtomicU32,
+}
+
+impl<T> CutOff<T> {
+    /// This table, for so many writes.
+    pub fn after(writes: u32, table: T) -> Self {
+        Self { table, writes: AtomicU32::new(writes) }
+    }
+
+    fn write(&self) -> Result<(), TableError> {
+        let less = |left: u32| left.checked_sub(1);
+        let counted = self.writes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let cut_off = |_| TableError::new(TableErrorKind::Unavailable, "cut off");
+        counted.map(drop).map_err(cut_off)
+    }
+}
+
+impl<T: Table> Table for CutOff<T> {
+    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+        Box::pin(async move {
+            self.write()?;
+            self.table.update(update).await
+        })
+    }
+
+    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+        Box::pin(async move {
+            self.write()?;
+            self.table.transact(changes).await
+        })
+    }
+
+    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+        self.table.read(keys, consistency)
+    }
+
+    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+        self.table.query(query)
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+        self.table.delete(keys)
+    }
+
+    fn pause(&self, wait: Duration) -> Waiting<'_> {
+        self.table.pause(wait)
+    }
+}
