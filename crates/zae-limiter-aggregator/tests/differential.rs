@@ -26,8 +26,8 @@ use zae_limiter_core::{Answer, Key, Record, Target, Timestamp, UsageKey, Waiting
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{
     BatchRead, Calling, Change, Consistency, Consumed, Item, ItemKey, ParsedKey, Query,
-    QueryAnswer, Table, TableError, TableErrorKind, Transacted, Update, Updated, Value, parse_key,
-    records,
+    QueryAnswer, Table, TableError, TableErrorKind, Task, Transacted, Update, Updated, Value,
+    parse_key, records,
 };
 use zae_limiter_testkit::{
     Changed, ClientClock, ClientId, Companion, Divide, SimTable, Simulation, World,
@@ -82,6 +82,10 @@ impl Table for Unlucky {
 
     fn pause(&self, wait: Duration) -> Waiting<'_> {
         self.table.pause(wait)
+    }
+
+    fn spawn(&self, task: Task) -> Result<(), Task> {
+        self.table.spawn(task)
     }
 }
 

@@ -88,7 +88,9 @@ fn status_of(error: &Error) -> ExitStatus {
         }
         Error::Unavailable { .. } => ExitStatus::Unavailable,
         Error::Store(error) => match error.kind() {
-            StoreErrorKind::Unavailable | StoreErrorKind::Full => ExitStatus::Unavailable,
+            StoreErrorKind::Unavailable | StoreErrorKind::Busy | StoreErrorKind::Full => {
+                ExitStatus::Unavailable
+            }
             _ => ExitStatus::Error,
         },
         _ => ExitStatus::Error,

@@ -12,8 +12,11 @@ use zae_limiter_model::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// No answer: unreachable, busy, too slow. Trying again later may help.
+    /// No answer: unreachable, out of order, too slow. Trying again later may help.
     Unavailable,
+    /// The store answers, but one bucket is throttled, contended, or has too many callers waiting. Trying
+    /// again helps; other buckets are served meanwhile.
+    Busy,
     /// There is no room for another write.
     Full,
     /// Not allowed: permissions, a read-only file, credentials.
@@ -77,7 +80,10 @@ impl StoreError {
     /// permission or a damaged file is not an outage: waiting does not mend it, and passing calls
     /// because of it would switch the limits off for good.
     pub fn is_outage(&self) -> bool {
-        matches!(self.kind, StoreErrorKind::Unavailable | StoreErrorKind::Full)
+        matches!(
+            self.kind,
+            StoreErrorKind::Unavailable | StoreErrorKind::Busy | StoreErrorKind::Full
+        )
     }
 }
 

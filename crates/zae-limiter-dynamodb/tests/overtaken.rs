@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use zae_limiter_core::{Admission, Limit, Store, Waiting};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{
-    BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table,
+    BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table, Task,
     Transacted, Update, Updated,
 };
 use zae_limiter_testkit::SimTable;
@@ -50,6 +50,10 @@ impl Table for Late {
 
     fn pause(&self, wait: Duration) -> Waiting<'_> {
         self.table.pause(wait)
+    }
+
+    fn spawn(&self, task: Task) -> Result<(), Task> {
+        self.table.spawn(task)
     }
 }
 

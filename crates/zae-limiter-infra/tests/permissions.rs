@@ -17,7 +17,7 @@ use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_infra::StackOptions;
 use zae_limiter_schema::{
     BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table,
-    TableError, TableErrorKind, Transacted, Update, Updated,
+    TableError, TableErrorKind, Task, Transacted, Update, Updated,
 };
 use zae_limiter_testkit::{SimTable, Split};
 
@@ -129,6 +129,10 @@ impl Table for Guarded {
 
     fn pause(&self, wait: Duration) -> Waiting<'_> {
         self.table.pause(wait)
+    }
+
+    fn spawn(&self, task: Task) -> Result<(), Task> {
+        self.table.spawn(task)
     }
 }
 

@@ -21,7 +21,7 @@ pub use keys::{
 };
 pub use table::{
     BatchRead, Calling, Change, Consistency, Consumed, PAGE_ITEMS_MAX, Query, QueryAnswer, Range,
-    Step, Table, TableError, TableErrorKind, Transacted, Update, Updated,
+    Step, Table, TableError, TableErrorKind, Task, Transacted, Update, Updated,
 };
 pub use value::{Item, Malformed, Value, item_size};
 pub use writers::{WRITERS, Writer};

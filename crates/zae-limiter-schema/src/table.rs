@@ -18,6 +18,9 @@ pub const PAGE_ITEMS_MAX: usize = 1_000;
 /// A call on its way.
 pub type Calling<'a, T> = Pin<Box<dyn Future<Output = Result<T, TableError>> + Send + 'a>>;
 
+/// Work that goes on by itself.
+pub type Task = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
+
 /// What a call cost, indexes included.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Consumed {
@@ -250,4 +253,14 @@ pub trait Table: fmt::Debug + Send + Sync + 'static {
 
     /// Completes when `wait` has passed, by the clock that the calls are made by.
     fn pause(&self, wait: Duration) -> Waiting<'_>;
+
+    /// Runs a task where the calls of this table run. `Err` hands it back: then the store runs it on a
+    /// runtime of its own. A simulated table runs it in the simulated world.
+    ///
+    /// # Errors
+    ///
+    /// The task itself, which was not started.
+    fn spawn(&self, task: Task) -> Result<(), Task> {
+        Err(task)
+    }
 }

@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use zae_limiter_core::Waiting;
 use zae_limiter_schema::{
     BatchRead, Calling, Change, Consistency, Consumed, Index, Item, ItemKey, Query, QueryAnswer,
-    Table, TableError, Transacted, Update, Updated,
+    Table, TableError, Task, Transacted, Update, Updated,
 };
 
 pub use faults::Faults;
@@ -415,31 +415,49 @@ impl Table for SimTable {
         self.call(Box::new(move |site| site.delete(&keys)))
     }
 
-    /// At once, where no time passes. Whoever watches sees a call: the client has something in hand.
+    /// At once, where no time passes. Whoever watches sees a call until the pause is over or dropped: the
+    /// client has something in hand.
     fn pause(&self, wait: Duration) -> Waiting<'_> {
-        let (inside, client) = (Arc::clone(&self.inside), self.client);
-        let Some(time) = &inside.time else { return Box::pin(ready(())) };
-        if let Some(watch) = &inside.watch {
-            watch.sent(client);
-        }
-        let (wake, woken) = oneshot::channel();
-        let wait_us = u64::try_from(wait.as_micros()).unwrap_or(u64::MAX);
-        let there = Arc::clone(&inside);
-        time.after(wait_us, move || {
-            if let Some(watch) = &there.watch {
-                watch.done(client, false);
-            }
-            if !there.lock().crashed.contains(&client) {
-                // The sleeper may have gone away.
-                let _ = wake.send(());
-            }
-        });
+        let Some(time) = &self.inside.time else { return Box::pin(ready(())) };
+        let in_hand = InHand::begin(&self.inside, self.client);
+        let over = time.sleep(wait);
         Box::pin(async move {
-            if woken.await.is_err() {
+            let in_hand = in_hand;
+            over.await;
+            if in_hand.inside.lock().crashed.contains(&in_hand.client) {
                 // The client is no more.
                 pending::<()>().await;
             }
         })
+    }
+
+    /// In the runtime of the simulated world, which is the one that calls.
+    fn spawn(&self, task: Task) -> Result<(), Task> {
+        tokio::spawn(task);
+        Ok(())
+    }
+}
+
+/// Something that a client has in hand, until it is dropped.
+struct InHand {
+    inside: Arc<Inside>,
+    client: ClientId,
+}
+
+impl InHand {
+    fn begin(inside: &Arc<Inside>, client: ClientId) -> Self {
+        if let Some(watch) = &inside.watch {
+            watch.sent(client);
+        }
+        Self { inside: Arc::clone(inside), client }
+    }
+}
+
+impl Drop for InHand {
+    fn drop(&mut self) {
+        if let Some(watch) = &self.inside.watch {
+            watch.done(self.client, false);
+        }
     }
 }
 

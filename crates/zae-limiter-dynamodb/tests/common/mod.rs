@@ -8,7 +8,7 @@ use std::time::Duration;
 use zae_limiter_core::Waiting;
 use zae_limiter_schema::{
     Action, BatchRead, Calling, Change, Consistency, Consumed, Item, ItemKey, Query, QueryAnswer,
-    Table, TableError, TableErrorKind, Transacted, Update, Updated, Value,
+    Table, TableError, TableErrorKind, Task, Transacted, Update, Updated, Value,
 };
 use zae_limiter_testkit::SimTable;
 
@@ -85,5 +85,9 @@ impl Table for TestTable {
 
     fn pause(&self, wait: Duration) -> Waiting<'_> {
         self.table.pause(wait)
+    }
+
+    fn spawn(&self, task: Task) -> Result<(), Task> {
+        self.table.spawn(task)
     }
 }
