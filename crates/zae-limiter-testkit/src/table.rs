@@ -422,10 +422,11 @@ impl Table for SimTable {
         let in_hand = InHand::begin(&self.inside, self.client);
         let over = time.sleep(wait);
         Box::pin(async move {
-            let in_hand = in_hand;
             over.await;
-            if in_hand.inside.lock().crashed.contains(&in_hand.client) {
-                // The client is no more.
+            let is_crashed = in_hand.inside.lock().crashed.contains(&in_hand.client);
+            // A client that is no more has nothing in hand.
+            drop(in_hand);
+            if is_crashed {
                 pending::<()>().await;
             }
         })
