@@ -1,6 +1,7 @@
 //! The store under many clients and everything that can go wrong, from seeds.
 //!
-//! `ZAEL_SIM_SEEDS` says how many seeds are played (8), `ZAEL_SIM_SEED` which one alone.
+//! `ZAEL_SIM_SEEDS` says how many seeds are played (8), `ZAEL_SIM_BASE` from which one on (0), and
+//! `ZAEL_SIM_SEED` which one alone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +9,26 @@ use std::time::Duration;
 use zae_limiter_core::{Answer, Store, Target, Timestamp};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::Table;
-use zae_limiter_testkit::{ClientId, Divide, Report, Simulation};
+use zae_limiter_testkit::{ClientId, Divide, Excuses, Report, Seeds, Simulation};
 
 const REPLAY: &str = "cargo test -p zae-limiter-dynamodb --test simulation -- --nocapture";
 
-fn number_from(variable: &str) -> Option<u64> {
-    let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {text}")))
+/// Plays the seeds of a test, and prints how often the auditor could not be exact.
+fn play_all(name: &str, play: impl Fn(u64) -> Report) -> Vec<Report> {
+    let seeds = Seeds::from_env(8, &format!("{REPLAY} {name}"));
+    let reports = seeds.play(play);
+    let mut excuses = Excuses::default();
+    reports.iter().for_each(|report| excuses.add(&report.excuses));
+    let steps: u64 = reports.iter().map(|report| report.steps).sum();
+    println!("{name}: {steps} writes audited");
+    for (excuse, count) in excuses.iter() {
+        println!("{name}: {excuse:?}: {count}");
+    }
+    if seeds.is_alone() {
+        println!("{reports:#?}");
+        return Vec::new();
+    }
+    reports
 }
 
 /// Most clients are as they come; some lack what makes them fast, and must be as right.
@@ -37,11 +51,10 @@ fn play(seed: u64) -> Report {
 
 #[test]
 fn no_invariant_is_ever_violated() {
-    if let Some(seed) = number_from("ZAEL_SIM_SEED") {
-        println!("{:#?}", play(seed));
+    let reports = play_all("no_invariant", play);
+    if reports.is_empty() {
         return;
     }
-    let reports: Vec<Report> = (0..number_from("ZAEL_SIM_SEEDS").unwrap_or(8)).map(play).collect();
     // A run in which nothing happens proves nothing.
     for (what, count) in [
         ("admitted", reports.iter().map(|report| report.admitted).sum::<u64>()),
@@ -98,13 +111,8 @@ fn walk_of(simulation: &Simulation, seed: u64) -> Report {
 /// which may crash between any two calls.
 #[test]
 fn walks_from_one_part_to_many_and_back_violate_nothing() {
-    if let Some(seed) = number_from("ZAEL_SIM_SEED") {
-        println!("{:#?}", walk(seed));
-        return;
-    }
-    let seeds = number_from("ZAEL_SIM_SEEDS").unwrap_or(8);
-    let reports: Vec<Report> = (0..seeds).map(walk).collect();
-    assert!(reports.iter().map(|report| report.admitted).sum::<u64>() > 0);
+    let reports = play_all("walks", walk);
+    assert!(reports.is_empty() || reports.iter().map(|report| report.admitted).sum::<u64>() > 0);
 }
 
 fn walk_beside_originals(seed: u64) -> Report {
@@ -116,12 +124,10 @@ fn walk_beside_originals(seed: u64) -> Report {
 /// beside it write as exactly as ever, always get an answer, and admit no more in excess than was made.
 #[test]
 fn clients_of_the_original_in_the_mix_break_only_their_own_part_of_the_promise() {
-    if let Some(seed) = number_from("ZAEL_SIM_SEED") {
-        println!("{:#?}", walk_beside_originals(seed));
+    let reports = play_all("original", walk_beside_originals);
+    if reports.is_empty() {
         return;
     }
-    let seeds = number_from("ZAEL_SIM_SEEDS").unwrap_or(8);
-    let reports: Vec<Report> = (0..seeds).map(walk_beside_originals).collect();
     assert!(reports.iter().map(|report| report.admitted).sum::<u64>() > 0);
     assert!(reports.iter().any(|report| report.made > 0), "the original has made nothing");
 }

@@ -11,6 +11,7 @@ mod ledger;
 mod original;
 mod reading;
 mod scene;
+mod seeds;
 mod time;
 mod workload;
 
@@ -21,6 +22,8 @@ use std::task::{Poll, Waker};
 
 use tokio::runtime::Builder;
 
+pub use audit::{Excuse, Excuses};
+pub use seeds::Seeds;
 pub use time::{ClientClock, VirtualTime};
 pub use workload::{Companion, Divide, Report, Simulation};
 

@@ -21,6 +21,7 @@
 
 mod beside;
 mod calls;
+mod excuses;
 mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,6 +41,7 @@ use calls::{Call, ClientBook};
 use step::Written;
 
 pub(crate) use calls::{Ended, Kind, Part};
+pub use excuses::{Excuse, Excuses};
 
 #[derive(Debug, Default)]
 struct Books {
@@ -63,6 +65,7 @@ struct Books {
     mixed: BTreeSet<Place>,
     /// Where there are clients of the original.
     ledger: Option<Ledger>,
+    excuses: Excuses,
     calls: u64,
     steps: u64,
     violation: Option<String>,
@@ -89,6 +92,16 @@ impl Auditor {
     /// The first violation, if there is one.
     pub(crate) fn violation(&self) -> Option<String> {
         self.lock().violation.clone()
+    }
+
+    /// Takes note that something could not be checked exactly.
+    pub(crate) fn excuse(&self, excuse: Excuse) {
+        self.lock().excuses.count(excuse);
+    }
+
+    /// How often each excuse was used.
+    pub(crate) fn excuses(&self) -> Excuses {
+        self.lock().excuses.clone()
     }
 
     /// How many changes it has looked at.
@@ -132,10 +145,11 @@ impl Auditor {
                 .map(|part| ((pk(&part.bucket), part.limit.clone()), part.amount))
                 .collect(),
             ended: None,
-            may_pass_over: false,
+            may_vanish: BTreeSet::new(),
         };
         let mut books = self.lock();
-        call.may_pass_over = call.parts.iter().any(|(place, _)| !books.limits.contains_key(place));
+        let lacking = call.parts.iter().filter(|(place, _)| !books.limits.contains_key(place));
+        call.may_vanish = lacking.map(|(place, _)| place.clone()).collect();
         books.calls += 1;
         let id = books.calls;
         books.clients.entry(client).or_default().calls.insert(id, call);
@@ -159,22 +173,32 @@ impl Auditor {
         let now_us = self.time.now_us();
         let latest_s = (self.time.now().as_millis() + self.ahead_ms) / 1_000;
         let mut books = self.lock();
-        let Books { clients, violation, limits, vanished_us, expires_s, divided, mixed, .. } =
-            &mut *books;
+        let Books {
+            clients,
+            violation,
+            limits,
+            vanished_us,
+            expires_s,
+            divided,
+            mixed,
+            excuses,
+            ..
+        } = &mut *books;
         for (client, book) in clients.iter_mut() {
             let busy = book.calls.values().any(|call| call.ended.is_none());
             if book.in_flight > 0 || (busy && !book.crashed) {
                 continue;
             }
             for call in book.calls.values_mut() {
-                call.may_pass_over |= call.parts.iter().any(|(place, _)| {
+                let may_vanish = call.parts.iter().filter(|(place, _)| {
                     let vanished = vanished_us.get(&place.0).is_some_and(|at| *at >= call.began_us);
                     let expires = expires_s.get(&place.0).copied().flatten();
                     let expired = expires.is_some_and(|expires| expires <= latest_s);
                     vanished || expired || mixed.contains(place) || !limits.contains_key(place)
                 });
+                call.may_vanish.extend(may_vanish.map(|(place, _)| place.clone()));
             }
-            if let Err(what) = book.balance(divided) {
+            if let Err(what) = book.balance(divided, excuses) {
                 violation.get_or_insert(format!("at {now_us} us: client {client}: {what}"));
             }
             book.calls.clear();
@@ -380,6 +404,9 @@ impl Books {
         if anew {
             self.vanished_us.insert(base.to_owned(), wrote.at_us);
         }
+        if anew && old.is_some() {
+            self.excuses.count(Excuse::Anew);
+        }
         // Which clock that was is not known: up to twice the error, between it and the last one,
         // and its life may have been measured from a moment before the refill time.
         let lag_ms = self.lag_ms.entry(pk.clone()).or_default();
@@ -399,10 +426,14 @@ impl Books {
         };
         let nets = written.nets();
         let at_ms = true_ms - ahead_ms - self.age_ms;
+        let excuses = &mut self.excuses;
         let (made, is_outdated) = match &mut self.ledger {
-            None => written.check(ahead_ms).map(|()| (vec![0; nets.len()], false))?,
-            Some(ledger) => written.check_beside(ledger, wrote, ahead_ms, at_ms)?,
+            None => written.check(ahead_ms, excuses).map(|()| (vec![0; nets.len()], false))?,
+            Some(ledger) => written.check_beside(ledger, wrote, ahead_ms, at_ms, excuses)?,
         };
+        if is_outdated {
+            excuses.count(Excuse::Outdated);
+        }
         let belongs = self.ledger.as_ref().is_none_or(|ledger| ledger.belongs(base, shard));
         let book = self.clients.entry(client).or_default();
         for ((limit, net), made) in nets.into_iter().zip(made) {

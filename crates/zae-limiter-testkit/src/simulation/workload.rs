@@ -16,7 +16,7 @@ use zae_limiter_core::{
 };
 use zae_limiter_schema::{ItemKey, Table, Value, bucket_partition};
 
-use super::audit::{Ended, Kind, Part};
+use super::audit::{Ended, Excuse, Excuses, Kind, Part};
 use super::original::Original;
 use super::scene::{Scene, draw_amounts, draw_differences};
 use super::{ClientClock, World};
@@ -62,6 +62,8 @@ pub struct Report {
     pub steps: u64,
     /// What clients of the original have made out of nothing, in millitokens of all limits.
     pub made: i128,
+    /// How often the auditor could not say exactly what must be.
+    pub excuses: Excuses,
     /// What the table was asked.
     pub totals: Totals,
     /// How long it took, in virtual time.
@@ -328,6 +330,7 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
         crashed: tally.crashed,
         steps: stage.world.auditor.steps(),
         made: stage.world.auditor.made(),
+        excuses: stage.world.auditor.excuses(),
         totals: stage.world.table.totals(),
         took: Duration::from_micros(time.now_us()),
     };
@@ -612,6 +615,11 @@ async fn check_liveness(stage: &Stage, bucket: usize) {
             // each of two parts may be one when they are put together.
             let exact = exact && !is_divided;
             if !admitted && (left.is_zero() || !exact) {
+                if !left.is_zero() {
+                    let sharded = Excuse::LivenessSharded;
+                    let excuse = if is_divided { sharded } else { Excuse::LivenessSkewed };
+                    stage.world.auditor.excuse(excuse);
+                }
                 continue;
             }
             stage.world.time.sleep(left).await;
@@ -623,6 +631,7 @@ async fn check_liveness(stage: &Stage, bucket: usize) {
                     break;
                 }
                 let more = again.iter().map(|one| one.retry_after).max().unwrap_or_default();
+                stage.world.auditor.excuse(Excuse::LivenessAgain);
                 stage.world.time.sleep(more).await;
                 answer = client.ask(stage, &at(steady.now()), None).await;
             }
