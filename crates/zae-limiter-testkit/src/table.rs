@@ -422,9 +422,10 @@ impl Table for SimTable {
         let in_hand = InHand::begin(&self.inside, self.client);
         let over = time.sleep(wait);
         Box::pin(async move {
-            let in_hand = in_hand;
             over.await;
-            if in_hand.inside.lock().crashed.contains(&in_hand.client) {
+            let is_crashed = in_hand.inside.lock().crashed.contains(&in_hand.client);
+            drop(in_hand);
+            if is_crashed {
                 // The client is no more.
                 pending::<()>().await;
             }
