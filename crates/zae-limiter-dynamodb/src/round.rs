@@ -48,6 +48,12 @@ impl Request {
         }
     }
 
+    /// Whether it settles for more than was taken.
+    pub(crate) fn charges(&self) -> bool {
+        let differences = self.settlement().map_or(&[][..], |settlement| &settlement.differences);
+        differences.iter().any(|one| one.amount > Millitokens::ZERO)
+    }
+
     /// Whether it changes nothing at all.
     pub(crate) fn is_empty(&self) -> bool {
         self.amounts().iter().all(|take| take.amount == Millitokens::ZERO)
@@ -176,9 +182,13 @@ fn on_item(key: &BucketItemKey, item: &BucketItem, requests: &[&Request], now: T
     let mut bucket = item.bucket.clone();
     bucket.refill(now);
     let mut fates = vec![Fate::Nothing; requests.len()];
-    let left_over = settle_all(item, &mut movements, &mut bucket, requests, &mut fates);
     let part = (key.shard, item.shard_count);
-    let outcome = take_all(&mut bucket, (part, &item.whole), requests, &mut fates, now);
+    let whole = add_charged(&mut bucket, (part, &item.whole), requests, now);
+    let is_last =
+        |request: &Request| item.shard_count == 1 || matches!(request, Request::SettleRest(_));
+    let left_over = settle_all(is_last, &mut movements, &mut bucket, requests, &mut fates);
+    let mut outcome = take_all(&mut bucket, (part, &whole), requests, &mut fates, now);
+    outcome.followed |= whole.len() != item.whole.len();
     for (limit, amount) in outcome.taken {
         if let Some(movement) = movements.get(&limit) {
             movement.taken = movement.taken.saturating_add(amount.get());
@@ -232,7 +242,8 @@ fn add_or_refill(
     bucket::refill(key, item, &movements.0, expiry, alive, now)
 }
 
-/// Nothing is there: takes are from a full bucket, and there is nothing to settle with.
+/// Nothing is there, which is the same as a full bucket: takes and charges are from that. What is given
+/// back is passed over.
 fn on_nothing(
     key: &BucketItemKey,
     expired: Option<&BucketItem>,
@@ -240,20 +251,27 @@ fn on_nothing(
     now: Timestamp,
 ) -> Round {
     let mut fates = vec![Fate::Nothing; requests.len()];
-    let first = requests.iter().find_map(|request| match request {
-        Request::Take(leg) => Some(&leg.target),
-        Request::Settle(_) | Request::SettleRest(_) => None,
-    });
-    let Some(first) = first else { return Round::without_write(fates, Vec::new()) };
-    let mut bucket = full(first, expired, now);
-    // Wherever it was divided before: a new bucket is whole.
-    let whole = Arc::clone(bucket.limits());
-    let outcome = take_all(&mut bucket, ((key.shard, 1), &whole), requests, &mut fates, now);
-    let Some(target) = outcome.last_target.filter(|_| fates.contains(&Fate::Written)) else {
+    let counts = |request: &&&Request| matches!(request, Request::Take(_)) || request.charges();
+    let Some(first) = requests.iter().find(counts).map(|request| request.target()) else {
         return Round::without_write(fates, Vec::new());
     };
-    let owner = owner_of(Some(target));
-    let expiry = expiry_of(target, &bucket, expired.and_then(|item| item.expires_at), now);
+    let mut bucket = full(first, expired, now);
+    // Wherever it was divided before: a new bucket is whole.
+    let part = (key.shard, 1);
+    let whole = Arc::clone(bucket.limits());
+    let whole = add_charged(&mut bucket, (part, &whole), requests, now);
+    charge_all(&mut bucket, requests, &mut fates);
+    let outcome = take_all(&mut bucket, (part, &whole), requests, &mut fates, now);
+    if !fates.contains(&Fate::Written) {
+        return Round::without_write(fates, Vec::new());
+    }
+    let owner = owner_of(Some(outcome.last_target.unwrap_or(first)));
+    let expiry = match outcome.last_target {
+        Some(target) => expiry_of(target, &bucket, expired.and_then(|item| item.expires_at), now),
+        // A charge that comes late keeps the bucket no longer than it takes to fill: its entity may
+        // have been deleted.
+        None => Expiry::At(now.saturating_add(bucket.wait_until_full(now))),
+    };
     let after = After { bucket: &bucket, whole: &outcome.whole, shard_count: 1 };
     let update = match expired {
         Some(item) => bucket::rewrite(key, item, &after, &owner, expiry),
@@ -276,9 +294,59 @@ fn full(target: &Target, expired: Option<&BucketItem>, now: Timestamp) -> Bucket
     Bucket::from_parts(Arc::clone(limits), cells, since)
 }
 
-/// Books what is settled, and returns what of it belongs into other parts of the bucket.
+/// Limits that are charged and that the bucket lacks are full: it has them from here on. Returns its
+/// limits, undivided.
+fn add_charged(
+    bucket: &mut Bucket,
+    ((shard, shard_count), whole): ((u32, u32), &Arc<LimitSet>),
+    requests: &[&Request],
+    now: Timestamp,
+) -> Arc<LimitSet> {
+    let mut whole = Arc::clone(whole);
+    for settlement in requests.iter().filter_map(|request| request.settlement()) {
+        let limits = settlement.target.limits();
+        let charged = settlement.differences.iter().filter(|one| one.amount > Millitokens::ZERO);
+        let lacking = charged.filter_map(|one| {
+            let (name, rate) = (&limits.names()[one.cell], limits.rates()[one.cell]);
+            bucket.limits().position(name.as_str()).is_none().then(|| (name.clone(), rate))
+        });
+        let lacking = Arc::new(LimitSet::from_rates(lacking).unwrap_or_default());
+        if !lacking.is_empty() {
+            bucket.follow(&share_of(&lacking, shard, shard_count), now);
+            whole = whole_after(bucket, &whole, &lacking);
+        }
+    }
+    whole
+}
+
+/// Charges a bucket that was not there a moment ago.
+fn charge_all(bucket: &mut Bucket, requests: &[&Request], fates: &mut [Fate]) {
+    for (request, fate) in requests.iter().zip(fates) {
+        let Some(settlement) = request.settlement() else { continue };
+        let mut charged = bucket.clone();
+        let names = settlement.target.limits().names();
+        let charges = settlement.differences.iter().filter(|one| one.amount > Millitokens::ZERO);
+        let done = charges.clone().try_for_each(|one| {
+            let at = bucket.limits().position(names[one.cell].as_str());
+            at.map_or(Ok(()), |at| charged.charge(at, one.amount))
+        });
+        match done {
+            Ok(()) if charges.count() == 0 => {}
+            Ok(()) => {
+                *bucket = charged;
+                *fate = Fate::Written;
+            }
+            Err(overflow) => {
+                *fate = Fate::Rejected(StoreErrorKind::Rejected, overflow.to_string());
+            }
+        }
+    }
+}
+
+/// Books what is settled, and returns what of it belongs into other parts of the bucket: what `is_last`
+/// says of a request is whether there is nowhere else.
 fn settle_all(
-    item: &BucketItem,
+    is_last: impl Fn(&Request) -> bool,
     movements: &mut Movements,
     bucket: &mut Bucket,
     requests: &[&Request],
@@ -313,9 +381,13 @@ fn settle_all(
     charges.sort_by_key(|(_, difference, _)| difference.amount > Millitokens::ZERO);
     let mut left_over: Vec<(usize, Takes)> = Vec::new();
     for (place, Take { cell, mut amount }, limit) in charges {
-        let Some(movement) = movements.get(&limit) else { continue };
-        let is_last = matches!(requests[place], Request::SettleRest(_));
-        if item.shard_count > 1 && amount < Millitokens::ZERO && !is_last {
+        let at = bucket.limits().position(limit.as_str());
+        let Some(movement) = movements.get(&limit) else {
+            // The item has it only from this write on, which is a rewrite.
+            let _ = at.map(|at| bucket.charge(at, amount));
+            continue;
+        };
+        if amount < Millitokens::ZERO && !is_last(requests[place]) {
             // What is too much for a part is not too much for the bucket.
             let held = bucket.cell(limit.as_str()).map_or(0, |(cell, _)| cell.tokens.get());
             let room = movement.rate.capacity().get().saturating_sub(held).max(0);
@@ -337,7 +409,6 @@ fn settle_all(
         } else {
             movement.credited = movement.credited.saturating_add(amount.get().saturating_neg());
         }
-        let at = bucket.limits().position(limit.as_str());
         // It fits: checked one by one above, and all together they are few and bounded.
         let _ = at.map(|at| bucket.charge(at, amount));
     }

@@ -427,8 +427,8 @@ impl Sight {
         }
     }
 
-    /// Whether a settlement finds nothing to settle with, but only by memory: somebody may have
-    /// brought it back since, and what it charges must not be lost.
+    /// Whether what is given back would be passed over, but only by memory: somebody may have brought
+    /// the bucket, or the limit, back since.
     fn is_unsure_of(&self, request: &Request, now: Timestamp) -> bool {
         let Some(settlement) = request.settlement() else { return false };
         let bucket = match &self.state {
@@ -439,7 +439,7 @@ impl Sight {
         !self.just_seen
             && settlement.differences.iter().any(|difference| {
                 let limit = names[difference.cell].as_str();
-                difference.amount != Millitokens::ZERO
+                difference.amount < Millitokens::ZERO
                     && bucket.is_none_or(|bucket| bucket.limits().position(limit).is_none())
             })
     }
