@@ -113,7 +113,7 @@ impl ClientBook {
         places.extend(self.calls.values().flat_map(|call| call.parts.iter().map(|(at, _)| at)));
         for place in places {
             let written = self.net.get(place).copied().unwrap_or(0);
-            let (mut replied, mut unknown) = (0_i128, Vec::new());
+            let (mut replied, mut unknown, mut used) = (0_i128, Vec::new(), Vec::new());
             for call in self.calls.values() {
                 let amounts = call.parts.iter().filter(|(at, _)| at == place);
                 for amount in amounts.map(|(_, amount)| *amount) {
@@ -121,13 +121,16 @@ impl ClientBook {
                         Outcome::Whole => replied += i128::from(amount),
                         Outcome::Nothing => {}
                         Outcome::Unknown(excuse) => {
-                            excuses.count(excuse);
+                            used.push(excuse);
                             unknown.push(i128::from(amount));
                         }
                     }
                 }
             }
             let rest = written - replied;
+            if rest != 0 {
+                used.into_iter().for_each(|excuse| excuses.count(excuse));
+            }
             let mut is_explained = is_sum_of_some(rest, &unknown);
             // What is given back to several shards may reach some of them.
             if !is_explained && sharded.contains(&place.0) && is_within(rest, &unknown) {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// Why the auditor accepted something that it would otherwise call a violation, or did not look.
+/// Why the auditor accepted something that it would otherwise call a violation, or did not look. An
+/// unknown outcome counts only where what was written differs from what the replies say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Excuse {
     /// Unknown outcome: the client crashed.
@@ -29,9 +30,9 @@ pub enum Excuse {
     NewLimits,
     /// Calls under different limits went in one write; the lowest ceiling cut the balance.
     LowestCeiling,
-    /// Less was refilled than earned: the balance was at its ceiling for a moment.
+    /// Less was refilled than earned, because something that was given back filled the bucket first.
     FullInBetween,
-    /// The remainder was dropped: the balance was at its ceiling for a moment.
+    /// The remainder was dropped, because something that was given back filled the bucket first.
     RemainderDropped,
     /// Liveness: not tried a millisecond early, because the bucket may expire by a wrong clock.
     LivenessSkewed,

@@ -131,12 +131,16 @@ impl Step<'_> {
                     "{refilled} were refilled, {elapsed} ms earn {earned}, and it is not full"
                 ));
             }
-            excuses.count(Excuse::FullInBetween);
+            if credited > 0 {
+                excuses.count(Excuse::FullInBetween);
+            }
         } else if cell.remainder != remainder {
             if !(may_be_full && cell.remainder == 0) && !self.is_outdated {
                 return Err(format!("the remainder is {}, must be {remainder}", cell.remainder));
             }
-            excuses.count(Excuse::RemainderDropped);
+            if held + earned < ceiling {
+                excuses.count(Excuse::RemainderDropped);
+            }
         }
         self.check_unmoved(net, elapsed, held, &old)
     }
