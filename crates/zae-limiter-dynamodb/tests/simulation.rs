@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zae_limiter_core::{Answer, Store, Target, Timestamp};
+use fastrand::Rng;
+use zae_limiter_core::{Answer, Target, Timestamp};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
-use zae_limiter_schema::Table;
-use zae_limiter_testkit::{ClientId, Divide, Excuses, Report, Seeds, Simulation};
+use zae_limiter_testkit::{ClientId, Divide, Excuses, Harsh, Report, Seeds, Simulation};
 
 const REPLAY: &str = "cargo test -p zae-limiter-dynamodb --test simulation -- --nocapture";
 
@@ -20,7 +20,8 @@ fn play_all(name: &str, play: impl Fn(u64) -> Report) -> Vec<Report> {
     let mut excuses = Excuses::default();
     reports.iter().for_each(|report| excuses.add(&report.excuses));
     let steps: u64 = reports.iter().map(|report| report.steps).sum();
-    println!("{name}: {steps} writes audited");
+    let asked: u64 = reports.iter().map(|report| report.totals.calls).sum();
+    println!("{name}: {steps} writes audited, {asked} table calls");
     for (excuse, count) in excuses.iter() {
         println!("{name}: {excuse:?}: {count}");
     }
@@ -31,22 +32,30 @@ fn play_all(name: &str, play: impl Fn(u64) -> Report) -> Vec<Report> {
     reports
 }
 
-/// Most clients are as they come; some lack what makes them fast, and must be as right.
-fn store(table: Arc<dyn Table>, client: ClientId, parts_max: u32) -> Arc<dyn Store> {
-    let options = DynamoOptions::default().seed(client.into()).parts_max(parts_max);
-    let options = options.merge_after(Duration::from_secs(20));
-    let options = match client % 7 {
-        0 => options.without_group_commit(),
-        1 => options.local_refusal(Duration::ZERO),
-        _ => options,
-    };
-    Arc::new(DynamoStore::new(table, options))
+/// What only a store with time limits, and with tasks of its own, can take.
+const HARSH: Harsh = Harsh { hung_calls: false, ended_tasks: false, deletions: false };
+
+/// Every option, drawn from the seed and the client's number. Most clients are as they come; some lack
+/// what makes them fast, and must be as right.
+fn options(seed: u64, client: ClientId, shards_max: u32) -> DynamoOptions {
+    let mut rng = Rng::with_seed(seed ^ (u64::from(client) << 32));
+    let mut pick = |from: &[u64]| from[rng.usize(..from.len())];
+    let options = DynamoOptions::default().seed(client.into()).parts_max(shards_max);
+    let options = options.merge_after(Duration::from_secs(pick(&[1, 20, 20, 60])));
+    let local_refusal = Duration::from_millis(pick(&[0, 50, 1_000, 1_000, 10_000]));
+    let options = options.local_refusal(local_refusal);
+    let remembered = usize::try_from(pick(&[1, 2, 100_000, 100_000])).unwrap_or(1);
+    let options = options.remembered_buckets(remembered);
+    if pick(&[0, 1, 1, 1, 1, 1, 1]) == 0 { options.without_group_commit() } else { options }
 }
 
 fn play(seed: u64) -> Report {
-    // Many parts are slow to play; most is seen with few.
-    let parts_max = [1, 2, 4, 4, 8, 1, 2, 4, 16, 2][usize::try_from(seed % 10).unwrap_or(0)];
-    Simulation::new(seed).replayed_by(REPLAY).run(move |table, id| store(table, id, parts_max))
+    // Many shards are slow to play; most is seen with few.
+    let shards_max = [1, 2, 4, 4, 8, 1, 2, 4, 16, 2][usize::try_from(seed % 10).unwrap_or(0)];
+    let simulation = Simulation::new(seed).harsh(HARSH).replayed_by(REPLAY);
+    simulation.run(move |table, client| {
+        Arc::new(DynamoStore::new(table, options(seed, client, shards_max)))
+    })
 }
 
 #[test]
@@ -91,18 +100,14 @@ impl Divide for Dividing {
 }
 
 fn walk(seed: u64) -> Report {
-    walk_of(&Simulation::new(seed).replayed_by(&format!("{REPLAY} walks")), seed)
+    let simulation = Simulation::new(seed).harsh(HARSH);
+    walk_of(&simulation.replayed_by(&format!("{REPLAY} walks")), seed)
 }
 
 fn walk_of(simulation: &Simulation, seed: u64) -> Report {
-    let parts_max = [4, 8, 4, 64][usize::try_from(seed % 4).unwrap_or(0)];
+    let shards_max = [4, 8, 4, 8, 4, 8, 4, 64][usize::try_from(seed % 8).unwrap_or(0)];
     simulation.run_dividing(move |table, client| {
-        let options = DynamoOptions::default().seed(client.into()).parts_max(parts_max);
-        let options = match client % 5 {
-            0 => options.without_group_commit(),
-            _ => options,
-        };
-        let store = DynamoStore::new(table, options.merge_after(Duration::from_secs(20)));
+        let store = DynamoStore::new(table, options(seed, client, shards_max));
         (store.clone(), Dividing(store))
     })
 }

@@ -36,7 +36,7 @@ pub use conformance::{Fixture, run, run_on_threads};
 pub use cut_off::CutOff;
 pub use faulty::{Call, Fault, Faulty, Gate};
 pub use simulation::{
-    ClientClock, Companion, Divide, Excuse, Excuses, Report, Seeds, Simulation, VirtualTime,
+    ClientClock, Companion, Divide, Excuse, Excuses, Harsh, Report, Seeds, Simulation, VirtualTime,
     World,
 };
 pub use split::Split;

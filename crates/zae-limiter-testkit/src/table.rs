@@ -193,7 +193,9 @@ impl SimTable {
 
     /// From now on these things go wrong.
     pub fn set_faults(&self, faults: Faults) {
-        self.inside.lock().faults = faults;
+        let state = &mut *self.inside.lock();
+        state.items.cool();
+        state.faults = faults;
     }
 
     /// What an index shows; only while the table is empty.

@@ -207,6 +207,20 @@ impl Auditor {
         }
     }
 
+    /// Calls that began before a moment and have not ended, of clients that have not crashed.
+    pub(crate) fn unended(&self, before_us: u64) -> Vec<String> {
+        let books = self.lock();
+        let alive = books.clients.iter().filter(|(_, book)| !book.crashed);
+        let calls = alive.flat_map(|(client, book)| book.calls.values().map(move |c| (client, c)));
+        let unended = calls.filter(|(_, call)| call.ended.is_none() && call.began_us < before_us);
+        unended
+            .map(|(client, call)| {
+                let Call { kind, began_us, parts, .. } = call;
+                format!("client {client}: {kind:?} of {parts:?} since {began_us} us")
+            })
+            .collect()
+    }
+
     /// Whether every client has nothing under way.
     pub(crate) fn is_quiet(&self) -> bool {
         self.lock().clients.values().all(|book| book.in_flight == 0)
@@ -269,6 +283,10 @@ impl Watch for Auditor {
                 ledger.note(&reading.base, &reading.new, false);
             }
         }
+    }
+
+    fn task_panicked(&self, client: ClientId, message: &str) {
+        self.accuse(format!("a task of client {client} panicked: {message}"));
     }
 
     fn done(&self, client: ClientId, faulted: bool) {
@@ -336,6 +354,32 @@ impl Books {
         }
     }
 
+    /// A client has deleted an item. What follows starts anew, with at most a full bucket.
+    fn note_deletion(
+        &mut self,
+        base: &str,
+        shard: u32,
+        wrote: &Wrote<'_>,
+        client: ClientId,
+    ) -> Result<(), String> {
+        if !self.clients.entry(client).or_default().may_delete(base) {
+            return Err("a client deleted the bucket".to_owned());
+        }
+        self.vanished_us.insert(base.to_owned(), wrote.at_us);
+        self.limits.retain(|(at, _), _| *at != wrote.key.pk);
+        for (_, debts) in self.debts.iter_mut().filter(|((at, _), _)| at == base) {
+            debts.remove(&shard);
+        }
+        if shard == 0 {
+            self.expires_s.remove(base);
+            self.wholes.retain(|(at, _), _| at != base);
+        }
+        if let Some(ledger) = &mut self.ledger {
+            ledger.forget(base, shard);
+        }
+        Ok(())
+    }
+
     fn audit(
         &mut self,
         base: &str,
@@ -357,7 +401,9 @@ impl Books {
             }
             return Ok(());
         };
-        let new = wrote.new.ok_or("a client deleted the bucket")?;
+        let Some(new) = wrote.new else {
+            return self.note_deletion(base, shard, wrote, client);
+        };
         let new = Reading::of(shard, new).ok_or("the item is no bucket any more")?;
         let true_ms = true_ms(wrote);
         if !new.is_part() {

@@ -53,6 +53,11 @@ impl Items {
         self.indexes[place(index)] = IndexView::new(index, projection);
     }
 
+    /// No partition is hot any more.
+    pub(crate) fn cool(&mut self) {
+        self.hot_until_us.clear();
+    }
+
     pub(crate) fn get(&self, key: &ItemKey) -> Option<&Item> {
         self.items.get(key)
     }

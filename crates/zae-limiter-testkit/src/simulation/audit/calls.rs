@@ -13,6 +13,7 @@ pub(crate) enum Kind {
     Acquire { legs: usize },
     Settle,
     Reconfigure,
+    Delete,
 }
 
 /// What a call was told.
@@ -87,7 +88,9 @@ impl Call {
             (Kind::Acquire { .. }, Some(Ended::Cancelled)) if vanished => {
                 Outcome::Unknown(Excuse::TakePassedOver)
             }
-            (Kind::Acquire { .. }, Some(Ended::Refused | Ended::Failed(_))) if chain && vanished => {
+            (Kind::Acquire { .. }, Some(Ended::Refused | Ended::Failed(_)))
+                if chain && vanished =>
+            {
                 Outcome::Unknown(Excuse::TakePassedOver)
             }
             _ => Outcome::Nothing,
@@ -171,6 +174,11 @@ impl ClientBook {
 
     pub(super) fn lowest_ceiling(&self, place: &Place) -> Option<i64> {
         self.calls.values().filter_map(|call| call.ceilings.get(place)).copied().min()
+    }
+
+    /// Whether it may delete items of this bucket.
+    pub(super) fn may_delete(&self, pk: &str) -> bool {
+        self.calls.values().any(|call| call.kind == Kind::Delete && call.buckets.contains(pk))
     }
 
     /// The earliest moment that a write to this bucket may carry.
