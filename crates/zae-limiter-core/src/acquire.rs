@@ -224,7 +224,7 @@ impl<'a> Acquire<'a> {
                 // The stored limits hold again with the next call: the bucket must not be forgotten
                 // before it would be full under them.
                 let lifetime = self.inner.idle_lifetime(limits).max(stored.lifetime());
-                let origin = Origin { source: Source::Limiter, ..stored.origin().clone() };
+                let origin = Origin { source: Source::Call, ..stored.origin().clone() };
                 Arc::new(Target::resolved(key, Arc::clone(limits), lifetime, origin))
             }
             None => stored,

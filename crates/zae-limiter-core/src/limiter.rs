@@ -513,7 +513,8 @@ impl Inner {
         Box::pin(self.cache.get_or_load(entity, resource, now, load)).await
     }
 
-    async fn load(
+    /// Reads what holds for an entity on a resource, whatever is cached.
+    pub(crate) async fn load(
         &self,
         entity: &EntityId,
         resource: &ResourceName,
@@ -553,7 +554,7 @@ impl Inner {
         };
         let lifetime = match source {
             Source::EntityResource | Source::Entity => Lifetime::Forever,
-            Source::Resource | Source::System | Source::Limiter => self.idle_lifetime(&limits),
+            _ => self.idle_lifetime(&limits),
         };
         let key = self.bucket_key(entity, &self.cache.intern(resource));
         let origin = Origin { read_at: now, parent, source };
