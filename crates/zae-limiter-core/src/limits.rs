@@ -177,7 +177,7 @@ impl RateLimiter {
             Source::Entity => Some(ConfigLevel::Entity(entity)),
             Source::Resource => Some(ConfigLevel::Resource(resource)),
             Source::System => Some(ConfigLevel::System),
-            Source::Limiter => None,
+            Source::Limiter | Source::Call => None,
         };
         Ok(EffectiveLimits { limits: target.limits().to_limits(), level })
     }
@@ -344,8 +344,10 @@ impl RateLimiter {
     }
 
     async fn update_bucket(&self, entity: &EntityId, resource: &ResourceName) -> Result<(), Error> {
+        // Not from the cache: a call that began before the change may have put it there, and the target
+        // must say that its limits were read after it.
         let now = self.clock().now();
-        let target = self.inner.call(self.inner.resolve(entity, resource, now)).await?;
+        let target = self.inner.call(self.inner.load(entity, resource, now)).await?;
         if target.limits().is_empty() {
             return Ok(());
         }
