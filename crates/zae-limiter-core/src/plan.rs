@@ -212,6 +212,21 @@ impl Target {
     }
 }
 
+impl Clone for Target {
+    /// The same bucket and limits. What a store keeps with this one stays with this one.
+    fn clone(&self) -> Self {
+        Self {
+            id: self.id.clone(),
+            limits: Arc::clone(&self.limits),
+            origin: self.origin.clone(),
+            hash: self.hash,
+            idle_ms: self.idle_ms,
+            seat: Seat::default(),
+            key: self.key.clone(),
+        }
+    }
+}
+
 impl BucketKey {
     /// The key's hash within this process.
     pub(crate) fn hash(&self) -> u64 {
