@@ -476,7 +476,8 @@ impl Inner {
 
     fn probe_in_background(self: &Arc<Self>) {
         let inner = Arc::clone(self);
-        background::carry_out(async move { inner.probe().await });
+        // A probe that ends with the caller's runtime is no loss: the next call has another one made.
+        background::carry_out_here(async move { inner.probe().await });
     }
 
     /// Tells the breaker how a call of the store went. An error that concerns one bucket, or the call
