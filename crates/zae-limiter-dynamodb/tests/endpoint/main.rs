@@ -6,6 +6,9 @@
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 mod bad_input;
+mod codes;
+mod fake;
+mod lost_answers;
 mod server;
 mod slow;
 
