@@ -7,6 +7,7 @@
 mod convert;
 mod create;
 mod errors;
+mod lasting;
 mod lazy;
 mod retries;
 mod scan;

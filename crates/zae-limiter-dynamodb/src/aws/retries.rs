@@ -36,7 +36,8 @@ const BACKOFF: Duration = Duration::from_millis(25);
 /// How calls of one client are sent.
 #[derive(Clone, Debug)]
 pub(super) struct Sending {
-    timeouts: TimeoutConfig,
+    /// Absent where the client's own limits hold: the SDK reads an empty `TimeoutConfig` as "no limits".
+    timeouts: Option<TimeoutConfig>,
 }
 
 impl Sending {
@@ -47,23 +48,28 @@ impl Sending {
                 || limits.operation_attempt_timeout().is_some()
                 || limits.operation_timeout().is_some()
         });
-        let timeouts = TimeoutConfig::builder();
-        let timeouts = if is_limited { timeouts } else { timeouts.read_timeout(ANSWER_TIMEOUT) };
-        Self { timeouts: timeouts.build() }
+        let timeouts = || TimeoutConfig::builder().read_timeout(ANSWER_TIMEOUT).build();
+        Self { timeouts: (!is_limited).then(timeouts) }
     }
 
     /// For single updates: one attempt, whatever retries the client has. After an answer that was
     /// lost, a second one could refund twice.
     pub(super) fn once(&self) -> Builder {
-        let retries = RetryConfig::disabled();
-        Builder::new().retry_config(retries).timeout_config(self.timeouts.clone())
+        self.with(RetryConfig::disabled())
     }
 
     /// For calls that can be repeated without harm: reads, deletions, and transactions by their token.
     pub(super) fn repeatedly(&self) -> Builder {
-        let retries =
-            RetryConfig::standard().with_max_attempts(ATTEMPTS_MAX).with_initial_backoff(BACKOFF);
-        Builder::new().retry_config(retries).timeout_config(self.timeouts.clone())
+        let retries = RetryConfig::standard();
+        self.with(retries.with_max_attempts(ATTEMPTS_MAX).with_initial_backoff(BACKOFF))
+    }
+
+    fn with(&self, retries: RetryConfig) -> Builder {
+        let settings = Builder::new().retry_config(retries);
+        match &self.timeouts {
+            Some(timeouts) => settings.timeout_config(timeouts.clone()),
+            None => settings,
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod bad_input;
 mod codes;
+mod connecting;
 mod fake;
 mod lost_answers;
 mod server;
