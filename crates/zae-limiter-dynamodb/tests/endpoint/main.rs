@@ -9,7 +9,10 @@ mod bad_input;
 mod codes;
 mod connecting;
 mod fake;
+mod faults;
+mod hung_endpoint;
 mod lost_answers;
+mod proxy;
 mod server;
 mod slow;
 
