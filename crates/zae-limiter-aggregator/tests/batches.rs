@@ -53,7 +53,7 @@ impl Given {
         let key = bucket_key(shard);
         let bucket = Bucket::full(limits(), NOW);
         let limits = limits();
-        let after = After { bucket: &bucket, whole: &limits, shard_count: 1 };
+        let after = After { bucket: &bucket, whole: &limits, shard_count: 1, limits_at: None };
         let update = bucket::create(&key, &after, &Owner { parent: None }, Expiry::Keep);
         self.table.update(&update).await.unwrap();
     }

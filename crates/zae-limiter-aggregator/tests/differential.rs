@@ -84,6 +84,10 @@ impl Table for Unlucky {
         self.table.pause(wait)
     }
 
+    fn timeout(&self, limit: Duration) -> Waiting<'_> {
+        self.table.timeout(limit)
+    }
+
     fn spawn(&self, task: Task) -> Result<(), Task> {
         self.table.spawn(task)
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use zae_limiter_model::{Ask, Bucket, LimitName, Millitokens, Overflow, Take, Timestamp, decide};
-use zae_limiter_model::{LimitSet, Verdict};
+use zae_limiter_model::{LimitSet, Rate, Verdict};
 
 use crate::plan::{Admission, Leg, LegTaken, Plan, Settlement, Takes, Target, refused_statuses};
 use crate::window::hour_of;
@@ -202,41 +202,79 @@ fn taken(leg: &Leg, account: &mut Account, takes: &[Take], now: Timestamp) -> Le
     LegTaken { shard: 0, left }
 }
 
-/// Applies a settlement to the account it belongs to, unless that has expired. `book` is given the
-/// usage that has to be booked.
+/// Applies a settlement to the account it belongs to, if there is one. `book` is given the usage that
+/// has to be booked.
+///
+/// An account that is absent or expired is full, for charges as for acquires: a charge opens it under
+/// the settlement's limits, and it expires once it is full again, whatever the target's lifetime. So a
+/// late charge leaves nothing behind on an entity that was deleted meanwhile. A limit that the bucket
+/// lacks starts full in the same way. Refunds are passed over there: nobody can refund a full bucket.
 ///
 /// # Errors
 ///
 /// [`Overflow`], and the account must be thrown away unsaved.
 pub fn settle(
     settlement: &Settlement,
-    account: &mut Account,
+    account: &mut Option<Account>,
     now: Timestamp,
     book: impl FnOnce(Booking),
 ) -> Result<(), Overflow> {
     let target = &settlement.target;
-    if account.is_expired(now) {
+    let absent = account.as_ref().is_none_or(|account| account.is_expired(now));
+    if absent && !settlement.differences.iter().any(is_charge) {
         return Ok(());
     }
-    // Not `follow`: a lease settles by the limits it was acquired with, which may be old ones.
     let hour = hour_of(now);
-    if account.hour != hour {
-        if let Some(booking) = account.take_booking() {
-            book(booking);
-        }
-        account.hour = hour;
+    let mut current = account.take().unwrap_or_else(|| Account::open(target, now));
+    let booking = if absent || current.hour != hour { current.take_booking() } else { None };
+    if absent {
+        current = Account::open(target, now);
     }
-    account.bucket.refill(now);
+    current.hour = hour;
+    // Not `follow`: a lease settles by the limits it was acquired with, which may be old ones.
+    current.bucket.refill(now);
+    add_charged_limits(settlement, &mut current.bucket, now);
     let mut changed = false;
-    for take in cells_in(target.limits(), &account.bucket, &settlement.differences) {
-        account.bucket.charge(take.cell, take.amount)?;
+    for take in cells_in(target.limits(), &current.bucket, &settlement.differences) {
+        if absent && !is_charge(&take) {
+            continue;
+        }
+        current.bucket.charge(take.cell, take.amount)?;
         changed |= take.amount != Millitokens::ZERO;
     }
-    // The lifetime stays that of the last acquire; only a debt can need more time.
-    account.events += u64::from(changed);
-    if let Some(expiry) = account.expires_at {
-        let full = now.saturating_add(account.bucket.wait_until_full(now));
-        account.expires_at = Some(expiry.max(full));
+    current.events += u64::from(changed);
+    let full = || now.saturating_add(current.bucket.wait_until_full(now));
+    current.expires_at = match current.expires_at {
+        _ if absent => Some(full()),
+        // The lifetime stays that of the last acquire; only a debt can need more time.
+        Some(expiry) => Some(expiry.max(full())),
+        None => None,
+    };
+    *account = Some(current);
+    if let Some(booking) = booking {
+        book(booking);
     }
     Ok(())
+}
+
+/// Whether a difference takes more.
+fn is_charge(difference: &Take) -> bool {
+    difference.amount > Millitokens::ZERO
+}
+
+/// Adds the limits that are charged and that the bucket lacks, full.
+fn add_charged_limits(settlement: &Settlement, bucket: &mut Bucket, now: Timestamp) {
+    let limits = settlement.target.limits();
+    let mut lacking: SmallVec<[(LimitName, Rate); 2]> = SmallVec::new();
+    for take in settlement.differences.iter().filter(|take| is_charge(take)) {
+        let (name, rate) = (&limits.names()[take.cell], limits.rates()[take.cell]);
+        let known = bucket.limits().position(name.as_str()).is_some();
+        if !known && lacking.iter().all(|(other, _)| other != name) {
+            lacking.push((name.clone(), rate));
+        }
+    }
+    if !lacking.is_empty() {
+        let added = LimitSet::from_rates(lacking).expect("limits of one set, each once");
+        bucket.follow(&Arc::new(added), now);
+    }
 }

@@ -19,7 +19,7 @@ use zae_limiter_model::{
 use crate::deadline::within;
 use crate::error::{Error, StoreError};
 use crate::lease::{CallSettings, Lease};
-use crate::limiter::{ATTEMPTS_MAX, BACKOFF, Inner, LEVELS_MAX, RateLimiter, no_answer};
+use crate::limiter::{Attempts, Inner, LEVELS_MAX, RateLimiter, no_answer};
 use crate::plan::{Admission, Leg, LegTaken, Origin, Plan, Source, Takes, Target};
 use crate::record::OnUnavailable;
 use crate::telemetry::{self, Outcome};
@@ -152,8 +152,8 @@ impl<'a> Acquire<'a> {
         };
         Some(match self.inner.store.acquire_now(&plan)? {
             Ok(admission) => self.conclude(plan, admission, &above),
-            // The long way knows what to do about an outage.
-            Err(error) if error.is_outage() => return None,
+            // The long way retries.
+            Err(error) if error.is_transient() => return None,
             Err(error) => Err(Error::Store(error)),
         })
     }
@@ -165,55 +165,44 @@ impl<'a> Acquire<'a> {
         let limits = self.limits.clone().map(LimitSet::new).transpose()?;
         self.check_takes()?;
         let deadline = self.deadline.unwrap_or(self.inner.settings.deadline);
-        let mut last: Option<StoreError> = None;
-        let attempts = self.attempts(&entity, &resource, limits, &mut last);
+        let mut attempts = Attempts::default();
         let clock = &*self.inner.clock;
-        let started = clock.now();
-        let outcome = within(clock, deadline, attempts).await;
-        if outcome.is_none() {
-            // Nobody noted this one: it was cut off.
-            self.inner.note(false);
-        }
-        let cause = match outcome {
+        let started = clock.stopwatch();
+        let asking = self.ask(&entity, &resource, limits, &mut attempts);
+        let cause = match within(clock, deadline, asking).await {
             Some(Ok(lease)) => return lease,
             Some(Err(cause)) => cause,
-            None => last.unwrap_or_else(no_answer),
+            None => {
+                if attempts.is_asking {
+                    self.inner.note_cut_off();
+                }
+                attempts.last.unwrap_or_else(no_answer)
+            }
         };
-        let waited = Duration::from_millis(clock.now().millis_since(started));
+        let waited = clock.stopwatch().saturating_sub(started);
         self.without_store(&entity, &resource, cause, waited)
     }
 
     /// Puts the call to the store until there is an answer; the error is that of the last attempt.
-    async fn attempts(
+    async fn ask(
         &self,
         entity: &EntityId,
         resource: &ResourceName,
         limits: Option<LimitSet>,
-        last: &mut Option<StoreError>,
+        attempts: &mut Attempts,
     ) -> Result<Result<Lease, Error>, StoreError> {
         let limits = limits.map(Arc::new);
-        let mut backoff = BACKOFF;
-        for attempt in 1.. {
-            self.inner.gate(self.inner.clock.now())?;
-            match self.attempt(entity, resource, limits.as_ref()).await {
-                Ok(answer) => {
-                    self.inner.note(true);
-                    return Ok(answer);
-                }
-                Err(error) if !error.is_outage() => return Ok(Err(Error::Store(error))),
-                Err(error) => {
-                    self.inner.note(false);
-                    if attempt == ATTEMPTS_MAX {
-                        return Err(error);
-                    }
-                    tracing::debug!(attempt, %error, "no answer from the store, trying again");
-                    *last = Some(error);
-                }
+        loop {
+            self.inner.gate()?;
+            attempts.is_asking = true;
+            let answer = self.attempt(entity, resource, limits.as_ref()).await;
+            self.inner.note(&answer);
+            match answer {
+                Ok(answer) => return Ok(answer),
+                Err(error) if !error.is_transient() => return Ok(Err(Error::Store(error))),
+                Err(error) => attempts.wait(&*self.inner.clock, error).await?,
             }
-            self.inner.clock.sleep(backoff).await;
-            backoff *= 2;
         }
-        unreachable!("the last attempt returns")
     }
 
     /// One attempt. The inner result is an answer, the outer one says that there was none.
@@ -235,7 +224,7 @@ impl<'a> Acquire<'a> {
                 // The stored limits hold again with the next call: the bucket must not be forgotten
                 // before it would be full under them.
                 let lifetime = self.inner.idle_lifetime(limits).max(stored.lifetime());
-                let origin = Origin { source: Source::Limiter, ..stored.origin().clone() };
+                let origin = Origin { source: Source::Call, ..stored.origin().clone() };
                 Arc::new(Target::resolved(key, Arc::clone(limits), lifetime, origin))
             }
             None => stored,

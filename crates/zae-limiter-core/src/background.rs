@@ -1,35 +1,75 @@
 //! Work that outlives its caller: giving back the tokens of a dropped lease, probing a store.
 //!
-//! It runs on the caller's tokio runtime where there is one, and otherwise on a thread of its own,
-//! started when it is first needed.
+//! A refund must not end with the runtime of whoever dropped the lease: it runs on a thread of the
+//! limiter's own, started when it is first needed. Work that may be lost runs on the caller's tokio
+//! runtime where there is one.
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::LazyLock;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, Runtime};
 
-/// A runtime to spawn on.
-pub(crate) fn runtime() -> Handle {
-    static FALLBACK: LazyLock<Handle> = LazyLock::new(|| {
-        let runtime = Builder::new_current_thread().enable_time().build();
-        let runtime = runtime.expect("a timer can be made");
-        let handle = runtime.handle().clone();
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The limiter's own runtime, whose tasks go on once [`own`] has started its thread.
+static OWN: LazyLock<Runtime> = LazyLock::new(|| {
+    // All that was compiled in: timers, and sockets where a store's crates bring them along.
+    Builder::new_current_thread().enable_all().build().expect("a runtime can be made")
+});
+
+/// The limiter's own runtime, going on.
+fn own() -> &'static Handle {
+    static THREAD: LazyLock<()> = LazyLock::new(|| {
         thread::Builder::new()
             .name("zae-limiter".to_owned())
-            .spawn(move || runtime.block_on(std::future::pending::<()>()))
+            // A task that panics ends by itself: the others go on.
+            .spawn(|| OWN.block_on(std::future::pending::<()>()))
             .expect("a thread can be started");
-        handle
     });
-    Handle::try_current().unwrap_or_else(|_| FALLBACK.clone())
+    LazyLock::force(&THREAD);
+    OWN.handle()
 }
 
-/// Carries the work out without anybody waiting for it. What can be done at once is done at once.
+/// A runtime to spawn on: the caller's, or the limiter's own.
+pub(crate) fn runtime() -> Handle {
+    Handle::try_current().unwrap_or_else(|_| own().clone())
+}
+
+fn poll_once(work: &mut Work) -> Poll<()> {
+    work.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Carries the work out without anybody waiting for it, whatever becomes of the caller's runtime. What
+/// can be done at once is done at once. It never panics: a lease is dropped anywhere.
 pub(crate) fn carry_out(work: impl Future<Output = ()> + Send + 'static) {
-    let mut work = Box::pin(work);
-    let mut nobody = Context::from_waker(Waker::noop());
-    if work.as_mut().poll(&mut nobody).is_pending() {
+    let mut work: Work = Box::pin(work);
+    let carried_out = catch_unwind(AssertUnwindSafe(move || {
+        // A thread that is ending has no context to enter any more.
+        let ending = Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed());
+        let done = !ending && {
+            // What the first poll leaves behind, such as a timer, must not belong to the caller's
+            // runtime.
+            let _context = OWN.enter();
+            poll_once(&mut work).is_ready()
+        };
+        if !done {
+            own().spawn(work);
+        }
+    }));
+    if carried_out.is_err() {
+        tracing::error!("work in the background panicked; a dropped lease may not be given back");
+    }
+}
+
+/// Has the work done on the caller's runtime, and loses it with that: for work that somebody starts
+/// again. What can be done at once is done at once.
+pub(crate) fn carry_out_here(work: impl Future<Output = ()> + Send + 'static) {
+    let mut work: Work = Box::pin(work);
+    if poll_once(&mut work).is_pending() {
         runtime().spawn(work);
     }
 }
@@ -38,4 +78,44 @@ pub(crate) fn carry_out(work: impl Future<Output = ()> + Send + 'static) {
 /// thread. For stores whose work outlives their callers.
 pub fn spawn_in_background(work: impl Future<Output = ()> + Send + 'static) {
     runtime().spawn(work);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock::{Clock as _, SystemClock};
+
+    /// Work that is pending when it is polled first, and then needs a timer.
+    async fn slow_work(done: mpsc::Sender<&'static str>, what: &'static str) {
+        SystemClock.sleep(Duration::from_millis(1)).await;
+        let _ = done.send(what);
+    }
+
+    #[test]
+    fn work_outlives_the_runtime_of_its_caller() {
+        // Without timers of its own: whoever used it would panic.
+        let runtime = Builder::new_current_thread().build().expect("a runtime");
+        let (done, is_done) = mpsc::channel();
+        runtime.block_on(async { carry_out(slow_work(done, "done")) });
+        drop(runtime);
+        assert_eq!(is_done.recv(), Ok("done"));
+    }
+
+    #[test]
+    fn work_that_panics_harms_nobody() {
+        let (done, is_done) = mpsc::channel();
+        carry_out(slow_work(done.clone(), "before"));
+        carry_out(async { panic!("on purpose, at once") });
+        carry_out(async {
+            tokio::task::yield_now().await;
+            panic!("on purpose, later");
+        });
+        carry_out(slow_work(done, "after"));
+        let mut both: Vec<_> = is_done.iter().take(2).collect();
+        both.sort_unstable();
+        assert_eq!(both, ["after", "before"]);
+    }
 }

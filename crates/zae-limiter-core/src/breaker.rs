@@ -1,12 +1,14 @@
 //! Answers at once while the store is out of order, instead of letting every call run into its
 //! deadline.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use zae_limiter_model::Timestamp;
-
 /// When the breaker opens, and how often the store is then probed.
+///
+/// It opens because the store does not answer. An error that concerns one bucket
+/// ([`Busy`](crate::StoreErrorKind::Busy)) never counts. A call that its deadline cuts off counts once a
+/// probe, which has the limiter's deadline to itself, gets no answer either.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BreakerSettings {
     /// It opens after so many failures in a row; 0 switches it off.
@@ -32,6 +34,9 @@ pub(crate) enum Gate {
     OpenAndProbe,
 }
 
+/// Times are readings of [`Clock::stopwatch`](crate::Clock::stopwatch): a clock that is set back or
+/// forward neither opens the breaker nor keeps it open.
+///
 /// Its atomics are independent readings: a call that sees one late goes to the store once more or
 /// once less, and nothing depends on that.
 #[derive(Debug)]
@@ -39,8 +44,11 @@ pub(crate) struct Breaker {
     settings: BreakerSettings,
     /// Failures in a row.
     failures: AtomicU32,
-    /// When the last one happened, in milliseconds since the epoch.
-    failed_at: AtomicI64,
+    /// Calls that their deadlines cut off since the store last answered. Each may be the store's fault
+    /// or that of a short deadline; a probe decides.
+    suspicions: AtomicU32,
+    /// The stopwatch's reading at the last failure, in milliseconds.
+    failed_at: AtomicU64,
     /// Whether a probe is under way.
     probing: AtomicBool,
 }
@@ -50,17 +58,18 @@ impl Breaker {
         Self {
             settings,
             failures: AtomicU32::new(0),
-            failed_at: AtomicI64::new(0),
+            suspicions: AtomicU32::new(0),
+            failed_at: AtomicU64::new(0),
             probing: AtomicBool::new(false),
         }
     }
 
-    pub(crate) fn gate(&self, now: Timestamp) -> Gate {
+    pub(crate) fn gate(&self, now: Duration) -> Gate {
         let failures = self.failures.load(Ordering::Relaxed);
         if self.settings.failures == 0 || failures < self.settings.failures {
             return Gate::Closed;
         }
-        let failed_at = Timestamp::from_millis(self.failed_at.load(Ordering::Relaxed));
+        let failed_at = Duration::from_millis(self.failed_at.load(Ordering::Relaxed));
         if now >= failed_at.saturating_add(self.settings.cooldown)
             && !self.probing.swap(true, Ordering::Relaxed)
         {
@@ -69,17 +78,41 @@ impl Breaker {
         Gate::Open
     }
 
+    /// The store answered.
     pub(crate) fn succeeded(&self) {
         // Read first: a store in order must not cost every call a shared write.
-        if self.failures.load(Ordering::Relaxed) != 0 {
-            self.failures.store(0, Ordering::Relaxed);
+        for count in [&self.failures, &self.suspicions] {
+            if count.load(Ordering::Relaxed) != 0 {
+                count.store(0, Ordering::Relaxed);
+            }
         }
     }
 
-    pub(crate) fn failed(&self, now: Timestamp) {
-        self.failed_at.store(now.as_millis(), Ordering::Relaxed);
-        let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        if failures == self.settings.failures {
+    /// The store said that it is out of order.
+    pub(crate) fn failed(&self, now: Duration) {
+        self.count(1, now);
+    }
+
+    /// A call was cut off by its deadline. `true` when the caller has to see to it that the store is
+    /// probed.
+    #[must_use]
+    pub(crate) fn suspect(&self) -> bool {
+        self.suspicions.fetch_add(1, Ordering::Relaxed);
+        self.settings.failures != 0 && !self.probing.swap(true, Ordering::Relaxed)
+    }
+
+    /// A probe got no answer: the calls that were cut off meanwhile were so because of the store.
+    pub(crate) fn probe_failed(&self, now: Duration) {
+        self.count(self.suspicions.swap(0, Ordering::Relaxed).max(1), now);
+    }
+
+    fn count(&self, more: u32, now: Duration) {
+        let millis = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        self.failed_at.store(millis, Ordering::Relaxed);
+        let before = self.failures.fetch_add(more, Ordering::Relaxed);
+        let failures = before.saturating_add(more);
+        let opens = before < self.settings.failures && self.settings.failures <= failures;
+        if opens {
             tracing::warn!(failures, "the store keeps failing; calls are answered without it");
         }
     }
@@ -111,7 +144,7 @@ mod tests {
     fn it_opens_after_failures_in_a_row_and_probes_once_per_cooldown() {
         let settings = BreakerSettings { failures: 2, cooldown: Duration::from_secs(1) };
         let breaker = Breaker::new(settings);
-        let at = Timestamp::from_millis;
+        let at = Duration::from_millis;
         breaker.failed(at(0));
         breaker.succeeded();
         breaker.failed(at(1));
@@ -132,7 +165,29 @@ mod tests {
     #[test]
     fn it_can_be_switched_off() {
         let breaker = Breaker::new(BreakerSettings { failures: 0, ..Default::default() });
-        (0..100).for_each(|n| breaker.failed(Timestamp::from_millis(n)));
-        assert_eq!(breaker.gate(Timestamp::from_millis(100)), Gate::Closed);
+        (0..100).for_each(|n| breaker.failed(Duration::from_millis(n)));
+        assert_eq!(breaker.gate(Duration::from_millis(100)), Gate::Closed);
+        assert!(!breaker.suspect(), "nobody needs a probe");
+    }
+
+    #[test]
+    fn suspicions_count_when_a_probe_fails_and_not_before() {
+        let settings = BreakerSettings { failures: 3, cooldown: Duration::from_secs(1) };
+        let breaker = Breaker::new(settings);
+        let at = Duration::from_millis;
+        assert!(breaker.suspect(), "the first has the store probed");
+        (0..100).for_each(|_| assert!(!breaker.suspect(), "one probe at a time"));
+        assert_eq!(breaker.gate(at(0)), Gate::Closed);
+        breaker.succeeded();
+        drop(breaker.probing());
+        assert!(breaker.suspect());
+        breaker.probe_failed(at(1));
+        drop(breaker.probing());
+        assert_eq!(breaker.gate(at(1)), Gate::Closed, "one suspicion, one failure");
+        assert!(breaker.suspect());
+        assert!(!breaker.suspect());
+        breaker.probe_failed(at(2));
+        drop(breaker.probing());
+        assert_eq!(breaker.gate(at(2)), Gate::Open, "one and two make three");
     }
 }

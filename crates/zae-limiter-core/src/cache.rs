@@ -40,6 +40,9 @@ const TABLES_MAX: usize = 64;
 /// So many resources are dropped one by one when an entity changes; with more, everything is.
 const RESOURCES_MAX: usize = 64;
 
+/// So far ahead of a caller's clock an entry may have been read and still be trusted.
+const AHEAD_MAX: Duration = Duration::from_secs(1);
+
 /// So many different sets of limits are shared.
 const LIMIT_SETS_MAX: usize = 32;
 
@@ -113,10 +116,11 @@ impl ConfigCache {
     }
 
     fn is_fresh(&self, entry: &Target, now: Timestamp) -> bool {
-        // Either way round: a clock that ran back is no reason to trust an entry for longer.
         let read_at = entry.origin().read_at;
-        let age = now.millis_since(read_at).max(read_at.millis_since(now));
-        Duration::from_millis(age) < self.ttl
+        // Another thread may have read the clock a moment later. An entry from further ahead was read
+        // before the clock was set back: it must not be trusted until the clock has caught up.
+        Duration::from_millis(read_at.millis_since(now)) <= AHEAD_MAX
+            && Duration::from_millis(now.millis_since(read_at)) < self.ttl
     }
 
     /// The entry, read by `load` if it is not there. Callers that miss together load once.

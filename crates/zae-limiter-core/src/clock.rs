@@ -6,7 +6,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::runtime::Handle;
@@ -26,7 +26,9 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// Completes when `wait` has passed.
     fn sleep(&self, wait: Duration) -> Waiting<'_>;
 
-    /// A reading that never runs back, for measuring how long something took and nothing else.
+    /// A reading that never runs back or jumps, whatever happens to the time of day, for measuring how
+    /// long something took and nothing else. The default goes with [`now`](Self::now), which is right for
+    /// clocks that nobody sets.
     fn stopwatch(&self) -> Duration {
         Duration::from_millis(self.now().as_millis().max(0).unsigned_abs())
     }
@@ -81,14 +83,16 @@ pub struct ManualClock {
 #[derive(Debug, Default)]
 struct ManualState {
     now: Timestamp,
-    /// Those who wait, each until its moment.
-    sleepers: Vec<(Timestamp, oneshot::Sender<()>)>,
+    /// How much time has passed since the clock was made.
+    stopwatch: Duration,
+    /// Those who wait, each until the stopwatch shows so much.
+    sleepers: Vec<(Duration, oneshot::Sender<()>)>,
 }
 
 impl ManualClock {
     /// A clock that stands at `now`.
     pub fn new(now: Timestamp) -> Self {
-        Self { state: Mutex::new(ManualState { now, sleepers: Vec::new() }) }
+        Self { state: Mutex::new(ManualState { now, ..ManualState::default() }) }
     }
 
     /// Moves the clock on and wakes those whose wait is over.
@@ -97,23 +101,35 @@ impl ManualClock {
         self.set(now);
     }
 
-    /// Moves the clock to `now`, which may be in its past.
+    /// Moves the clock to `now`. On the way there time passes; no time passes on the way back.
     pub fn set(&self, now: Timestamp) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.now = now;
-        let (due, sleepers) = state.sleepers.drain(..).partition(|(until, _)| *until <= now);
+        let mut state = self.lock();
+        let passed = Duration::from_millis(now.millis_since(state.now));
+        let stopwatch = state.stopwatch.saturating_add(passed);
+        (state.now, state.stopwatch) = (now, stopwatch);
+        let (due, sleepers) = state.sleepers.drain(..).partition(|(until, _)| *until <= stopwatch);
         state.sleepers = sleepers;
         drop(state);
-        let due: Vec<(Timestamp, oneshot::Sender<()>)> = due;
+        let due: Vec<(Duration, oneshot::Sender<()>)> = due;
         for (_, sleeper) in due {
             // A sleeper that has gone away needs no waking.
             let _ = sleeper.send(());
         }
     }
 
+    /// Corrects the time of day, forward or back, without any time passing: the stopwatch stands, and
+    /// nobody is woken.
+    pub fn correct(&self, now: Timestamp) {
+        self.lock().now = now;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ManualState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// How many are waiting for this clock.
     pub fn sleepers(&self) -> usize {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         state.sleepers.retain(|(_, sleeper)| !sleeper.is_closed());
         state.sleepers.len()
     }
@@ -121,20 +137,24 @@ impl ManualClock {
 
 impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).now
+        self.lock().now
     }
 
     fn sleep(&self, wait: Duration) -> Waiting<'_> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let until = state.now.saturating_add(wait);
-        if until <= state.now {
+        if wait.is_zero() {
             return Box::pin(std::future::ready(()));
         }
+        let mut state = self.lock();
+        let until = state.stopwatch.saturating_add(wait);
         let (wake, woken) = oneshot::channel();
         state.sleepers.push((until, wake));
         Box::pin(async {
             // A clock that is dropped wakes everybody: nobody waits for time that never comes.
             let _ = woken.await;
         })
+    }
+
+    fn stopwatch(&self) -> Duration {
+        self.lock().stopwatch
     }
 }

@@ -76,14 +76,22 @@ impl StoreError {
         self.applied
     }
 
-    /// Whether the store is out of order for everybody, so that `on_unavailable` decides. A denied
-    /// permission or a damaged file is not an outage: waiting does not mend it, and passing calls
-    /// because of it would switch the limits off for good.
+    /// Whether it may pass by itself: `Unavailable`, `Busy` or `Full`. Then a call is worth repeating,
+    /// and `on_unavailable` decides what becomes of it when time is up. A denied permission or a damaged
+    /// file is not transient: waiting does not mend it, and letting calls pass because of it would switch
+    /// the limits off for good.
+    ///
+    /// To ask whether the store as a whole is out of order, use [`is_outage`](Self::is_outage).
+    pub fn is_transient(&self) -> bool {
+        self.is_outage() || self.kind == StoreErrorKind::Busy
+    }
+
+    /// Whether the store as a whole is out of order: `Unavailable` or `Full`. Such errors open the
+    /// breaker. A `Busy` bucket does not: the store answers for all others.
+    ///
+    /// To ask whether the call may be repeated, use [`is_transient`](Self::is_transient).
     pub fn is_outage(&self) -> bool {
-        matches!(
-            self.kind,
-            StoreErrorKind::Unavailable | StoreErrorKind::Busy | StoreErrorKind::Full
-        )
+        matches!(self.kind, StoreErrorKind::Unavailable | StoreErrorKind::Full)
     }
 }
 
@@ -205,8 +213,8 @@ pub enum Error {
         /// How often it was tried.
         attempts: u32,
     },
-    /// The store does not answer, and calls are to fail meanwhile.
-    #[error("limits cannot be checked: no answer from the store ({:.3} s waited)", waited.as_secs_f64())]
+    /// The store does not answer, or has no time for this bucket, and calls are to fail meanwhile.
+    #[error("limits cannot be checked: {} ({:.3} s waited)", why_unchecked(cause), waited.as_secs_f64())]
     Unavailable {
         /// How long it was waited for.
         waited: Duration,
@@ -217,6 +225,13 @@ pub enum Error {
     /// The store cannot be used as it is; waiting will not help.
     #[error(transparent)]
     Store(StoreError),
+}
+
+fn why_unchecked(cause: &StoreError) -> &'static str {
+    match cause.kind() {
+        StoreErrorKind::Busy => "the bucket is busy",
+        _ => "no answer from the store",
+    }
 }
 
 impl Error {

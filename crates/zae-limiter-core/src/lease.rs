@@ -1,18 +1,17 @@
 //! What a call holds between taking tokens and settling for what it really used.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use smallvec::SmallVec;
 use zae_limiter_model::{
-    AMOUNT_MAX, Invalid, Limit, LimitStatus, MILLI, Millitokens, Take, Timestamp, amount,
+    AMOUNT_MAX, Invalid, Limit, LimitStatus, MILLI, Millitokens, Take, amount,
 };
 
 use crate::acquire::taken_statuses;
 use crate::background;
 use crate::deadline::within;
 use crate::error::{Applied, Error, StoreError};
-use crate::limiter::{ATTEMPTS_MAX, BACKOFF, Handle, Inner, RateLimiter, no_answer};
+use crate::limiter::{Attempts, Handle, Inner, RateLimiter, no_answer};
 use crate::plan::{Leg, LegTaken, Settlement, Takes};
 use crate::record::OnUnavailable;
 use crate::telemetry;
@@ -362,54 +361,46 @@ impl Drop for Lease {
 impl Inner {
     /// Writes differences, within the deadline. A debit is tried again whatever happened to it; a
     /// credit only when it certainly was not written, because twice would be too much.
-    pub(crate) async fn settle(&self, settlements: &[Settlement]) -> Result<(), Error> {
+    pub(crate) async fn settle(self: &Arc<Self>, settlements: &[Settlement]) -> Result<(), Error> {
         if settlements.is_empty() {
             return Ok(());
         }
         let deadline = self.settings.deadline;
-        let started = self.clock.now();
-        let mut last = None;
-        let attempts = self.settle_attempts(settlements, &mut last);
-        let cause = match within(&*self.clock, deadline, attempts).await {
+        let started = self.clock.stopwatch();
+        let mut attempts = Attempts::default();
+        let asking = self.ask_to_settle(settlements, &mut attempts);
+        let cause = match within(&*self.clock, deadline, asking).await {
             Some(Ok(())) => return Ok(()),
-            Some(Err(error)) if !error.is_outage() => return Err(Error::Store(error)),
+            Some(Err(error)) if !error.is_transient() => return Err(Error::Store(error)),
             Some(Err(error)) => error,
             None => {
-                self.note(false);
-                last.unwrap_or_else(no_answer)
+                if attempts.is_asking {
+                    self.note_cut_off();
+                }
+                attempts.last.unwrap_or_else(no_answer)
             }
         };
-        let waited = Duration::from_millis(self.clock.now().millis_since(started));
+        let waited = self.clock.stopwatch().saturating_sub(started);
         Err(Error::Unavailable { waited, cause })
     }
 
-    async fn settle_attempts(
+    async fn ask_to_settle(
         &self,
         settlements: &[Settlement],
-        last: &mut Option<StoreError>,
+        attempts: &mut Attempts,
     ) -> Result<(), StoreError> {
         let mut differences = settlements.iter().flat_map(|each| &each.differences);
         let is_credit = differences.any(|difference| difference.amount < Millitokens::ZERO);
-        let mut backoff = BACKOFF;
-        for attempt in 1.. {
-            let now: Timestamp = self.clock.now();
-            let Err(error) = self.store.settle(settlements, now).await else {
-                self.note(true);
-                return Ok(());
-            };
-            if !error.is_outage() {
-                return Err(error);
-            }
-            self.note(false);
+        loop {
+            attempts.is_asking = true;
+            let answer = self.store.settle(settlements, self.clock.now()).await;
+            self.note(&answer);
+            let Err(error) = answer else { return Ok(()) };
             let may_repeat = !is_credit || error.applied() == Applied::No;
-            if attempt == ATTEMPTS_MAX || !may_repeat {
+            if !error.is_transient() || !may_repeat {
                 return Err(error);
             }
-            tracing::debug!(attempt, %error, "differences not written, trying again");
-            *last = Some(error);
-            self.clock.sleep(backoff).await;
-            backoff *= 2;
+            attempts.wait(&*self.clock, error).await?;
         }
-        unreachable!("the last attempt returns")
     }
 }

@@ -15,7 +15,7 @@ use crate::cache::{CacheStats, ConfigCache, stripe};
 use crate::clock::{Clock, SystemClock};
 use crate::deadline::within;
 use crate::entropy::Entropy;
-use crate::error::{Error, StoreError, StoreErrorKind};
+use crate::error::{Applied, Error, StoreError, StoreErrorKind};
 use crate::namespaces::Namespaces;
 use crate::plan::{BucketKey, Lifetime, Origin, Source, Target};
 use crate::record::{ConfigLevel, Key, OnUnavailable, Record};
@@ -24,11 +24,53 @@ use crate::store::Store;
 /// The most levels of a hierarchy that one call takes from, the entity itself included.
 pub const LEVELS_MAX: usize = 8;
 
-/// How often a call is put to a store that does not answer, within its deadline.
-pub(crate) const ATTEMPTS_MAX: u32 = 4;
+/// How often a call is put to a store that is out of order, within its deadline.
+const ATTEMPTS_MAX: u32 = 4;
 
-/// The wait before the second attempt; it doubles from there.
-pub(crate) const BACKOFF: Duration = Duration::from_millis(10);
+/// The wait before the second attempt; it doubles from there, up to [`BACKOFF_MAX`].
+const BACKOFF: Duration = Duration::from_millis(10);
+
+/// The longest wait between two attempts: ten attempts for the default deadline of 1 s.
+const BACKOFF_MAX: Duration = Duration::from_millis(100);
+
+/// How far a call has come that is put to the store again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Attempts {
+    /// Those that count towards [`ATTEMPTS_MAX`].
+    counted: u32,
+    backoff: Option<Duration>,
+    /// Whether the store is being asked right now, and not waited between two attempts.
+    pub(crate) is_asking: bool,
+    /// What the store said last.
+    pub(crate) last: Option<StoreError>,
+}
+
+impl Attempts {
+    /// Waits before another attempt, or gives the error back when there is to be none.
+    ///
+    /// An outage is retried so many times. A busy bucket is retried until the deadline: the store
+    /// answers, and its turn comes. Attempts that may have been carried out are always counted, so that
+    /// a debit is not made over and over again.
+    pub(crate) async fn wait(
+        &mut self,
+        clock: &dyn Clock,
+        error: StoreError,
+    ) -> Result<(), StoreError> {
+        self.is_asking = false;
+        if error.is_outage() || error.applied() == Applied::Maybe {
+            self.counted += 1;
+            if self.counted == ATTEMPTS_MAX {
+                return Err(error);
+            }
+        }
+        tracing::debug!(%error, "the store did not carry out a call, trying again");
+        self.last = Some(error);
+        let backoff = self.backoff.unwrap_or(BACKOFF);
+        self.backoff = Some((backoff * 2).min(BACKOFF_MAX));
+        clock.sleep(backoff).await;
+        Ok(())
+    }
+}
 
 /// Takes tokens from the buckets of one namespace of a store.
 ///
@@ -360,14 +402,14 @@ pub(crate) async fn call_store<T>(
     deadline: Duration,
     call: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, Error> {
-    let started = clock.now();
+    let started = clock.stopwatch();
     let cause = match within(clock, deadline, call).await {
         Some(Ok(answer)) => return Ok(answer),
-        Some(Err(error)) if !error.is_outage() => return Err(Error::Store(error)),
+        Some(Err(error)) if !error.is_transient() => return Err(Error::Store(error)),
         Some(Err(cause)) => cause,
         None => no_answer(),
     };
-    let waited = Duration::from_millis(clock.now().millis_since(started));
+    let waited = clock.stopwatch().saturating_sub(started);
     Err(Error::Unavailable { waited, cause })
 }
 
@@ -407,14 +449,13 @@ impl Inner {
     }
 
     /// Whether to go to the store at all.
-    pub(crate) fn gate(self: &Arc<Self>, now: Timestamp) -> Result<(), StoreError> {
-        let gate = self.breaker.gate(now);
+    pub(crate) fn gate(self: &Arc<Self>) -> Result<(), StoreError> {
+        let gate = self.breaker.gate(self.clock.stopwatch());
         if gate == Gate::Closed {
             return Ok(());
         }
         if gate == Gate::OpenAndProbe {
-            let inner = Arc::clone(self);
-            background::carry_out(async move { inner.probe().await });
+            self.probe_in_background();
         }
         let failures = self.breaker.failures();
         let message = format!("the store failed {failures} times in a row and is being probed");
@@ -426,18 +467,34 @@ impl Inner {
         let _probing = self.breaker.probing();
         let key = [Key::Namespace(self.namespace.clone())];
         let deadline = self.settings.deadline;
-        let answered = within(&*self.clock, deadline, self.store.get(&key)).await;
-        self.note(
-            matches!(&answered, Some(Ok(_))) || matches!(&answered, Some(Err(e)) if !e.is_outage()),
-        );
+        match within(&*self.clock, deadline, self.store.get(&key)).await {
+            Some(Ok(_)) => self.breaker.succeeded(),
+            Some(Err(error)) if !error.is_outage() => self.breaker.succeeded(),
+            Some(Err(_)) | None => self.breaker.probe_failed(self.clock.stopwatch()),
+        }
     }
 
-    /// Tells the breaker how a call went.
-    pub(crate) fn note(&self, answered: bool) {
-        if answered {
-            self.breaker.succeeded();
-        } else {
-            self.breaker.failed(self.clock.now());
+    fn probe_in_background(self: &Arc<Self>) {
+        let inner = Arc::clone(self);
+        // A probe that ends with the caller's runtime is no loss: the next call has another one made.
+        background::carry_out_here(async move { inner.probe().await });
+    }
+
+    /// Tells the breaker how a call of the store went. An error that concerns one bucket, or the call
+    /// itself, says nothing about the store: some of them come from queues in this process.
+    pub(crate) fn note<T>(&self, answer: &Result<T, StoreError>) {
+        match answer {
+            Ok(_) => self.breaker.succeeded(),
+            Err(error) if error.is_outage() => self.breaker.failed(self.clock.stopwatch()),
+            Err(_) => {}
+        }
+    }
+
+    /// Tells the breaker that a deadline ended while the store was being asked. Either the store does
+    /// not answer, or the deadline was too short for it: a probe finds out.
+    pub(crate) fn note_cut_off(self: &Arc<Self>) {
+        if self.breaker.suspect() {
+            self.probe_in_background();
         }
     }
 
@@ -457,7 +514,8 @@ impl Inner {
         Box::pin(self.cache.get_or_load(entity, resource, now, load)).await
     }
 
-    async fn load(
+    /// Reads what holds for an entity on a resource, whatever is cached.
+    pub(crate) async fn load(
         &self,
         entity: &EntityId,
         resource: &ResourceName,
@@ -497,7 +555,7 @@ impl Inner {
         };
         let lifetime = match source {
             Source::EntityResource | Source::Entity => Lifetime::Forever,
-            Source::Resource | Source::System | Source::Limiter => self.idle_lifetime(&limits),
+            _ => self.idle_lifetime(&limits),
         };
         let key = self.bucket_key(entity, &self.cache.intern(resource));
         let origin = Origin { read_at: now, parent, source };

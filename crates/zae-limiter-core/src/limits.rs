@@ -177,7 +177,7 @@ impl RateLimiter {
             Source::Entity => Some(ConfigLevel::Entity(entity)),
             Source::Resource => Some(ConfigLevel::Resource(resource)),
             Source::System => Some(ConfigLevel::System),
-            Source::Limiter => None,
+            Source::Limiter | Source::Call => None,
         };
         Ok(EffectiveLimits { limits: target.limits().to_limits(), level })
     }
@@ -239,6 +239,10 @@ impl RateLimiter {
     ) -> Result<Config, Error> {
         for _ in 0..ATTEMPTS_MAX {
             let (current, retention) = self.config_and_retention(&level).await?;
+            // Versions start at 1 again when a level is deleted and set, here as in other clients of a
+            // shared table. A writer that has read the former version 1 then replaces the new one, as it
+            // would if it had come a moment later. The limits are its own; only the system level carries
+            // anything over from what it read.
             let when = current.as_ref().map_or(When::Absent, |it| When::Version(it.version));
             let nothing = || Config::nothing(self.namespace_id().clone(), level.clone());
             let current = current.unwrap_or_else(nothing);
@@ -344,8 +348,10 @@ impl RateLimiter {
     }
 
     async fn update_bucket(&self, entity: &EntityId, resource: &ResourceName) -> Result<(), Error> {
+        // Not from the cache: a call that began before the change may have put it there, and the target
+        // must say that its limits were read after it.
         let now = self.clock().now();
-        let target = self.inner.call(self.inner.resolve(entity, resource, now)).await?;
+        let target = self.inner.call(self.inner.load(entity, resource, now)).await?;
         if target.limits().is_empty() {
             return Ok(());
         }

@@ -68,7 +68,7 @@ const FOREVER: u64 = u64::MAX;
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub(crate) struct Origin {
-    /// When they were read.
+    /// When the configuration was read.
     pub(crate) read_at: Timestamp,
     /// The entity above, if what is taken is also taken there.
     pub(crate) parent: Option<EntityId>,
@@ -83,8 +83,10 @@ pub(crate) enum Source {
     Entity,
     Resource,
     System,
-    /// The limiter's own defaults, the call itself, or nothing at all.
+    /// The limiter's own defaults, or nothing at all.
     Limiter,
+    /// The call itself: these limits were read nowhere.
+    Call,
 }
 
 /// Room for a bucket of one [`MemoryStore`](crate::MemoryStore).
@@ -112,11 +114,21 @@ pub(crate) fn bucket_hash(namespace: &NamespaceId, entity: &str, resource: &str)
 }
 
 impl Target {
-    /// A bucket and its limits.
+    /// A bucket and limits that were read nowhere; see [`limits_read_at`](Self::limits_read_at).
     pub fn new(key: BucketKey, limits: Arc<LimitSet>, lifetime: Lifetime) -> Self {
-        let unknown =
-            Origin { read_at: Timestamp::default(), parent: None, source: Source::Limiter };
+        let unknown = Origin { read_at: Timestamp::default(), parent: None, source: Source::Call };
         Self::resolved(key, limits, lifetime, unknown)
+    }
+
+    /// The same target, with limits that were read from the stored configuration at `moment`: for tests,
+    /// and for stores that make targets themselves.
+    #[must_use]
+    pub fn with_limits_read_at(mut self, moment: Timestamp) -> Self {
+        self.origin.read_at = moment;
+        if self.origin.source == Source::Call {
+            self.origin.source = Source::Limiter;
+        }
+        self
     }
 
     /// A bucket and its limits as they were resolved.
@@ -143,6 +155,16 @@ impl Target {
     /// Its limits.
     pub fn limits(&self) -> &Arc<LimitSet> {
         &self.limits
+    }
+
+    /// The moment, by the limiter's clock, after which the limits were read from the stored
+    /// configuration, at whatever level; that nothing is stored and the limiter's own defaults hold was
+    /// read there too. `None` for limits that the call itself brought.
+    ///
+    /// A store that keeps limits with its buckets can tell by it which of two configurations is the
+    /// newer one.
+    pub fn limits_read_at(&self) -> Option<Timestamp> {
+        (self.origin.source != Source::Call).then_some(self.origin.read_at)
     }
 
     /// How long it is kept, in whole milliseconds.
@@ -187,6 +209,21 @@ impl Target {
     /// Whether it is that entity's bucket for that resource.
     pub(crate) fn is_for(&self, entity: &str, resource: &str) -> bool {
         self.id[..] == *entity.as_bytes() && self.key.resource.as_str() == resource
+    }
+}
+
+impl Clone for Target {
+    /// The same bucket and limits. What a store keeps with this one stays with this one.
+    fn clone(&self) -> Self {
+        Self {
+            id: self.id.clone(),
+            limits: Arc::clone(&self.limits),
+            origin: self.origin.clone(),
+            hash: self.hash,
+            idle_ms: self.idle_ms,
+            seat: Seat::default(),
+            key: self.key.clone(),
+        }
     }
 }
 

@@ -145,8 +145,15 @@ pub struct Cost {
 /// Every other change, once polled, is carried out or not as a whole.
 ///
 /// *Settle* never fails for lack of tokens. It first pays out the time up to its moment. Each
-/// bucket's differences are applied together and once. What is given back does not lift a balance above its capacity. A bucket that is gone, or a
-/// limit that its bucket no longer has, is passed over.
+/// bucket's differences are applied together and once. A *refund*, which is a negative difference, does
+/// not lift a balance above its capacity. A *charge*, which is a positive one, finds an absent bucket
+/// full, as an acquire does: on a bucket that is absent or has expired, and on a limit that its bucket
+/// lacks, it leaves `full - charge` under the limits of the settlement's target. Refunds are passed over
+/// there, also beside a charge. A bucket that only exists because of such a charge expires as soon as it
+/// is full again, even if the target's lifetime is [`Forever`](crate::Lifetime::Forever); its next
+/// acquire or reconfigure gives it the lifetime of its target. A charge that is too large for the
+/// balance's type is [`Rejected`](crate::StoreErrorKind::Rejected), and nothing of the call is applied
+/// by a store that decides all its buckets in one step.
 ///
 /// *Lists* name every item that was there from the first page to the last exactly once, and use no
 /// more memory than a page.
@@ -181,7 +188,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Takes all that is asked, or nothing.
     fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission>;
 
-    /// Applies differences to buckets that were taken from before.
+    /// Applies differences to buckets that were taken from before: charges and refunds.
     fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()>;
 
     /// Reads buckets, in the order of the keys; absent and expired ones are `None`.

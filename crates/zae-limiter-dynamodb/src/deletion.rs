@@ -1,6 +1,7 @@
 //! Deleting any number of items, and what belongs to them: the further shards of a bucket, the
 //! registries' share of limits, and with a namespace's own record what no key names.
 
+use std::sync::Arc;
 use std::collections::BTreeSet;
 
 use zae_limiter_core::{BucketKey, ConfigLevel, Key, NamespaceId, StoreError, StoreErrorKind};
@@ -11,8 +12,7 @@ use zae_limiter_schema::{
     Range, SHARD_ZERO, Step, Transacted, entity_partition, namespace_partition, system_partition,
 };
 
-use crate::Shared;
-use crate::calls::key_of;
+use crate::driver::{Driver, key_of};
 use crate::records::{Counts, count, count_changes, record_key};
 
 /// How many limits go in one transaction, with room for the registries of as many namespaces.
@@ -33,9 +33,9 @@ pub(crate) fn further_shards(bucket: &BucketKey, first: &Item) -> Vec<ItemKey> {
     (SHARD_ZERO + 1..count).map(key).collect()
 }
 
-impl Shared {
+impl Driver {
     /// Removes items; those that are not there are passed over.
-    pub(crate) async fn delete(&self, keys: &[Key]) -> Result<(), StoreError> {
+    pub(crate) async fn delete(self: &Arc<Self>, keys: &[Key]) -> Result<(), StoreError> {
         let keys: BTreeSet<&Key> = keys.iter().collect();
         let (mut plain, mut buckets) = (Vec::new(), Vec::new());
         let (mut configs, mut namespaces) = (Vec::new(), Vec::new());
@@ -60,7 +60,7 @@ impl Shared {
     }
 
     /// The first shard goes last: it says how many there are, should the deletion be cut short.
-    async fn delete_buckets(&self, buckets: &[&BucketKey]) -> Result<(), StoreError> {
+    async fn delete_buckets(self: &Arc<Self>, buckets: &[&BucketKey]) -> Result<(), StoreError> {
         let first = |bucket: &BucketKey| ItemKey::of(&Key::Bucket(bucket.clone()));
         let items = self.read_items(buckets.iter().map(|bucket| first(bucket))).await?;
         let (mut firsts, mut further) = (Vec::new(), Vec::new());
@@ -75,19 +75,19 @@ impl Shared {
         }
         self.remove(&further).await?;
         self.remove(&firsts).await?;
-        buckets.iter().for_each(|bucket| self.lanes.forget(bucket));
+        buckets.iter().for_each(|bucket| self.forget(bucket));
         Ok(())
     }
 
     /// The shards of a bucket that has lost its first one.
-    async fn find_shards(&self, bucket: &BucketKey) -> Result<Vec<ItemKey>, StoreError> {
+    async fn find_shards(self: &Arc<Self>, bucket: &BucketKey) -> Result<Vec<ItemKey>, StoreError> {
         let partition = entity_partition(&bucket.namespace, &bucket.entity);
         let range = Range::StartsWith(format!("BUCKET#{}#", bucket.resource));
         self.find_keys(Some(Index::Entity), partition, range).await
     }
 
     async fn find_keys(
-        &self,
+        self: &Arc<Self>,
         index: Option<Index>,
         partition: String,
         range: Range,
@@ -108,7 +108,7 @@ impl Shared {
 
     /// Deletes limits of resources and entities, in one step with what the registries say of them.
     async fn delete_configs(
-        &self,
+        self: &Arc<Self>,
         configs: &[(&NamespaceId, &ConfigLevel)],
     ) -> Result<(), StoreError> {
         let key = |ns: &NamespaceId, level: &ConfigLevel| {
@@ -151,7 +151,7 @@ impl Shared {
     /// Deletes the record of a namespace, and what is left in it that is no record: its registries,
     /// and items that only other clients know. The record goes last, so that a deletion cut short
     /// can be repeated.
-    async fn delete_namespace(&self, ns: &NamespaceId) -> Result<(), StoreError> {
+    async fn delete_namespace(self: &Arc<Self>, ns: &NamespaceId) -> Result<(), StoreError> {
         let system = system_partition(ns.as_str());
         let mut left = self.find_keys(None, system, Range::All).await?;
         let indexed = Some(Index::Namespace);

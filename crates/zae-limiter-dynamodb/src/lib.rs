@@ -1,35 +1,28 @@
 //! The rate limiter's store for many machines: one DynamoDB table.
 //!
-//! `hot` takes and settles. Every part of a bucket has a lane (`lane`), in which one write follows
-//! the other (`work`); `round` decides what one write does, and is pure. A bucket that is written too
-//! often is divided (`dividing`); which part is asked is up to `division`, and `gather` asks all of
-//! them together, as `parts` sees them. Everything else is `records`, `lists` and `deletion`. `cold` is the store
-//! made of them, and the table is whatever implements [`Table`], called through `calls`.
+//! `bucket` is what one bucket is made of, and does no IO: a machine that takes events and returns
+//! commands. `driver` owns the machines, carries out their commands on the table, on a `runtime` of the
+//! store's own, and feeds the answers back. `records`, `lists`, `usage` and `deletion` are everything
+//! else, over `calls`. `store` is the store made of them, and the table is whatever implements [`Table`].
 
 #[cfg(feature = "aws")]
 pub mod aws;
+mod bucket;
 mod calls;
-mod cold;
 mod cursor;
 mod deletion;
-mod dividing;
-mod division;
+mod driver;
 mod error;
-mod gather;
-mod hot;
-mod lane;
 mod lists;
 mod meter;
 mod options;
-mod parts;
 mod records;
-mod round;
+mod runtime;
+mod store;
 mod usage;
-mod work;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use zae_limiter_core::{BucketKey, StoreError, Timestamp};
 use zae_limiter_schema::Table;
@@ -37,38 +30,25 @@ use zae_limiter_schema::Table;
 pub use meter::DivisionCounts;
 pub use options::DynamoOptions;
 
-use crate::lane::Lanes;
-use crate::meter::{Divisions, Meter};
+use crate::bucket::message::Task;
+use crate::bucket::shards::Shards;
+use crate::driver::Driver;
 
 /// A [`Store`](zae_limiter_core::Store) in one DynamoDB table. Clones are handles to the same store.
 #[derive(Clone)]
 pub struct DynamoStore {
-    shared: Arc<Shared>,
-}
-
-/// What all handles, and the work in the background, share.
-struct Shared {
-    table: Arc<dyn Table>,
-    options: DynamoOptions,
-    lanes: Lanes,
-    meter: Meter,
-    /// How many random numbers were drawn.
-    drawn: AtomicU64,
-    divisions: Divisions,
+    driver: Arc<Driver>,
 }
 
 impl DynamoStore {
     /// A store on a table.
     pub fn new(table: Arc<dyn Table>, options: DynamoOptions) -> Self {
-        let lanes = Lanes::new(options.remembered_buckets);
-        let (meter, divisions) = (Meter::default(), Divisions::default());
-        let drawn = AtomicU64::new(0);
-        Self { shared: Arc::new(Shared { table, options, lanes, meter, drawn, divisions }) }
+        Self { driver: Arc::new(Driver::new(table, options)) }
     }
 
     /// How often this store has divided buckets, put parts together, and taken from several at once.
     pub fn divisions(&self) -> DivisionCounts {
-        self.shared.divisions.so_far()
+        self.driver.resharding.so_far()
     }
 
     /// Divides a bucket into twice as many parts, whether it is hot or not; nothing happens to a
@@ -78,12 +58,7 @@ impl DynamoStore {
     ///
     /// [`StoreError`] when the table does not answer.
     pub async fn double(&self, bucket: &BucketKey, now: Timestamp) -> Result<(), StoreError> {
-        let parts = self.shared.read_parts(bucket, now).await?;
-        if parts.iter().next().is_some() {
-            let count = self.shared.count(bucket);
-            self.shared.double(bucket, count, now).await;
-        }
-        Ok(())
+        self.driver.run(bucket, Task::Double, now).await.map(drop)
     }
 
     /// Divides a bucket ahead of a rush, before the table turns writes away: into so many parts, a power
@@ -104,7 +79,7 @@ impl DynamoStore {
         parts: u32,
         now: Timestamp,
     ) -> Result<Option<u32>, StoreError> {
-        self.shared.divide(bucket, parts, now).await
+        self.driver.run(bucket, Task::Split(parts), now).await
     }
 
     /// How many items hold the shares of a bucket at this moment; 0 when there is no bucket.
@@ -113,7 +88,9 @@ impl DynamoStore {
     ///
     /// [`StoreError`] when the table does not answer.
     pub async fn parts(&self, bucket: &BucketKey, now: Timestamp) -> Result<usize, StoreError> {
-        Ok(self.shared.read_parts(bucket, now).await?.iter().count())
+        let shards = self.driver.read_all_shards(std::slice::from_ref(bucket)).await?;
+        let live = shards.into_iter().map(|items| Shards::live(items, now).iter().count());
+        Ok(live.sum())
     }
 
     /// Makes half as many parts of a bucket's, however hot it is; nothing happens to a bucket in one
@@ -123,17 +100,12 @@ impl DynamoStore {
     ///
     /// [`StoreError`] when the table does not answer.
     pub async fn halve(&self, bucket: &BucketKey, now: Timestamp) -> Result<(), StoreError> {
-        self.shared.read_parts(bucket, now).await?;
-        let count = self.shared.count(bucket);
-        if count > 1 {
-            self.shared.halve(bucket, count, now).await?;
-        }
-        Ok(())
+        self.driver.run(bucket, Task::Halve, now).await.map(drop)
     }
 }
 
 impl fmt::Debug for DynamoStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DynamoStore").field("table", &self.shared.table).finish_non_exhaustive()
+        f.debug_struct("DynamoStore").field("table", &self.driver.table).finish_non_exhaustive()
     }
 }

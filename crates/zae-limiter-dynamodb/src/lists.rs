@@ -5,6 +5,7 @@
 //! Of all separators, `#` sorts before everything a name is made of, so that the order of
 //! `{name}#{more}` is that of the names.
 
+use std::sync::Arc;
 use std::ops::Range as Span;
 
 use zae_limiter_core::{
@@ -18,11 +19,10 @@ use zae_limiter_schema::{
     namespace_partition, parse_key, resource_partition, system_partition,
 };
 
-use crate::Shared;
-use crate::calls::key_of;
+use crate::driver::{Driver, key_of};
 use crate::cursor;
-use crate::error::Trouble;
-use crate::parts::Parts;
+use crate::error::CallError;
+use crate::bucket::shards::Shards;
 use crate::records::record_key;
 use crate::usage::OfEntity;
 
@@ -69,10 +69,10 @@ impl Walk {
     }
 }
 
-impl Shared {
+impl Driver {
     /// Walks on from a place until so many items were accepted.
     pub(crate) async fn walk<T>(
-        &self,
+        self: &Arc<Self>,
         walk: &Walk,
         after: Option<Item>,
         size: usize,
@@ -114,7 +114,7 @@ impl Shared {
 
     /// Lists records.
     pub(crate) async fn list(
-        &self,
+        self: &Arc<Self>,
         query: &Query,
         page: &PageRequest,
     ) -> Result<Page<Record>, StoreError> {
@@ -131,7 +131,7 @@ impl Shared {
         if let None | Some(Index::Parent) = walk.index {
             return self
                 .walk(&walk, after, size(page), |item| match belongs(item) {
-                    Some(key) => Ok(records::decode(&key, item).map_err(Trouble::from)?),
+                    Some(key) => Ok(records::decode(&key, item).map_err(CallError::from)?),
                     None => Ok(None),
                 })
                 .await;
@@ -143,7 +143,7 @@ impl Shared {
 
     /// Lists usage, where there is a shorter way than a walk.
     async fn list_usage(
-        &self,
+        self: &Arc<Self>,
         query: &Query,
         page: &PageRequest,
     ) -> Result<Option<Page<Record>>, StoreError> {
@@ -167,7 +167,7 @@ impl Shared {
 
     /// Lists buckets, each once however many shards it has.
     pub(crate) async fn list_buckets(
-        &self,
+        self: &Arc<Self>,
         query: &BucketQuery,
         page: &PageRequest,
     ) -> Result<Page<StoredBucket>, StoreError> {
@@ -190,17 +190,17 @@ impl Shared {
     }
 
     async fn stored_buckets(
-        &self,
+        self: &Arc<Self>,
         buckets: Vec<BucketKey>,
     ) -> Result<Vec<StoredBucket>, StoreError> {
-        let parts = self.read_all_parts(&buckets).await?;
+        let parts = self.read_all_shards(&buckets).await?;
         let mut stored = Vec::new();
         for (key, items) in buckets.into_iter().zip(parts) {
             // It has gone since the index named it.
             let Some(first) = items.first() else { continue };
             // Whoever asks sees for himself whether it has expired.
             let (expires_at, before) = (first.expires_at, Timestamp::from_millis(i64::MIN));
-            let Some(bucket) = Parts::live(items, before).whole(None) else { continue };
+            let Some(bucket) = Shards::live(items, before).whole(None) else { continue };
             stored.push(StoredBucket { key, bucket, expires_at });
         }
         Ok(stored)
@@ -208,7 +208,7 @@ impl Shared {
 
     /// Lists the keys of all that belongs together.
     pub(crate) async fn list_keys(
-        &self,
+        self: &Arc<Self>,
         scope: &Scope,
         page: &PageRequest,
     ) -> Result<Page<Key>, StoreError> {
@@ -241,7 +241,7 @@ impl Shared {
 
     /// Lists resources by name. A registry is one item, so a page is a part of it.
     pub(crate) async fn list_resources(
-        &self,
+        self: &Arc<Self>,
         ns: &NamespaceId,
         which: ResourceList,
         page: &PageRequest,
@@ -257,7 +257,7 @@ impl Shared {
         };
         let item = self.read_items([key.clone()]).await?.remove(&key).unwrap_or_default();
         let names = match which {
-            ResourceList::WithDefaults => registry::resources(ns, &item).map_err(Trouble::from)?,
+            ResourceList::WithDefaults => registry::resources(ns, &item).map_err(CallError::from)?,
             ResourceList::WithEntityConfigs => registry::resources_of_entities(&item),
         };
         let is_left =

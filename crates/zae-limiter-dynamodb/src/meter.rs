@@ -3,26 +3,21 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use zae_limiter_core::Cost;
+use zae_limiter_core::{BucketKey, Cost};
 use zae_limiter_schema::Consumed;
 
-use crate::Shared;
+use crate::bucket::message::Counted;
 
 #[derive(Debug, Default)]
 pub(crate) struct Meter(Mutex<Cost>);
 
 impl Meter {
-    /// Counts a call that was answered.
+    /// Counts a call. What one without an answer cost nobody knows.
     pub(crate) fn count(&self, consumed: Consumed) {
         let mut cost = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         cost.round_trips += 1;
         cost.write_units += consumed.write;
         cost.read_units += consumed.read;
-    }
-
-    /// Counts a call that was not: what it cost nobody knows.
-    pub(crate) fn count_unanswered(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).round_trips += 1;
     }
 
     pub(crate) fn so_far(&self) -> Cost {
@@ -44,14 +39,14 @@ pub struct DivisionCounts {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Divisions {
+pub(crate) struct Resharding {
     doublings: AtomicU64,
     merges: AtomicU64,
     gathered: AtomicU64,
     most_parts: AtomicU64,
 }
 
-impl Divisions {
+impl Resharding {
     pub(crate) fn so_far(&self) -> DivisionCounts {
         DivisionCounts {
             doublings: self.doublings.load(Ordering::Relaxed),
@@ -62,31 +57,40 @@ impl Divisions {
     }
 }
 
-impl Shared {
-    pub(crate) fn count_doubling(&self, parts: u32) {
-        self.divisions.doublings.fetch_add(1, Ordering::Relaxed);
-        self.divisions.most_parts.fetch_max(parts.into(), Ordering::Relaxed);
-        #[cfg(feature = "metrics")]
-        {
-            metrics::counter!("zae_limiter_bucket_doublings_total").increment(1);
-            metrics::histogram!("zae_limiter_bucket_parts").record(parts);
-        }
-        tracing::info!(parts, "a hot bucket was divided");
-    }
+/// Above this many shards something else is wrong.
+const SHARDS_USUAL: u32 = 32;
 
-    pub(crate) fn count_merge(&self, parts: u32) {
-        self.divisions.merges.fetch_add(1, Ordering::Relaxed);
-        #[cfg(feature = "metrics")]
-        {
-            metrics::counter!("zae_limiter_bucket_merges_total").increment(1);
-            metrics::histogram!("zae_limiter_bucket_parts").record(parts);
+impl Resharding {
+    pub(crate) fn count(&self, counted: Counted, bucket: &BucketKey) {
+        match counted {
+            Counted::Split(shards) => {
+                self.doublings.fetch_add(1, Ordering::Relaxed);
+                self.most_parts.fetch_max(shards.into(), Ordering::Relaxed);
+                #[cfg(feature = "metrics")]
+                {
+                    metrics::counter!("zae_limiter_bucket_doublings_total").increment(1);
+                    metrics::histogram!("zae_limiter_bucket_parts").record(shards);
+                }
+                tracing::info!(shards, "a hot bucket was split");
+                if shards > SHARDS_USUAL {
+                    let (entity, resource) = (&bucket.entity, &bucket.resource);
+                    tracing::warn!(?entity, %resource, shards, "a bucket is very hot");
+                }
+            }
+            Counted::Merged(shards) => {
+                self.merges.fetch_add(1, Ordering::Relaxed);
+                #[cfg(feature = "metrics")]
+                {
+                    metrics::counter!("zae_limiter_bucket_merges_total").increment(1);
+                    metrics::histogram!("zae_limiter_bucket_parts").record(shards);
+                }
+                tracing::info!(shards, "a calm bucket was merged");
+            }
+            Counted::Gathered => {
+                self.gathered.fetch_add(1, Ordering::Relaxed);
+                #[cfg(feature = "metrics")]
+                metrics::counter!("zae_limiter_gathered_acquires_total").increment(1);
+            }
         }
-        tracing::info!(parts, "the parts of a calm bucket were put together");
-    }
-
-    pub(crate) fn count_gathered(&self) {
-        self.divisions.gathered.fetch_add(1, Ordering::Relaxed);
-        #[cfg(feature = "metrics")]
-        metrics::counter!("zae_limiter_gathered_acquires_total").increment(1);
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
 /// How many parts a bucket is divided into at most: 64,000 writes a second.
 const SHARDS_MAX: u32 = 64;
 
@@ -14,6 +16,10 @@ pub struct DynamoOptions {
     pub(crate) parts_max: u32,
     pub(crate) merge_after: Duration,
     pub(crate) seed: u64,
+    pub(crate) call_timeout: Duration,
+    pub(crate) queue_max: usize,
+    pub(crate) worker_threads: Option<usize>,
+    pub(crate) runtime: Option<Handle>,
 }
 
 impl Default for DynamoOptions {
@@ -25,6 +31,10 @@ impl Default for DynamoOptions {
             parts_max: SHARDS_MAX,
             merge_after: Duration::from_secs(600),
             seed: arbitrary(),
+            call_timeout: Duration::from_secs(1),
+            queue_max: 10_000,
+            worker_threads: None,
+            runtime: None,
         }
     }
 }
@@ -80,6 +90,38 @@ impl DynamoOptions {
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
+        self
+    }
+
+    /// How long one call to the table may take (1 s). After that the store gives the call up, and serves
+    /// the next ones: one silent connection stops no bucket. Records and lists get five times as long.
+    #[must_use]
+    pub fn call_timeout(mut self, limit: Duration) -> Self {
+        self.call_timeout = limit;
+        self
+    }
+
+    /// How many callers may wait for one bucket (10,000). Beyond it the store refuses them at once, with
+    /// [`StoreErrorKind::Busy`](zae_limiter_core::StoreErrorKind::Busy).
+    #[must_use]
+    pub fn queue_max(mut self, callers: usize) -> Self {
+        self.queue_max = callers.max(1);
+        self
+    }
+
+    /// How many threads the stores' own runtime has; without it as many as cores. All stores of a process
+    /// share one runtime, so the first store decides.
+    #[must_use]
+    pub fn worker_threads(mut self, threads: usize) -> Self {
+        self.worker_threads = Some(threads);
+        self
+    }
+
+    /// Runs the store's work on this runtime instead of one of its own, which saves handing work over. It
+    /// must have IO and time enabled and outlive the store: when it ends, every call fails.
+    #[must_use]
+    pub fn runtime(mut self, runtime: Handle) -> Self {
+        self.runtime = Some(runtime);
         self
     }
 }

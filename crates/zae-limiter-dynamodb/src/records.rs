@@ -1,6 +1,7 @@
 //! Reading and writing records. Batches are transactions, in which the registries keep in step with
 //! the limits they name.
 
+use std::sync::Arc;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use zae_limiter_core::{
@@ -13,22 +14,22 @@ use zae_limiter_schema::{
     Change, Condition, Item, ItemKey, ParsedKey, Transacted, Update, Updated, Value, parse_key,
 };
 
-use crate::Shared;
+use crate::driver::Driver;
 use crate::deletion::further_shards;
-use crate::error::Trouble;
+use crate::error::CallError;
 
 /// How often a batch is tried because others changed what it was computed from.
 const ATTEMPTS_MAX: u32 = 16;
 
-impl Shared {
+impl Driver {
     /// Reads records, in the order of the keys.
-    pub(crate) async fn get(&self, keys: &[Key]) -> Result<Vec<Option<Record>>, StoreError> {
+    pub(crate) async fn get(self: &Arc<Self>, keys: &[Key]) -> Result<Vec<Option<Record>>, StoreError> {
         let is_record = |key: &&Key| !matches!(key, Key::Bucket(_));
         let items = self.read_items(keys.iter().filter(is_record).map(ItemKey::of)).await?;
         let mut found = Vec::with_capacity(keys.len());
         for key in keys {
             found.push(match items.get(&ItemKey::of(key)) {
-                Some(item) => records::decode(key, item).map_err(Trouble::from)?,
+                Some(item) => records::decode(key, item).map_err(CallError::from)?,
                 None => None,
             });
         }
@@ -36,7 +37,7 @@ impl Shared {
     }
 
     /// Makes all changes of a batch, or none.
-    pub(crate) async fn write(&self, batch: &[Write]) -> Result<Written, StoreError> {
+    pub(crate) async fn write(self: &Arc<Self>, batch: &[Write]) -> Result<Written, StoreError> {
         check_keys(batch)?;
         for _ in 0..ATTEMPTS_MAX {
             let seen = self.look_before(batch).await?;
@@ -63,7 +64,7 @@ impl Shared {
 
     /// Reads the items on which it depends how the batch is written.
     async fn look_before(
-        &self,
+        self: &Arc<Self>,
         batch: &[Write],
     ) -> Result<HashMap<ItemKey, Option<Item>>, StoreError> {
         let mut keys: Vec<ItemKey> = batch
@@ -83,7 +84,7 @@ impl Shared {
     /// Makes the changes. `None` when they are made; else, for each, whether its conditions failed,
     /// and then the item as it is.
     async fn send(
-        &self,
+        self: &Arc<Self>,
         changes: &[Change],
     ) -> Result<Option<Vec<Option<Option<Item>>>>, StoreError> {
         match changes {
@@ -105,10 +106,10 @@ impl Shared {
     }
 
     /// What follows from a batch that was made.
-    async fn after(&self, batch: &[Write], prepared: &Prepared) {
+    async fn after(self: &Arc<Self>, batch: &[Write], prepared: &Prepared) {
         for write in batch {
             if let Write::Delete(Key::Bucket(key), _) = write {
-                self.lanes.forget(key);
+                self.forget(key);
             }
         }
         self.forget_counters(&prepared.counts).await;
@@ -116,11 +117,11 @@ impl Shared {
 
     /// Drops counters that have come down to nothing. They say nothing as they are, so it does no
     /// harm if that fails.
-    pub(crate) async fn forget_counters(&self, counts: &Counts) {
+    pub(crate) async fn forget_counters(self: &Arc<Self>, counts: &Counts) {
         for (ns, counts) in counts {
             for (counter, _) in counts.iter().filter(|(_, by)| **by < 0) {
-                if let Err(trouble) = self.update(&registry::forget_counter(ns, counter)).await {
-                    let error = trouble.told();
+                if let Err(error) = self.update(&registry::forget_counter(ns, counter)).await {
+                    let error = error.to_store_error();
                     tracing::debug!(%error, "a counter of nothing stays");
                 }
             }

@@ -3,6 +3,7 @@
 //! and one over everything that an entity has used through all times. So days and months are read by
 //! their keys, and resources are found by leaping from one to the next.
 
+use std::sync::Arc;
 use zae_limiter_core::{
     EntityId, Key, NamespaceId, Page, PageRequest, Record, ResourceName, StoreError, Timestamp,
     UsageKey, Window,
@@ -12,10 +13,9 @@ use zae_limiter_schema::{
     records, resource_partition,
 };
 
-use crate::Shared;
-use crate::calls::key_of;
+use crate::driver::{Driver, key_of};
 use crate::cursor;
-use crate::error::Trouble;
+use crate::error::CallError;
 use crate::lists::{Walk, labels, size};
 use crate::records::record_key;
 
@@ -75,10 +75,10 @@ fn parts(sk: &str) -> Option<(&str, &str)> {
     sk.strip_prefix("#USAGE#")?.split_once('#')
 }
 
-impl Shared {
+impl Driver {
     /// What an entity has used of one resource, or of all of them, by resource and start.
     pub(crate) async fn list_usage_of_entity(
-        &self,
+        self: &Arc<Self>,
         of: &OfEntity<'_>,
         resource: Option<&ResourceName>,
         page: &PageRequest,
@@ -119,7 +119,7 @@ impl Shared {
 
     /// The first resource behind another of which there is any usage.
     async fn next_resource(
-        &self,
+        self: &Arc<Self>,
         of: &OfEntity<'_>,
         after: Option<&ResourceName>,
     ) -> Result<Option<ResourceName>, StoreError> {
@@ -148,7 +148,7 @@ impl Shared {
 
     /// What an entity has used of one resource.
     async fn usage_of_both(
-        &self,
+        self: &Arc<Self>,
         of: &OfEntity<'_>,
         resource: &ResourceName,
         after: Option<String>,
@@ -175,7 +175,7 @@ impl Shared {
                     let belongs = matches!(&key, Key::Usage(usage)
                         if usage.window == of.window && of.span.contains(&usage.start));
                     Ok(if belongs {
-                        records::decode(&key, item).map_err(Trouble::from)?
+                        records::decode(&key, item).map_err(CallError::from)?
                     } else {
                         None
                     })
@@ -196,7 +196,7 @@ impl Shared {
     /// What everybody has used of a resource in some days or months, by start and entity. `None`
     /// where there are too many of them to look at each.
     pub(crate) async fn list_usage_of_resource(
-        &self,
+        self: &Arc<Self>,
         (ns, resource): (&NamespaceId, &ResourceName),
         (window, span): (Window, &Span),
         page: &PageRequest,

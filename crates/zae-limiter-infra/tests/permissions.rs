@@ -131,6 +131,10 @@ impl Table for Guarded {
         self.table.pause(wait)
     }
 
+    fn timeout(&self, limit: Duration) -> Waiting<'_> {
+        self.table.timeout(limit)
+    }
+
     fn spawn(&self, task: Task) -> Result<(), Task> {
         self.table.spawn(task)
     }

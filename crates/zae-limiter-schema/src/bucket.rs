@@ -10,7 +10,7 @@
 //! | [`refill`] | moves `rf`, pays out the time, takes and gives | `rf`, the generation, and on which side of the ceiling each balance ends |
 //! | [`rewrite`] | gives the item other limits, or a new life | `rf` and everything it was computed from |
 //! | [`split`] | divides a part in two | of the old part like [`refill`], and its count; of the new one that it holds nothing |
-//! | [`bring_back`] | makes a part of an item that holds nothing any more | `rf`, the generation and the count; and the count of the part it was divided from |
+//! | [`bring_back`] | makes a shard that is missing, or of an item that holds nothing any more | that it is so; and the count of the shard it was split from |
 //! | [`merge`] | makes one part of two | `rf` and everything it was computed from, of both |
 //!
 //! All of them pin that an item that expires is full again by then: others may have taken more than
@@ -71,6 +71,10 @@ const SHARD_COUNT: &str = "shard_count";
 /// On the first part: the highest count there ever was. Parts that were put together again stay
 /// until they expire, and are deleted with the bucket.
 const SHARDS_SEEN: &str = "shards_seen";
+/// When the stored configuration was read that the item's limits come from. Whoever has read it before
+/// that has an older one, and does not bring it back. Absent where a call brought its own limits, and on
+/// items of other clients.
+const LIMITS_AT: &str = "limits_at";
 const TTL: &str = "ttl";
 
 fn attribute(limit: &str, suffix: &str) -> String {
@@ -450,15 +454,18 @@ pub struct After<'a> {
     pub bucket: &'a Bucket,
     /// The limits of the bucket, undivided; the same names.
     pub whole: &'a LimitSet,
-    /// Into how many parts the bucket is divided.
+    /// Into how many shards the bucket is split.
     pub shard_count: u32,
+    /// When the stored configuration was read that the limits come from.
+    pub limits_at: Option<Timestamp>,
 }
 
 /// A new item.
 pub fn create(key: &BucketItemKey, after: &After<'_>, owner: &Owner<'_>, expiry: Expiry) -> Update {
-    let After { bucket, whole, shard_count } = *after;
+    let After { bucket, whole, shard_count, limits_at } = *after;
     let mut actions = Vec::new();
     push_limits(&mut actions, bucket, whole);
+    push_limits_at(&mut actions, limits_at, None);
     for (name, cell) in bucket.limits().names().iter().zip(bucket.cells()) {
         let consumed = Value::number(cell.consumed.get());
         actions.push(Action::Set(attribute(name.as_str(), "tc"), consumed));
@@ -484,7 +491,7 @@ pub fn rewrite(
     owner: &Owner<'_>,
     expiry: Expiry,
 ) -> Update {
-    let After { bucket, whole, shard_count } = *after;
+    let After { bucket, whole, shard_count, limits_at } = *after;
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     let before = known.bucket.refilled_at();
     pin_known(known, &mut conditions);
@@ -506,6 +513,7 @@ pub fn rewrite(
         }
     }
     push_limits(&mut actions, bucket, whole);
+    push_limits_at(&mut actions, limits_at, known.limits_at);
     for (name, cell) in bucket.limits().names().iter().zip(bucket.cells()) {
         let old = known.bucket.cell(name.as_str()).map_or(0, |(cell, _)| cell.consumed.get());
         let more = cell.consumed.get().saturating_sub(old);
@@ -542,6 +550,21 @@ fn push_limits(actions: &mut Vec<Action>, bucket: &Bucket, whole: &LimitSet) {
             actions.push(Action::Set(attribute(name.as_str(), suffix), Value::number(value)));
         }
         push_remainder(actions, name, cell.remainder);
+    }
+}
+
+fn push_limits_at(
+    actions: &mut Vec<Action>,
+    limits_at: Option<Timestamp>,
+    before: Option<Timestamp>,
+) {
+    match limits_at {
+        Some(at) if before == Some(at) => {}
+        Some(at) => {
+            actions.push(Action::Set(LIMITS_AT.to_owned(), Value::number(at.as_millis())));
+        }
+        None if before.is_some() => actions.push(Action::Remove(LIMITS_AT.to_owned())),
+        None => {}
     }
 }
 

@@ -254,6 +254,12 @@ pub trait Table: fmt::Debug + Send + Sync + 'static {
     /// Completes when `wait` has passed, by the clock that the calls are made by.
     fn pause(&self, wait: Duration) -> Waiting<'_>;
 
+    /// Completes when a call that has been under way for so long is to be given up. A table in which no
+    /// time passes never does.
+    fn timeout(&self, limit: Duration) -> Waiting<'_> {
+        self.pause(limit)
+    }
+
     /// Runs a task where the calls of this table run. `Err` hands it back: then the store runs it on a
     /// runtime of its own. A simulated table runs it in the simulated world.
     ///

@@ -36,6 +36,7 @@ const ALL: &[&str] = &[
     "cascade",
     "entity_id",
     "gn",
+    "limits_at",
     "parent_id",
     "resource",
     "rf",
@@ -62,7 +63,7 @@ pub const WRITERS: &[Writer] = &[
             "ttl",
         ],
     },
-    Writer { name: "bring_back", changes: ALL, pins: &["gn", "rf", "shard_count"] },
+    Writer { name: "bring_back", changes: ALL, pins: &["PK", "gn", "rf", "shard_count"] },
     Writer { name: "carry_shard_count", changes: &["shard_count"], pins: &["PK", "shard_count"] },
     Writer {
         name: "create",
@@ -82,6 +83,7 @@ pub const WRITERS: &[Writer] = &[
             "cascade",
             "entity_id",
             "gn",
+            "limits_at",
             "parent_id",
             "resource",
             "rf",
@@ -126,6 +128,7 @@ pub const WRITERS: &[Writer] = &[
             "cascade",
             "entity_id",
             "gn",
+            "limits_at",
             "parent_id",
             "resource",
             "rf",
@@ -283,7 +286,8 @@ mod tests {
     }
 
     fn after_of(bucket: &Bucket, shard_count: u32) -> After<'_> {
-        After { bucket, whole: bucket.limits(), shard_count }
+        let limits_at = Some(Timestamp::from_millis(1));
+        After { bucket, whole: bucket.limits(), shard_count, limits_at }
     }
 
     /// The same item as one of several parts.
@@ -336,11 +340,14 @@ mod tests {
             "bring_back" => {
                 let (retired, origin) = (parted(&first, 1, 1), parted(&later, 0, 2));
                 let after = after_of(&other, 2);
-                let mut changes = bring_back(&key(), &retired, &origin, &after, &below);
-                // The other one is only looked at.
-                let looked_at = changes.pop();
-                assert!(matches!(looked_at, Some(Change::Check(_, pins)) if !pins.is_empty()));
-                updates([changes])
+                let made = [None, Some(&retired)].map(|left| {
+                    let mut changes = bring_back(&key(), left, &origin, &after, &below);
+                    // The other one is only looked at.
+                    let looked_at = changes.pop();
+                    assert!(matches!(looked_at, Some(Change::Check(_, pins)) if !pins.is_empty()));
+                    changes
+                });
+                updates(made)
             }
             "carry_shard_count" => vec![carry_shard_count(&key(), 4)],
             "rewrite" => vec![

@@ -234,3 +234,94 @@ async fn a_batch_takes_what_came_while_the_last_one_was_done() {
     assert_eq!(admissions, [[true; 10], [false; 10]].concat());
     assert_eq!(tokens(&store, &target).await, Some(0));
 }
+
+/// Three of ten are taken, and a settlement charges two more.
+async fn charge_of_two(store: &SqliteStore) -> (Arc<Target>, [Settlement; 1]) {
+    let target = target("key-1");
+    store.acquire(&plan(&[&target], 3)).await.unwrap();
+    let differences = plan(&[&target], 2).legs[0].takes.clone();
+    let settlement = Settlement { target: Arc::clone(&target), shard: 0, differences };
+    (target, [settlement])
+}
+
+/// Submits a settlement into a transaction that fails, and waits until the writer gets there.
+fn submit_to_fail<'a>(
+    store: &'a SqliteStore,
+    settlements: &'a [Settlement],
+) -> (Answer<'a, ()>, Gate) {
+    let gate = Gate::put(store);
+    gate.wait_until_reached();
+    let mut settle = store.settle(settlements, NOW);
+    submit(&mut settle);
+    store.shared.writer.put(Job::Fail).unwrap();
+    (settle, gate)
+}
+
+/// The failing transaction is over. This one may have come into it, and is then told so.
+async fn failed(store: &SqliteStore) {
+    let _ = store.settle(&[], NOW).await;
+}
+
+#[tokio::test]
+async fn a_settle_whose_caller_has_gone_survives_a_failed_transaction() {
+    let (_folder, store) = open();
+    let (target, settlements) = charge_of_two(&store).await;
+    let (settle, gate) = submit_to_fail(&store, &settlements);
+    drop(settle);
+    gate.open();
+    failed(&store).await;
+    barrier(&store).await;
+    assert_eq!(tokens(&store, &target).await, Some(5), "once, in a later transaction");
+}
+
+#[tokio::test]
+async fn a_settle_dropped_with_its_failure_unread_is_carried_out() {
+    let (_folder, store) = open();
+    let (target, settlements) = charge_of_two(&store).await;
+    let (settle, gate) = submit_to_fail(&store, &settlements);
+    gate.open();
+    failed(&store).await;
+    drop(settle);
+    barrier(&store).await;
+    assert_eq!(tokens(&store, &target).await, Some(5));
+}
+
+#[tokio::test]
+async fn a_settle_whose_caller_was_told_of_a_failure_is_left_to_the_caller() {
+    let (_folder, store) = open();
+    let (target, settlements) = charge_of_two(&store).await;
+    let (settle, gate) = submit_to_fail(&store, &settlements);
+    gate.open();
+    let error = settle.await.unwrap_err();
+    assert_eq!((error.kind(), error.applied()), (StoreErrorKind::Unavailable, Applied::No));
+    barrier(&store).await;
+    assert_eq!(tokens(&store, &target).await, Some(7));
+}
+
+#[tokio::test]
+async fn a_forked_child_is_told_to_open_the_store_itself() {
+    let (_folder, mut store) = open();
+    let (target, settlements) = charge_of_two(&store).await;
+    let (writer, reader) = (Arc::clone(&store.shared.writer), Arc::clone(&store.shared.reader));
+    // From now on this is another process than the one that opened the store.
+    Arc::get_mut(&mut store.shared).expect("the only handle").process += 1;
+    let errors = [
+        store.acquire(&plan(&[&target], 1)).await.map(drop),
+        store.settle(&settlements, NOW).await,
+        store.reconfigure(&target, NOW).await,
+        store.peek(&[target.key().clone()], NOW).await.map(drop),
+        store.get(&[]).await.map(drop),
+        store.write(&[]).await.map(drop),
+        store.delete(&[Key::Bucket(target.key().clone())]).await,
+    ];
+    for (call, error) in errors.into_iter().enumerate() {
+        let error = error.expect_err("nobody would answer");
+        assert_eq!(error.kind(), StoreErrorKind::Rejected, "call {call}");
+        assert!(error.to_string().contains("open the store in the child"), "{error}");
+    }
+    // It waits for no thread, because there is none.
+    drop(store);
+    assert!(!writer.is_closed() && !reader.is_closed(), "they are the parent's");
+    writer.close();
+    reader.close();
+}

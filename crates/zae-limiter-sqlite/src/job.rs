@@ -58,7 +58,8 @@ impl<T> Caller<T> {
 #[derive(Debug)]
 pub(crate) enum Job {
     Acquire(Plan, Caller<Admission>),
-    /// Without a caller it gives back what an acquire took whose caller has gone away.
+    /// Without a caller it is owed: the refund of an acquire whose caller has gone away, or a settlement
+    /// whose caller had gone before it could be told of a failure.
     Settle(Vec<Settlement>, Timestamp, Option<Caller<()>>),
     Reconfigure(Target, Timestamp, Caller<()>),
     Write(Vec<Write>, Caller<Written>),
@@ -68,6 +69,9 @@ pub(crate) enum Job {
     /// Stops the writer in the middle of a transaction until the test lets it go.
     #[cfg(test)]
     Gate(std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>),
+    /// Ends the transaction as a disk that cannot be written does.
+    #[cfg(test)]
+    Fail,
 }
 
 impl Job {
@@ -95,27 +99,34 @@ impl Job {
             Self::Write(_, caller) => caller.reply.is_closed(),
             Self::Book(_, _, caller) => caller.reply.is_closed(),
             #[cfg(test)]
-            Self::Gate(..) => false,
+            Self::Gate(..) | Self::Fail => false,
         }
     }
 
     /// Tells the caller what became of the job. What comes back is still owed: the undoing of an
-    /// acquire whose caller has gone away.
+    /// acquire, or a settlement, whose caller has gone away.
     pub(crate) fn answer(self, commit: Commit<'_>, file: &Path) -> Option<Self> {
         match self {
             Self::Acquire(plan, caller) => match caller.tell(commit, file)? {
                 Admission::Taken(_) => return Some(Self::give_back(&plan)),
                 Admission::Refused(_) => {}
             },
-            Self::Settle(_, _, Some(caller)) => {
-                let _ = caller.tell(commit, file);
-            }
+            Self::Settle(settlements, now, Some(caller)) => match commit {
+                // A caller that is told tries again itself.
+                Commit::Undone(failure) if failure.is_outage() => {
+                    let gone = caller.reply.send(Err(failure.told(file))).is_err();
+                    return gone.then_some(Self::Settle(settlements, now, None));
+                }
+                _ => {
+                    let _ = caller.tell(commit, file);
+                }
+            },
             Self::Settle(_, _, None) => match commit {
                 Commit::Done => {}
                 Commit::Undone(failure) if failure.is_outage() => return Some(self),
                 // Either it can never be done, or it may have been, and must not be twice.
                 Commit::Undone(failure) | Commit::Unknown(failure) => {
-                    tracing::warn!(%failure, "tokens of a cancelled acquire may be lost");
+                    tracing::warn!(%failure, "a settlement without a caller may be lost");
                 }
             },
             Self::Reconfigure(_, _, caller) | Self::Delete(_, caller) => {
@@ -124,7 +135,7 @@ impl Job {
             Self::Write(_, caller) => drop(caller.tell(commit, file)),
             Self::Book(_, _, caller) => drop(caller.tell(commit, file)),
             #[cfg(test)]
-            Self::Gate(..) => {}
+            Self::Gate(..) | Self::Fail => {}
         }
         None
     }

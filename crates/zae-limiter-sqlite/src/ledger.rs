@@ -90,26 +90,26 @@ impl Ledger {
         settlements: &[Settlement],
         now: Timestamp,
     ) -> Result<(), Failure> {
-        let mut changed: SmallVec<[(At, Account); 1]> = SmallVec::new();
+        let mut changed: SmallVec<[(At, Option<Account>); 1]> = SmallVec::new();
         let mut booked: SmallVec<[(BucketKey, Booking); 1]> = SmallVec::new();
         for settlement in settlements {
             let target = &settlement.target;
             let at = self.accounts.find(&self.conn, target.key(), Some(target))?;
             let place = match changed.iter().position(|(other, _)| *other == at) {
                 Some(place) => place,
-                None => match self.accounts.get(at) {
-                    Some(account) if !account.is_expired(now) => {
-                        changed.push((at, account.clone()));
-                        changed.len() - 1
-                    }
-                    _ => continue,
-                },
+                None => {
+                    changed.push((at, self.accounts.get(at).cloned()));
+                    changed.len() - 1
+                }
             };
             let account = &mut changed[place].1;
             settle(settlement, account, now, |b| booked.push((target.key().clone(), b)))?;
         }
+        // Only now that all of them fit is any of them applied.
         for (at, account) in changed {
-            self.accounts.set(at, account);
+            if let Some(account) = account {
+                self.accounts.set(at, account);
+            }
         }
         self.bookings.extend(booked);
         Ok(())

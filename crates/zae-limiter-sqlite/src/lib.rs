@@ -13,7 +13,8 @@
 //! end with the last handle of the store.
 //!
 //! Every process that opens the same file takes from the same budget: SQLite's lock makes their
-//! transactions follow each other.
+//! transactions follow each other. A process that forks opens the store again in the child, which has
+//! none of its parent's threads; calls on the inherited handle are rejected there.
 
 mod accounts;
 mod codec;
@@ -42,9 +43,10 @@ use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
 use zae_limiter_core::{
-    Admission, Answer, BATCH_MAX, Bucket, BucketKey, BucketQuery, Key, Millitokens, NamespaceId,
-    Page, PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store,
-    StoreError, StoreErrorKind, StoredBucket, Take, Target, Timestamp, Write, Written,
+    Admission, Answer, Applied, BATCH_MAX, Bucket, BucketKey, BucketQuery, Key, Millitokens,
+    NamespaceId, Page, PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope,
+    Settlement, Store, StoreError, StoreErrorKind, StoredBucket, Take, Target, Timestamp, Write,
+    Written,
 };
 
 pub use crate::options::{Durability, SqliteOptions};
@@ -75,6 +77,8 @@ struct Shared {
     // Both joined when the last handle goes.
     write_thread: Option<JoinHandle<()>>,
     read_thread: Option<JoinHandle<()>>,
+    // The process that has these threads; a child that it forks off has not.
+    process: u32,
 }
 
 impl SqliteStore {
@@ -101,6 +105,10 @@ impl fmt::Debug for SqliteStore {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        if self.was_forked() {
+            // The threads, and whoever may hold the queues' locks, are in the other process.
+            return;
+        }
         // The writer goes last and alone: the last connection tidies the log away, and of two that
         // close at once neither would be the last.
         self.reader.close();
@@ -119,6 +127,28 @@ fn join(thread: Option<JoinHandle<()>>) {
 }
 
 impl Shared {
+    fn was_forked(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    /// Nobody would ever answer in a forked child.
+    fn check_process(&self) -> Result<(), StoreError> {
+        if !self.was_forked() {
+            return Ok(());
+        }
+        let message =
+            "this process was forked after the store was opened; open the store in the child";
+        Err(StoreError::new(StoreErrorKind::Rejected, message))
+    }
+
+    /// Has the writer do something that nobody waits for.
+    fn owe(&self, job: Job) {
+        if !self.was_forked() {
+            // A writer that has ended can do nothing any more, as after a crash.
+            let _ = self.writer.put_always(job);
+        }
+    }
+
     fn refused(&self, closed: Closed) -> StoreError {
         let file = self.file.display();
         let message = match closed {
@@ -143,13 +173,9 @@ impl Shared {
 
     /// Has the writer do something.
     async fn submit<T>(&self, job: impl FnOnce(Caller<T>) -> Job) -> Result<T, StoreError> {
+        self.check_process()?;
         let (caller, answer) = Caller::new();
-        let job = job(caller);
-        let put = match job {
-            Job::Settle(..) => self.writer.put_always(job),
-            _ => self.writer.put(job),
-        };
-        put.map_err(|closed| self.refused(closed))?;
+        self.writer.put(job(caller)).map_err(|closed| self.refused(closed))?;
         self.answer(answer).await
     }
 
@@ -158,6 +184,7 @@ impl Shared {
         &self,
         read: impl FnMut(&rusqlite::Connection) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, StoreError> {
+        self.check_process()?;
         let (question, answer) = reader::question(read);
         self.reader.put(question).map_err(|closed| self.refused(closed))?;
         self.answer(answer).await
@@ -188,8 +215,28 @@ impl Drop for Acquiring<'_> {
         // After this the writer sees that nobody waits. Before it, the answer lies here.
         self.answer.close();
         if let Ok(Ok(Admission::Taken(_))) = self.answer.try_recv() {
-            // A writer that has ended can give nothing back, as after a crash.
-            let _ = self.shared.writer.put_always(Job::give_back(self.plan));
+            self.shared.owe(Job::give_back(self.plan));
+        }
+    }
+}
+
+/// The answer to a settlement, on its way. Dropped before a failure was read, it settles again: what was
+/// polled once is carried out.
+struct Settling<'a> {
+    shared: &'a Shared,
+    settlements: &'a [Settlement],
+    now: Timestamp,
+    answer: oneshot::Receiver<Result<(), StoreError>>,
+}
+
+impl Drop for Settling<'_> {
+    fn drop(&mut self) {
+        // After this the writer sees that nobody waits. Before it, the answer lies here.
+        self.answer.close();
+        let Ok(Err(error)) = self.answer.try_recv() else { return };
+        let may_pass = error.is_transient() || error.kind() == StoreErrorKind::Denied;
+        if may_pass && error.applied() == Applied::No {
+            self.shared.owe(Job::Settle(self.settlements.to_vec(), self.now, None));
         }
     }
 }
@@ -229,6 +276,7 @@ impl Store for SqliteStore {
         Box::pin(async move {
             check_plan(plan)?;
             let shared = &*self.shared;
+            shared.check_process()?;
             let (caller, answer) = Caller::new();
             let put = shared.writer.put(Job::Acquire(plan.clone(), caller));
             put.map_err(|closed| shared.refused(closed))?;
@@ -246,8 +294,16 @@ impl Store for SqliteStore {
                 let least = Millitokens::new(i64::MIN + 1);
                 check_takes(&settlement.target, &settlement.differences, least)?;
             }
-            let job = |caller| Job::Settle(settlements.to_vec(), now, Some(caller));
-            self.shared.submit(job).await
+            let shared = &*self.shared;
+            shared.check_process()?;
+            let (caller, answer) = Caller::new();
+            let job = Job::Settle(settlements.to_vec(), now, Some(caller));
+            shared.writer.put_always(job).map_err(|closed| shared.refused(closed))?;
+            let mut settling = Settling { shared, settlements, now, answer };
+            match (&mut settling.answer).await {
+                Ok(answer) => answer,
+                Err(_) => Err(shared.refused(Closed::Ended).maybe_applied()),
+            }
         })
     }
 

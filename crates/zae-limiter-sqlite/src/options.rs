@@ -81,6 +81,7 @@ impl SqliteOptions {
             reader: Arc::clone(&reader),
             write_thread: None,
             read_thread: None,
+            process: std::process::id(),
         };
         let work = Writer::new(file.clone(), writer, Ledger::new(conn, self.usage));
         shared.write_thread = Some(spawn("zael-write", move || work.run())?);

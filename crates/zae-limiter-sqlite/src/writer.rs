@@ -199,7 +199,7 @@ impl Writer {
                     if let Some(caller) = caller {
                         caller.decide(settled);
                     } else if let Err(failure) = settled {
-                        tracing::warn!(%failure, "tokens of a cancelled acquire are lost");
+                        tracing::warn!(%failure, "a settlement without a caller is lost");
                     }
                 }
                 Job::Reconfigure(target, now, caller) => {
@@ -215,6 +215,12 @@ impl Writer {
                     // A test that has failed meanwhile holds nothing up.
                     let _ = reached.send(());
                     let _ = open.recv();
+                }
+                #[cfg(test)]
+                Job::Fail => {
+                    let message = "cannot be written, on purpose";
+                    let kind = zae_limiter_core::StoreErrorKind::Unavailable;
+                    return Err(Failure::Unusable(kind, message));
                 }
             }
         }

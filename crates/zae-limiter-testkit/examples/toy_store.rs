@@ -179,19 +179,21 @@ impl State {
     }
 
     fn settle(&mut self, settlements: &[Settlement], now: Timestamp) -> Result<(), StoreError> {
-        let mut settled = Vec::new();
+        let mut settled = BTreeMap::new();
+        let mut bookings = Vec::new();
         for settlement in settlements {
             let key = settlement.target.key();
-            let Some(mut account) = self.buckets.get(key).cloned() else { continue };
-            let mut booking = None;
-            account::settle(settlement, &mut account, now, |b| booking = Some(b))
+            // Another settlement of this call may have changed it.
+            let account = settled.entry(key).or_insert_with(|| self.buckets.get(key).cloned());
+            account::settle(settlement, account, now, |b| bookings.push((key, b)))
                 .map_err(|error| StoreError::new(StoreErrorKind::Rejected, error.to_string()))?;
-            settled.push((key, account, booking));
         }
         // Only now that all of them went well is anything stored.
-        for (key, account, booking) in settled {
-            self.book(key, booking);
-            self.buckets.insert(key.clone(), account);
+        for (key, account) in settled {
+            self.buckets.extend(account.map(|account| (key.clone(), account)));
+        }
+        for (key, booking) in bookings {
+            self.book(key, Some(booking));
         }
         Ok(())
     }

@@ -233,9 +233,18 @@ macro_rules! bucket_conformance_tests {
                 giving_back_stops_at_the_capacity,
                 time_is_paid_out_before_a_settlement,
                 differences_of_several_limits_and_buckets_all_count,
-                settling_an_absent_bucket_creates_none,
-                settling_an_expired_bucket_creates_none,
-                settling_a_limit_that_is_gone_is_passed_over,
+                settlements_of_one_bucket_in_one_call_all_count,
+                a_charge_on_an_absent_bucket_leaves_full_less_the_charge,
+                a_charge_on_an_absent_bucket_may_leave_debt,
+                a_charge_on_an_expired_bucket_leaves_full_less_the_charge,
+                a_charge_on_an_expired_bucket_follows_its_own_limits,
+                a_charge_on_a_limit_that_the_bucket_lacks_adds_it,
+                a_refund_on_an_absent_bucket_leaves_it_absent,
+                a_refund_on_an_expired_bucket_leaves_it_absent,
+                a_refund_beside_a_charge_on_an_absent_bucket_is_passed_over,
+                a_refund_on_a_limit_that_is_gone_is_passed_over,
+                calls_that_only_settle_are_limited,
+                a_charge_counts_on_a_bucket_deleted_since_its_acquire,
                 settling_by_old_limits_keeps_the_new_ones,
                 an_overflow_is_an_error_and_changes_nothing,
                 settling_nothing_is_no_error,
@@ -244,6 +253,8 @@ macro_rules! bucket_conformance_tests {
                 an_idle_bucket_is_absent_exactly_from_its_expiry_on,
                 an_acquire_renews_the_lifetime,
                 a_debt_delays_the_expiry,
+                a_bucket_made_by_a_late_charge_expires_when_it_is_full,
+                an_acquire_gives_a_late_charge_the_lifetime_of_its_target,
                 a_bucket_kept_forever_never_expires,
                 a_lifetime_changes_with_the_plan,
                 reconfigure_changes_the_lifetime,
@@ -291,6 +302,9 @@ macro_rules! one_step_conformance_tests {
             refusal: run {
                 a_refused_plan_leaves_no_trace,
             }
+            settling: run {
+                an_overflow_of_one_bucket_leaves_the_others_alone,
+            }
             lifetimes: run {
                 a_bucket_that_starts_anew_has_consumed_nothing,
             }
@@ -323,6 +337,7 @@ macro_rules! usage_conformance_tests {
                 a_chain_books_each_entity,
                 windows_turn_at_their_borders,
                 a_clock_that_runs_back_books_to_its_own_window,
+                a_late_charge_is_booked,
                 usage_outlives_its_bucket,
                 usage_outlives_its_limit,
                 a_record_is_kept_for_the_retention_after_its_window,

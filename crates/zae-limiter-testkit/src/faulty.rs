@@ -131,6 +131,8 @@ struct Script {
     outage: Option<Fault>,
     /// How often each method was called.
     calls: BTreeMap<Call, usize>,
+    /// When the limits were read that the last call of each method brought.
+    limits_read_at: BTreeMap<Call, Option<Timestamp>>,
 }
 
 impl<S: Store + ?Sized> Faulty<S> {
@@ -170,6 +172,18 @@ impl<S: Store + ?Sized> Faulty<S> {
     /// How often any method was called.
     pub fn all_calls(&self) -> usize {
         self.lock().calls.values().sum()
+    }
+
+    /// When the limits were read that the last `acquire`, `settle` or `reconfigure` brought, for the
+    /// first of its buckets: [`Target::limits_read_at`].
+    pub fn limits_read_at(&self, call: Call) -> Option<Timestamp> {
+        self.lock().limits_read_at.get(&call).copied().flatten()
+    }
+
+    fn note(&self, call: Call, target: Option<&Target>) {
+        if let Some(target) = target {
+            self.lock().limits_read_at.insert(call, target.limits_read_at());
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Script> {
@@ -287,15 +301,18 @@ impl<S: Store + ?Sized> Store for Faulty<S> {
         }
         let answer = self.inner.acquire_now(plan)?;
         self.count(Call::Acquire);
+        self.note(Call::Acquire, plan.legs.first().map(|leg| &*leg.target));
         Some(answer)
     }
 
     fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission> {
+        self.note(Call::Acquire, plan.legs.first().map(|leg| &*leg.target));
         let undo = |admission| self.give_back(plan, admission);
         self.meet_or_undo(Call::Acquire, self.inner.acquire(plan), undo)
     }
 
     fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()> {
+        self.note(Call::Settle, settlements.first().map(|each| &*each.target));
         self.meet(Call::Settle, self.inner.settle(settlements, now))
     }
 
@@ -308,6 +325,7 @@ impl<S: Store + ?Sized> Store for Faulty<S> {
     }
 
     fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()> {
+        self.note(Call::Reconfigure, Some(target));
         self.meet(Call::Reconfigure, self.inner.reconfigure(target, now))
     }
 

@@ -36,10 +36,13 @@ impl Oracle {
         settlement: &Settlement,
         now: Timestamp,
     ) -> Result<(), Overflow> {
-        match self.accounts.get_mut(settlement.target.key()) {
-            Some(account) => account::settle(settlement, account, now, |_| {}),
-            None => Ok(()),
+        let key = settlement.target.key();
+        let mut account = self.accounts.get(key).cloned();
+        account::settle(settlement, &mut account, now, |_| {})?;
+        if let Some(account) = account {
+            self.accounts.insert(key.clone(), account);
         }
+        Ok(())
     }
 
     pub(crate) fn reconfigure(&mut self, target: &Target, now: Timestamp) {

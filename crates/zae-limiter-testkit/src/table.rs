@@ -479,6 +479,13 @@ impl Table for SimTable {
         })
     }
 
+    fn timeout(&self, limit: Duration) -> Waiting<'_> {
+        match &self.inside.time {
+            Some(time) => time.sleep(limit),
+            None => Box::pin(pending()),
+        }
+    }
+
     /// In the runtime of the simulated world, which is the one that calls.
     fn spawn(&self, task: Task) -> Result<(), Task> {
         match self.inside.time {

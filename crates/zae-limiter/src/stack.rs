@@ -1,7 +1,10 @@
 //! A limiter that deploys its own stack.
 
 use std::sync::Arc;
+use std::thread;
 
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use zae_limiter_core::{Builder, Clock, Error, RateLimiter, SystemClock};
 use zae_limiter_dynamodb::aws::{AwsTable, DynamoAddress, LazyTable};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
@@ -53,6 +56,9 @@ impl std::error::Error for StackError {
 /// stack is created, changed, or left as it is. The table of `address` is the options' name, whatever
 /// it says.
 ///
+/// It also runs where there is no tokio runtime, as in `blocking::wait`: then on a thread of its own, which goes
+/// on when the future is dropped.
+///
 /// `aggregator` is the program `zae-limiter`, packed; without it a stack keeps the aggregator it has,
 /// and a new one has none.
 ///
@@ -76,12 +82,44 @@ pub async fn ensure_stack(
     address: &DynamoAddress,
     aggregator: Option<&Package>,
 ) -> Result<Builder, StackError> {
-    let mut options = options.clone();
+    let (options, address) = (options.clone(), address.clone());
+    if Handle::try_current().is_ok() {
+        return ensure(options, address, aggregator).await;
+    }
+    let aggregator = aggregator.cloned();
+    on_a_thread(async move { ensure(options, address, aggregator.as_ref()).await }).await
+}
+
+/// Runs work of the SDK, which needs a tokio runtime, where the caller has none.
+async fn on_a_thread<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
+    let (done, result) = oneshot::channel();
+    let run = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        // A caller that has gone away needs no result.
+        let _ = done.send(runtime.expect("a runtime can be made").block_on(work));
+    };
+    let thread = thread::Builder::new().name("zae-limiter-stack".to_owned()).spawn(run);
+    let thread = thread.expect("a thread can be started");
+    match result.await {
+        Ok(result) => result,
+        // It has ended without a result: it panicked.
+        Err(_) => match thread.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => unreachable!("a thread that ends without a panic has sent its result"),
+        },
+    }
+}
+
+async fn ensure(
+    mut options: StackOptions,
+    address: DynamoAddress,
+    aggregator: Option<&Package>,
+) -> Result<Builder, StackError> {
     if let Some(package) = aggregator {
         options = options.architecture(package.architecture());
     }
     let plan = options.plan().map_err(StackError::Invalid)?;
-    let address = DynamoAddress { table: options.name().to_string(), ..address.clone() };
+    let address = DynamoAddress { table: options.name().to_string(), ..address };
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let cloud = AwsCloud::connect(&address).await;
     let cloud = cloud.map_err(|error| StackError::Deploy(DeployError::Cloud(error)))?;

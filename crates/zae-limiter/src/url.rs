@@ -126,7 +126,7 @@ impl StoreUrl {
             Self::Sqlite { path, durability } => {
                 let opened = SqliteOptions::new(path).durability(*durability).open();
                 let store = opened.map_err(|error| {
-                    if error.is_outage() {
+                    if error.is_transient() {
                         Error::Unavailable { waited: std::time::Duration::ZERO, cause: error }
                     } else {
                         Error::Store(error)

@@ -7,5 +7,6 @@
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 mod bench;
+mod blocking;
 #[path = "mod.rs"]
 mod endpoint;

@@ -188,21 +188,72 @@ impl Buckets {
         *found.expect("it is its home") = Arc::clone(&leg.target);
     }
 
+    /// Applies all settlements, or none of them.
     pub(super) fn settle(
         &self,
-        settlement: &Settlement,
+        settlements: &[Settlement],
         now: Timestamp,
-        book: impl FnOnce(Booking),
+        mut book: impl FnMut(&BucketKey, Booking),
     ) -> Result<(), Overflow> {
-        let target = &settlement.target;
-        if let Some(mut guard) = self.at_hand(target) {
-            return settle_whole(settlement, seated(&mut guard), now, book);
+        if let [only] = settlements
+            && let Some(mut guard) = self.at_hand(&only.target)
+        {
+            let account = seated(&mut guard);
+            let mut changed = Some(account.clone());
+            let mut booked = None;
+            settle(only, &mut changed, now, |booking| booked = Some(booking))?;
+            *account = changed.expect("a settlement removes no bucket");
+            if let Some(booking) = booked {
+                book(only.target.key(), booking);
+            }
+            return Ok(());
         }
-        let mut tables = self.lock_tables([target.hash()].into_iter());
-        match tables.home(target.hash(), target.key()) {
-            Some(home) => settle_whole(settlement, seated(&mut locked(home.seat())), now, book),
-            None => Ok(()),
+        self.settle_at_home(settlements, now, book)
+    }
+
+    /// The long way: finds each bucket, which several settlements may name, by its key.
+    fn settle_at_home(
+        &self,
+        settlements: &[Settlement],
+        now: Timestamp,
+        mut book: impl FnMut(&BucketKey, Booking),
+    ) -> Result<(), Overflow> {
+        let mut tables = self.lock_tables(settlements.iter().map(|each| each.target.hash()));
+        let mut targets: SmallVec<[&Arc<Target>; 1]> = SmallVec::new();
+        for Settlement { target, .. } in settlements {
+            if targets.iter().all(|other| other.key() != target.key()) {
+                targets.push(target);
+            }
         }
+        let homes: SmallVec<[Option<Arc<Target>>; 1]> =
+            targets.iter().map(|target| tables.home(target.hash(), target.key())).collect();
+        let mut guards: SmallVec<[Option<Guard<'_>>; 1]> =
+            homes.iter().map(|home| home.as_ref().map(|home| locked(home.seat()))).collect();
+        let copies = guards.iter_mut().map(|guard| guard.as_mut().map(|g| seated(g).clone()));
+        let mut accounts: SmallVec<[Option<Account>; 1]> = copies.collect();
+        let mut booked: SmallVec<[(&BucketKey, Booking); 1]> = SmallVec::new();
+        for each in settlements {
+            let key = each.target.key();
+            let at = targets.iter().position(|target| target.key() == key);
+            let account = &mut accounts[at.expect("every target was gathered")];
+            settle(each, account, now, |booking| booked.push((key, booking)))?;
+        }
+        // Only now that all of them fit is any of them applied.
+        let mut fresh: SmallVec<[(&Arc<Target>, Account); 1]> = SmallVec::new();
+        for ((target, guard), account) in targets.into_iter().zip(&mut guards).zip(accounts) {
+            match (guard, account) {
+                (Some(guard), Some(account)) => *seated(guard) = account,
+                (None, Some(account)) => fresh.push((target, account)),
+                (None, None) => {}
+                (Some(_), None) => unreachable!("a settlement removes no bucket"),
+            }
+        }
+        booked.into_iter().for_each(|(key, booking)| book(key, booking));
+        drop(guards);
+        for (target, account) in fresh {
+            self.insert(tables.of(target.hash()), target, account, now, &mut book);
+        }
+        Ok(())
     }
 
     pub(super) fn reconfigure(&self, target: &Target, now: Timestamp, book: impl FnOnce(Booking)) {
@@ -260,21 +311,4 @@ fn keep(target: &Arc<Target>, now: Timestamp, book: &mut impl FnMut(&BucketKey, 
     }
     *guard = None;
     false
-}
-
-/// All differences, or none of them.
-fn settle_whole(
-    settlement: &Settlement,
-    account: &mut Account,
-    now: Timestamp,
-    book: impl FnOnce(Booking),
-) -> Result<(), Overflow> {
-    let mut changed = account.clone();
-    let mut booked = None;
-    settle(settlement, &mut changed, now, |booking| booked = Some(booking))?;
-    *account = changed;
-    if let Some(booking) = booked {
-        book(booking);
-    }
-    Ok(())
 }

@@ -154,14 +154,11 @@ impl Store for MemoryStore {
 
     fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()> {
         Box::pin(async move {
-            for each in settlements {
-                let book = |booking| self.book(each.target.key(), booking);
-                self.buckets.settle(each, now, book).map_err(|overflow| {
-                    let message = overflow.to_string();
-                    StoreError::new(StoreErrorKind::Rejected, message).caused_by(overflow)
-                })?;
-            }
-            Ok(())
+            let book = |key: &BucketKey, booking| self.book(key, booking);
+            self.buckets.settle(settlements, now, book).map_err(|overflow| {
+                let message = overflow.to_string();
+                StoreError::new(StoreErrorKind::Rejected, message).caused_by(overflow)
+            })
         })
     }
 

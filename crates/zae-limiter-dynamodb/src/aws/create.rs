@@ -16,6 +16,7 @@ use zae_limiter_schema::{Index, Table as _, TableError, TableErrorKind};
 
 use super::AwsTable;
 use super::errors::told;
+use super::retries::{Sending, patient};
 
 /// How often the new table is looked at before it is given up, and how long in between.
 const LOOKS_MAX: u32 = 300;
@@ -92,7 +93,7 @@ impl CreateTable {
                 .build();
             request = request.stream_specification(stream.map_err(rejected)?);
         }
-        match request.send().await {
+        match request.customize().config_override(patient()).send().await {
             Ok(_) => {}
             Err(error)
                 if error.as_service_error().is_some_and(|e| e.is_resource_in_use_exception()) =>
@@ -107,7 +108,8 @@ impl CreateTable {
             .update_time_to_live()
             .table_name(&self.name)
             .time_to_live_specification(expiry.map_err(rejected)?);
-        expiry.send().await.map_err(|error| told(&self.name, error))?;
+        let expiry = expiry.customize().config_override(patient()).send().await;
+        expiry.map_err(|error| told(&self.name, error))?;
         self.write_version(client, clock).await
     }
 
@@ -143,7 +145,13 @@ impl CreateTable {
 
     async fn wait(&self, client: &Client, clock: &Arc<dyn Clock>) -> Result<(), TableError> {
         for _ in 0..LOOKS_MAX {
-            let description = client.describe_table().table_name(&self.name).send().await;
+            let description = client
+                .describe_table()
+                .table_name(&self.name)
+                .customize()
+                .config_override(Sending::through(client).repeatedly())
+                .send()
+                .await;
             let description = description.map_err(|error| told(&self.name, error))?;
             let status = description.table.and_then(|table| table.table_status);
             if status == Some(TableStatus::Active) {

@@ -4,10 +4,14 @@ use std::error::Error as StdError;
 use std::io;
 
 use aws_credential_types::provider::error::CredentialsError;
-use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
-use aws_sdk_dynamodb::types::ThrottlingReason;
+use aws_sdk_dynamodb::error::{ConnectorError, ProvideErrorMetadata, SdkError};
+use aws_sdk_dynamodb::types::error::{ProvisionedThroughputExceededException, ThrottlingException};
+use aws_sdk_dynamodb::types::{CancellationReason, ThrottlingReason};
 use zae_limiter_core::Applied;
 use zae_limiter_schema::{TableError, TableErrorKind};
+
+/// An earlier attempt under the same token is in progress, and may yet be applied.
+pub(super) const IN_PROGRESS: &str = "TransactionInProgressException";
 
 /// The error as the store sees it.
 pub(super) fn told<E>(table: &str, error: SdkError<E>) -> TableError
@@ -15,83 +19,173 @@ where
     E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
 {
     let known = match &error {
-        SdkError::ServiceError(service) => {
-            let code = service.err().code().unwrap_or_default();
-            let message = service.err().message().unwrap_or_default();
-            let status = service.raw().status().as_u16();
-            of_service(table, code, message, status)
+        SdkError::ServiceError(service) => Refusal {
+            code: service.err().code().unwrap_or_default(),
+            message: service.err().message().unwrap_or_default(),
+            status: service.raw().status().as_u16(),
+            reasons: throttling_reasons(service.err()),
         }
+        .on(table),
         // Nothing was sent.
         SdkError::ConstructionFailure(_) => unsent(table, &error),
         SdkError::DispatchFailure(_) => undelivered(table, &error),
         SdkError::TimeoutError(_) => no_answer(table, "did not answer in time", Applied::Maybe),
-        _ => no_answer(table, "gave an answer that cannot be read", Applied::Maybe),
+        _ => no_answer(table, UNREADABLE, Applied::Maybe),
     };
     TableError { source: Some(Box::new(Said(chain(&error)))), ..known }
 }
 
-/// An error of the service, by its code.
-pub(super) fn of_code(table: &str, code: &str, message: &str) -> TableError {
-    of_service(table, code, message, 400)
+const UNREADABLE: &str = "gave an answer that cannot be read";
+
+/// What the service said, if it refused the call: a status of success or of a failure inside is no
+/// refusal, whatever the body says.
+pub(super) fn refusal<E>(error: &SdkError<E>) -> Option<&E> {
+    match error {
+        SdkError::ServiceError(service)
+            if (400..500).contains(&service.raw().status().as_u16()) =>
+        {
+            Some(service.err())
+        }
+        _ => None,
+    }
 }
 
-fn of_service(table: &str, code: &str, message: &str, status: u16) -> TableError {
-    // Codes may come with a namespace in front, and cancellation reasons without the ending.
-    let code = code.rsplit('#').next().unwrap_or(code);
-    match code {
-        "ResourceNotFoundException" => no_table(table),
-        "ThrottlingException" | "ThrottlingError" if names_a_key_range(message) => {
+/// Why a transaction was cancelled, unless conditions alone did it. A reason that time does not mend
+/// comes before one that passes. Nothing was done, whatever the reason.
+pub(super) fn of_cancellation(table: &str, reasons: &[CancellationReason]) -> Option<TableError> {
+    let errors = reasons.iter().filter_map(|reason| {
+        let code = reason.code().unwrap_or_default();
+        let message = reason.message().unwrap_or_default();
+        let is_error = !["", "None", "ConditionalCheckFailed"].contains(&code);
+        is_error.then(|| Refusal { code, message, status: 400, reasons: &[] }.on(table))
+    });
+    let is_lasting = |error: &TableError| error.kind == TableErrorKind::Rejected;
+    let error = errors.reduce(
+        |first, next| {
+            if is_lasting(&next) && !is_lasting(&first) { next } else { first }
+        },
+    );
+    error.map(|error| TableError { applied: Applied::No, ..error })
+}
+
+/// A repeat found its conditions unmet, and perhaps it was the attempt before that changed the items.
+pub(super) fn unmet_after_lost_answer(table: &str) -> TableError {
+    no_answer(table, "lost the answer to a transaction", Applied::Maybe)
+}
+
+/// An error of the service.
+struct Refusal<'a> {
+    /// May have a namespace in front; in a cancellation, the ending `Exception` is missing.
+    code: &'a str,
+    message: &'a str,
+    status: u16,
+    /// Why it throttles; empty from endpoints that do not say.
+    reasons: &'a [ThrottlingReason],
+}
+
+impl Refusal<'_> {
+    fn on(&self, table: &str) -> TableError {
+        let (status, message) = (self.status, self.message);
+        let code = self.code.rsplit('#').next().unwrap_or(self.code);
+        match code {
+            // A success status whose body does not parse.
+            _ if status < 400 => no_answer(table, UNREADABLE, Applied::Maybe),
+            _ if status >= 500 => no_answer(table, "failed inside", Applied::Maybe),
+            "InternalServerError"
+            | "InternalServerErrorException"
+            | "InternalFailure"
+            | "ServiceUnavailable"
+            | "ServiceUnavailableException" => no_answer(table, "failed inside", Applied::Maybe),
+            "RequestTimeout" | "RequestTimeoutException" => {
+                no_answer(table, "did not get all of the call in time", Applied::Maybe)
+            }
+            "ResourceNotFoundException" => no_table(table),
+            "ThrottlingException" | "ThrottlingError" | "Throttling" => self.throttled(table),
+            // On-demand tables throttle so for one partition; with reasons, those decide.
+            "ProvisionedThroughputExceededException" | "ProvisionedThroughputExceeded" => {
+                if self.reasons.is_empty() {
+                    partition_throttled(table)
+                } else {
+                    self.throttled(table)
+                }
+            }
+            // The account, or the number of tables that change at once.
+            "RequestLimitExceeded"
+            | "LimitExceededException"
+            | "ThrottledException"
+            | "RequestThrottled"
+            | "RequestThrottledException"
+            | "TooManyRequestsException"
+            | "BandwidthLimitExceeded"
+            | "SlowDown" => table_throttled(table),
+            "TransactionConflictException"
+            | "TransactionConflict"
+            | "TransactionCanceledException"
+            | "ReplicatedWriteConflictException" => {
+                let message =
+                    format!("another transaction is under way on the same item of {table}");
+                TableError::new(TableErrorKind::Conflict, message)
+            }
+            IN_PROGRESS => no_answer(table, "has not finished the transaction", Applied::Maybe),
+            "AccessDeniedException" | "AccessDenied" => denied(format!(
+                "no permission on table {table}; give the role the policy for acquires"
+            )),
+            "ExpiredTokenException" | "ExpiredToken" | "RequestExpired" => {
+                denied("the AWS credentials have expired; renew them".to_owned())
+            }
+            "UnrecognizedClientException"
+            | "InvalidSignatureException"
+            | "IncompleteSignature"
+            | "IncompleteSignatureException"
+            | "MissingAuthenticationTokenException"
+            | "MissingAuthenticationToken"
+            | "InvalidClientTokenId"
+            | "RequestTimeTooSkewed"
+            | "SignatureDoesNotMatch" => denied(
+                "AWS does not accept the credentials; check access key, secret and clock"
+                    .to_owned(),
+            ),
+            // `ValidationException`, `ItemCollectionSizeLimitExceeded`, `DuplicateItem` and whatever else
+            // the same call would get again.
+            _ => {
+                let message = format!("{table} refused the call: {code} {message}");
+                TableError::new(TableErrorKind::Rejected, message.trim_end().to_owned())
+            }
+        }
+    }
+
+    fn throttled(&self, table: &str) -> TableError {
+        let mut reasons = self.reasons.iter().filter_map(ThrottlingReason::reason);
+        if names_a_key_range(self.message) || reasons.any(names_a_key_range) {
             partition_throttled(table)
-        }
-        "ProvisionedThroughputExceededException" | "ProvisionedThroughputExceeded" => {
-            partition_throttled(table)
-        }
-        "ThrottlingException" | "ThrottlingError" | "RequestLimitExceeded" | "Throttling" => {
-            let message = format!("{table} is throttled: too many calls for the table or account");
-            TableError::new(TableErrorKind::Throttled, message)
-        }
-        "TransactionConflictException"
-        | "TransactionConflict"
-        | "TransactionInProgressException"
-        | "ReplicatedWriteConflictException" => {
-            let message = format!("another transaction is under way on the same item of {table}");
-            TableError::new(TableErrorKind::Conflict, message)
-        }
-        "AccessDeniedException" | "AccessDenied" => {
-            denied(format!("no permission on table {table}; give the role the policy for acquires"))
-        }
-        "ExpiredTokenException" | "ExpiredToken" | "RequestExpired" => {
-            denied("the AWS credentials have expired; renew them".to_owned())
-        }
-        "UnrecognizedClientException"
-        | "InvalidSignatureException"
-        | "IncompleteSignature"
-        | "MissingAuthenticationTokenException"
-        | "MissingAuthenticationToken"
-        | "InvalidClientTokenId"
-        | "SignatureDoesNotMatch" => denied(
-            "AWS does not accept the credentials; check access key, secret and clock".to_owned(),
-        ),
-        // It says that all is well, in words that nobody understands.
-        _ if status < 400 => no_answer(table, "gave an answer that cannot be read", Applied::Maybe),
-        _ if status >= 500 => no_answer(table, "failed inside", Applied::Maybe),
-        _ => {
-            let message = format!("{table} refused the call: {code} {message}");
-            TableError::new(TableErrorKind::Rejected, message.trim_end().to_owned())
+        } else {
+            table_throttled(table)
         }
     }
 }
 
-fn names_a_key_range(message: &str) -> bool {
-    message.contains("KeyRange")
+/// Throttling concerns one partition, of the table or of an index: others may still take writes.
+fn names_a_key_range(reason: &str) -> bool {
+    reason.contains("KeyRange")
 }
 
-/// Whether throttling concerns one partition, of the table or of an index.
-pub(super) fn is_key_range(reasons: &[ThrottlingReason]) -> bool {
-    reasons.iter().any(|one| one.reason().is_some_and(names_a_key_range))
+fn throttling_reasons<'a>(error: &'a (dyn StdError + 'static)) -> &'a [ThrottlingReason] {
+    let reasons = causes(error).find_map(|cause| {
+        let by_table = cause.downcast_ref::<ThrottlingException>().map(|e| e.throttling_reasons());
+        let by_units = cause
+            .downcast_ref::<ProvisionedThroughputExceededException>()
+            .map(|e| e.throttling_reasons());
+        by_table.or(by_units)
+    });
+    reasons.unwrap_or_default()
 }
 
-pub(super) fn partition_throttled(table: &str) -> TableError {
+fn table_throttled(table: &str) -> TableError {
+    let message = format!("{table} is throttled: too many calls for the table or account");
+    TableError::new(TableErrorKind::Throttled, message)
+}
+
+fn partition_throttled(table: &str) -> TableError {
     let message = format!("a partition of {table} takes no more writes now");
     TableError::new(TableErrorKind::PartitionThrottled, message)
 }
@@ -144,7 +238,22 @@ fn undelivered(table: &str, error: &(dyn StdError + 'static)) -> TableError {
             Applied::No,
         );
     }
+    if is_connect_timeout(error) {
+        return no_answer(
+            table,
+            "cannot be reached in time; check the endpoint and the network",
+            Applied::No,
+        );
+    }
+    if is_timeout(error) {
+        return no_answer(table, "did not answer in time", Applied::Maybe);
+    }
     no_answer(table, "was cut off before it answered", Applied::Maybe)
+}
+
+/// Whether a connection that was never made is the reason: then nothing was delivered.
+pub(super) fn is_undelivered(error: &(dyn StdError + 'static)) -> bool {
+    is_unknown_host(error) || is_unconnected(error) || is_connect_timeout(error)
 }
 
 fn no_credentials() -> TableError {
@@ -181,6 +290,16 @@ fn is_unconnected(error: &(dyn StdError + 'static)) -> bool {
 
 fn is_unknown_host(error: &(dyn StdError + 'static)) -> bool {
     causes(error).any(|cause| cause.to_string().contains("dns error"))
+}
+
+fn is_timeout(error: &(dyn StdError + 'static)) -> bool {
+    causes(error)
+        .any(|cause| cause.downcast_ref::<ConnectorError>().is_some_and(ConnectorError::is_timeout))
+}
+
+/// The type of this error is private to the SDK: its text is all there is.
+fn is_connect_timeout(error: &(dyn StdError + 'static)) -> bool {
+    causes(error).any(|cause| cause.to_string().starts_with("HTTP connect timeout"))
 }
 
 /// All that the SDK said, in one line: its errors hide their causes from `Display`.

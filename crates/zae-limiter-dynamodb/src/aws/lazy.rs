@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aws_config::{BehaviorVersion, Region, SdkConfig};
+use aws_credential_types::provider::SharedCredentialsProvider;
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
@@ -16,11 +17,9 @@ use zae_limiter_schema::{
     TableError, TableErrorKind, Transacted, Update, Updated,
 };
 
+use super::lasting::{Lasting, LastingCredentials};
+use super::retries::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use super::{AwsTable, told};
-
-/// How long a connection may take to be made. An answer is waited for as long as the caller's
-/// deadline lets us.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Where a table is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +41,12 @@ impl DynamoAddress {
 
     /// A client for this address, with credentials from the environment, a profile, or the machine.
     pub async fn client(&self) -> Client {
-        Client::new(&self.config().await)
+        let config = aws_sdk_dynamodb::config::Builder::from(&self.config().await);
+        let timeouts = TimeoutConfig::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(ANSWER_TIMEOUT)
+            .build();
+        Client::from_conf(config.timeout_config(timeouts).build())
     }
 
     /// What clients of other services at this address are made from.
@@ -71,7 +75,10 @@ impl DynamoAddress {
         if let Some(endpoint) = &self.endpoint {
             loader = loader.endpoint_url(endpoint);
         }
-        loader.load().await
+        let config = loader.load().await;
+        let Some(credentials) = config.credentials_provider() else { return config };
+        let credentials = SharedCredentialsProvider::new(LastingCredentials::new(credentials));
+        config.into_builder().credentials_provider(credentials).build()
     }
 }
 
@@ -80,30 +87,56 @@ fn local_credentials() -> aws_credential_types::Credentials {
 }
 
 /// A table that is connected, and looked at, when it is first used.
+///
+/// A caller that gives up while the table is being looked at stops that; the next caller starts again, over
+/// another connection. Finding region and credentials goes on without callers: on some machines it takes
+/// longer than a caller waits.
 #[derive(Debug)]
 pub struct LazyTable {
     address: DynamoAddress,
+    /// Not the table's: a pause must end also when there is no connection.
+    clock: Arc<dyn Clock>,
+    loading: Lasting<Client>,
+    /// Kept while the table is looked at, with the credentials that it has loaded.
+    client: OnceCell<Client>,
     table: OnceCell<AwsTable>,
 }
 
 impl LazyTable {
     /// The table at this address.
     pub fn new(address: DynamoAddress) -> Self {
-        Self { address, table: OnceCell::new() }
+        Self {
+            address,
+            clock: Arc::new(SystemClock),
+            loading: Lasting::default(),
+            client: OnceCell::new(),
+            table: OnceCell::new(),
+        }
     }
 
-    async fn table(&self) -> Result<&AwsTable, TableError> {
-        self.table
+    async fn client(&self) -> Result<&Client, TableError> {
+        self.client
             .get_or_try_init(|| async {
-                let client = self.address.client().await;
+                let address = self.address.clone();
+                // Boxed: it is rare and large, and every call on the table would carry it along.
+                let load = Box::pin(async move { address.client().await });
+                let client = self.loading.run(load).await;
                 if client.config().region().is_none() {
                     let message = "no AWS region is set; give one with the address, \
                                    or set AWS_REGION";
                     return Err(TableError::new(TableErrorKind::Rejected, message));
                 }
-                check(&client, &self.address.table).await?;
-                let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-                let table = AwsTable::new(client, &self.address.table, clock);
+                Ok(client)
+            })
+            .await
+    }
+
+    async fn table(&self) -> Result<&AwsTable, TableError> {
+        self.table
+            .get_or_try_init(|| async {
+                let client = self.client().await?.clone();
+                let table = AwsTable::new(client, &self.address.table, Arc::clone(&self.clock));
+                check(&table).await?;
                 check_version(&table).await?;
                 Ok(table)
             })
@@ -112,8 +145,16 @@ impl LazyTable {
 }
 
 /// Refuses a table that is not a limiter's.
-async fn check(client: &Client, name: &str) -> Result<(), TableError> {
-    let description = client.describe_table().table_name(name).send().await;
+async fn check(table: &AwsTable) -> Result<(), TableError> {
+    let name = table.name();
+    let description = table
+        .client
+        .describe_table()
+        .table_name(name)
+        .customize()
+        .config_override(table.sending.repeatedly())
+        .send()
+        .await;
     let description = match description {
         Ok(description) => description.table,
         Err(error) => {
@@ -210,10 +251,6 @@ impl Table for LazyTable {
     }
 
     fn pause(&self, wait: Duration) -> Waiting<'_> {
-        Box::pin(async move {
-            if let Ok(table) = self.table().await {
-                table.pause(wait).await;
-            }
-        })
+        self.clock.sleep(wait)
     }
 }

@@ -1,13 +1,15 @@
 //! The table over the AWS SDK.
 //!
-//! The SDK's own retries are off for single updates: after an answer that was lost, whether to try
-//! again depends on what the update does, and that is the store's business. Reads, and transactions,
-//! which carry a token, are tried again by the SDK.
+//! The SDK's own retries are off for single updates, also through a client of the user's own: after an answer
+//! that was lost, whether to try again depends on what the update does, and that is the store's business. The
+//! SDK repeats reads, deletions, and transactions, which carry one token over all attempts (`retries.rs`).
 
 mod convert;
 mod create;
 mod errors;
+mod lasting;
 mod lazy;
+mod retries;
 mod scan;
 
 use std::collections::HashMap;
@@ -16,7 +18,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::error::SdkError;
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
@@ -36,7 +37,8 @@ pub use create::{CreateTable, ResourceIndex};
 pub use lazy::{DynamoAddress, LazyTable};
 
 use convert::{from_sdk, names_to_sdk, to_sdk, values_to_sdk};
-use errors::told;
+use errors::{refusal, told};
+use retries::{LostAnswer, Sending};
 
 /// How many keys one BatchGetItem names.
 const BATCH_GET_MAX: usize = 100;
@@ -51,6 +53,7 @@ pub struct AwsTable {
     client: Client,
     name: String,
     clock: Arc<dyn Clock>,
+    sending: Sending,
 }
 
 impl fmt::Debug for AwsTable {
@@ -63,7 +66,8 @@ impl AwsTable {
     /// The table of that name, through a client that is ready to use. `clock` paces what has to be
     /// asked for again.
     pub fn new(client: Client, name: impl Into<String>, clock: Arc<dyn Clock>) -> Self {
-        Self { client, name: name.into(), clock }
+        let sending = Sending::through(&client);
+        Self { client, name: name.into(), clock, sending }
     }
 
     /// What the table is called.
@@ -86,6 +90,8 @@ impl AwsTable {
             .return_values(ReturnValue::AllNew)
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld)
             .return_consumed_capacity(ReturnConsumedCapacity::Total)
+            .customize()
+            .config_override(self.sending.once())
             .send()
             .await;
         match sent {
@@ -100,9 +106,6 @@ impl AwsTable {
                     let size = item.as_ref().map_or(0, item_size);
                     Ok(Updated::Unmet(item, failed_write(size)))
                 }
-                None if is_about_a_partition(&error) => {
-                    Err(errors::partition_throttled(&self.name))
-                }
                 None => Err(told(&self.name, error)),
             },
         }
@@ -111,13 +114,15 @@ impl AwsTable {
     async fn transact_once(&self, changes: &[Change]) -> Result<Transacted, TableError> {
         let items: Result<Vec<TransactWriteItem>, TableError> =
             changes.iter().map(|change| self.transact_item(change)).collect();
+        let lost = LostAnswer::default();
         let sent = self
             .client
             .transact_write_items()
             .set_transact_items(Some(items?))
             .return_consumed_capacity(ReturnConsumedCapacity::Total)
             .customize()
-            .config_override(retrying())
+            .config_override(self.sending.repeatedly())
+            .interceptor(lost.clone())
             .send()
             .await;
         match sent {
@@ -128,10 +133,16 @@ impl AwsTable {
                 }
                 Ok(Transacted::Done(consumed))
             }
-            Err(error) => match cancelled(&error) {
-                Some(reasons) => self.why_cancelled(changes.len(), reasons, &error),
-                None => Err(told(&self.name, error)),
-            },
+            Err(error) => {
+                let cancelled = cancelled(&error)
+                    .and_then(|reasons| self.why_cancelled(changes.len(), reasons));
+                match cancelled {
+                    Some(Ok(unmet)) if !lost.happened() => Ok(unmet),
+                    Some(Ok(_)) => Err(errors::unmet_after_lost_answer(&self.name)),
+                    Some(Err(error)) => Err(lost.in_view_of(error)),
+                    None => Err(lost.in_view_of(told(&self.name, error))),
+                }
+            }
         }
     }
 
@@ -190,25 +201,25 @@ impl AwsTable {
     }
 
     /// A transaction is cancelled by conditions, by others, or by throttling; only the first is an
-    /// answer.
+    /// answer. `None` where the cancellation gives no reasons.
     fn why_cancelled(
         &self,
         count: usize,
         reasons: &[CancellationReason],
-        error: &SdkError<TransactWriteItemsError>,
-    ) -> Result<Transacted, TableError> {
-        let code = |reason: &CancellationReason| reason.code.clone().unwrap_or_default();
-        if let Some(other) = reasons
-            .iter()
-            .find(|reason| !["None", "ConditionalCheckFailed", ""].contains(&&*code(reason)))
-        {
-            return Err(errors::of_code(&self.name, &code(other), &error.to_string()));
+    ) -> Option<Result<Transacted, TableError>> {
+        if let Some(error) = errors::of_cancellation(&self.name, reasons) {
+            return Some(Err(error));
+        }
+        let is_unmet =
+            |reason: &CancellationReason| reason.code() == Some("ConditionalCheckFailed");
+        if !reasons.iter().any(is_unmet) {
+            return None;
         }
         let size: usize = count.max(1);
-        let unmet = reasons.iter().map(|reason| {
-            (code(reason) == "ConditionalCheckFailed").then(|| reason.item.clone().map(from_sdk))
-        });
-        Ok(Transacted::Unmet(unmet.collect(), failed_write(size * 2 * 1_024)))
+        let unmet = reasons
+            .iter()
+            .map(|reason| is_unmet(reason).then(|| reason.item.clone().map(from_sdk)));
+        Some(Ok(Transacted::Unmet(unmet.collect(), failed_write(size * 2 * 1_024))))
     }
 
     async fn read_all(
@@ -228,7 +239,7 @@ impl AwsTable {
                     .request_items(&self.name, keys)
                     .return_consumed_capacity(ReturnConsumedCapacity::Total)
                     .customize()
-                    .config_override(retrying())
+                    .config_override(self.sending.repeatedly())
                     .send()
                     .await
                     .map_err(|error| told(&self.name, error))?;
@@ -296,7 +307,7 @@ impl AwsTable {
         let output = request
             .key_condition_expression(condition)
             .customize()
-            .config_override(retrying())
+            .config_override(self.sending.repeatedly())
             .send()
             .await
             .map_err(|error| told(&self.name, error))?;
@@ -311,6 +322,7 @@ impl AwsTable {
 
     async fn delete_all(&self, keys: &[ItemKey]) -> Result<Consumed, TableError> {
         let mut consumed = Consumed::default();
+        let (lost, mut is_begun) = (LostAnswer::default(), false);
         for keys in keys.chunks(BATCH_WRITE_MAX) {
             let requests: Result<Vec<WriteRequest>, TableError> =
                 keys.iter().map(delete_request).collect();
@@ -323,10 +335,15 @@ impl AwsTable {
                     .request_items(&self.name, left)
                     .return_consumed_capacity(ReturnConsumedCapacity::Total)
                     .customize()
-                    .config_override(retrying())
+                    .config_override(self.sending.repeatedly())
+                    .interceptor(lost.clone())
                     .send()
                     .await
-                    .map_err(|error| told(&self.name, error))?;
+                    .map_err(|error| {
+                        let error = told(&self.name, error);
+                        if is_begun || lost.happened() { error.maybe_applied() } else { error }
+                    })?;
+                is_begun = true;
                 for capacity in sent.consumed_capacity.unwrap_or_default() {
                     consumed += written(Some(&capacity));
                 }
@@ -338,12 +355,6 @@ impl AwsTable {
         }
         Ok(consumed)
     }
-}
-
-/// Deletions and reads can be repeated without harm, and so can transactions, by their token.
-fn retrying() -> aws_sdk_dynamodb::config::Builder {
-    aws_sdk_dynamodb::config::Builder::new()
-        .retry_config(RetryConfig::standard().with_max_attempts(4))
 }
 
 /// Waits, longer each time, before what was left unprocessed is asked for again.
@@ -402,25 +413,14 @@ fn written(capacity: Option<&ConsumedCapacity>) -> Consumed {
 
 /// The item that stood in the way of a condition, if that is what happened.
 fn unmet(error: &SdkError<UpdateItemError>) -> Option<Option<HashMap<String, AttributeValue>>> {
-    match error.as_service_error()? {
+    match refusal(error)? {
         UpdateItemError::ConditionalCheckFailedException(failed) => Some(failed.item.clone()),
         _ => None,
     }
 }
 
-/// Throttling comes with its reasons; other partitions may still take writes.
-fn is_about_a_partition(error: &SdkError<UpdateItemError>) -> bool {
-    match error.as_service_error() {
-        Some(UpdateItemError::ThrottlingException(throttled)) => {
-            errors::is_key_range(throttled.throttling_reasons())
-        }
-        Some(UpdateItemError::ProvisionedThroughputExceededException(_)) => true,
-        _ => false,
-    }
-}
-
 fn cancelled(error: &SdkError<TransactWriteItemsError>) -> Option<&[CancellationReason]> {
-    match error.as_service_error()? {
+    match refusal(error)? {
         TransactWriteItemsError::TransactionCanceledException(cancelled) => {
             Some(cancelled.cancellation_reasons())
         }

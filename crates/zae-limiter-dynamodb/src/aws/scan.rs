@@ -5,7 +5,7 @@ use zae_limiter_schema::{Item, ItemKey, TableError};
 
 use super::convert::from_sdk;
 use super::errors::told;
-use super::{AwsTable, key_to_sdk, retrying};
+use super::{AwsTable, key_to_sdk};
 
 impl AwsTable {
     /// A page of items behind that key, from the beginning without one, and where to go on.
@@ -24,7 +24,7 @@ impl AwsTable {
             .consistent_read(true)
             .set_exclusive_start_key(after.map(key_to_sdk))
             .customize()
-            .config_override(retrying())
+            .config_override(self.sending.repeatedly())
             .send()
             .await
             .map_err(|error| told(&self.name, error))?;

@@ -87,6 +87,10 @@ impl Table for TestTable {
         self.table.pause(wait)
     }
 
+    fn timeout(&self, limit: Duration) -> Waiting<'_> {
+        self.table.timeout(limit)
+    }
+
     fn spawn(&self, task: Task) -> Result<(), Task> {
         self.table.spawn(task)
     }

@@ -1,7 +1,6 @@
 //! Tables and endpoints that cannot be used: each is told apart, in a sentence that says what to do.
 
 use std::collections::HashMap;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
 use std::sync::Arc;
 
@@ -17,6 +16,7 @@ use zae_limiter_core::{
 use zae_limiter_dynamodb::aws::{AwsTable, CreateTable, DynamoAddress, LazyTable};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 
+use crate::fake::{Fake, Reply};
 use crate::server::{client, client_at, clock, endpoint};
 
 /// What somebody is told who opens a store there and reads something.
@@ -106,33 +106,6 @@ async fn an_endpoint_that_is_not_there() {
     assert_eq!(error.applied(), Applied::No, "nothing was sent");
 }
 
-/// An endpoint that says the same to everybody.
-fn endpoint_that_says(status: &'static str, body: &'static str) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let mut reader = BufReader::new(stream.try_clone().unwrap());
-            let (mut line, mut length) = (String::new(), 0);
-            while reader.read_line(&mut line).is_ok_and(|read| read > 2) {
-                if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
-                    length = value.trim().parse().unwrap();
-                }
-                line.clear();
-            }
-            let _ = reader.read_exact(&mut vec![0; length]);
-            let _ = write!(
-                stream,
-                "HTTP/1.1 {status}\r\ncontent-type: application/x-amz-json-1.0\r\n\
-                 content-length: {}\r\nconnection: close\r\n\r\n{body}",
-                body.len()
-            );
-        }
-    });
-    endpoint
-}
-
 #[tokio::test]
 async fn what_aws_refuses_says_what_to_do() {
     for (status, body, kind, says) in [
@@ -163,7 +136,7 @@ async fn what_aws_refuses_says_what_to_do() {
         ("500 Internal Server Error", "{}", StoreErrorKind::Unavailable, "failed inside"),
         ("200 OK", "this is no JSON", StoreErrorKind::Unavailable, "cannot be read"),
     ] {
-        let error = told("table", &endpoint_that_says(status, body)).await;
+        let error = told("table", &Fake::always(Reply::Answer(status, body)).url).await;
         check(&error, kind, says);
         assert!(std::error::Error::source(&error).is_some(), "what AWS said is kept: {error:?}");
     }

@@ -6,6 +6,13 @@
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 mod bad_input;
+mod codes;
+mod connecting;
+mod fake;
+mod faults;
+mod hung_endpoint;
+mod lost_answers;
+mod proxy;
 mod server;
 mod slow;
 

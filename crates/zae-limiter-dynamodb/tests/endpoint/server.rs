@@ -47,16 +47,21 @@ pub(crate) fn client() -> Client {
 }
 
 pub(crate) fn client_at(endpoint: &str) -> Client {
+    client_that_retries(endpoint, RetryConfig::disabled())
+}
+
+pub(crate) fn client_that_retries(endpoint: &str, retries: RetryConfig) -> Client {
+    Client::from_conf(config_at(endpoint).retry_config(retries).build())
+}
+
+pub(crate) fn config_at(endpoint: &str) -> aws_sdk_dynamodb::config::Builder {
     let http = aws_smithy_http_client::Builder::new().build_http();
-    let config = aws_sdk_dynamodb::Config::builder()
+    aws_sdk_dynamodb::Config::builder()
         .behavior_version(BehaviorVersion::latest())
         .region(Region::new("us-east-1"))
         .credentials_provider(Credentials::new("AKIAIOSFODNN7EXAMPLE", "local", None, None, "test"))
         .endpoint_url(endpoint)
-        .retry_config(RetryConfig::disabled())
         .http_client(http)
-        .build();
-    Client::from_conf(config)
 }
 
 pub(crate) fn clock() -> Arc<dyn Clock> {

@@ -19,7 +19,7 @@ use super::item::share_of;
 use super::{
     After, Alive, BucketItem, Expiry, ONE_WRITE, Owner, REFILLED_AT, REMAINDERS_AT, SHARD_COUNT,
     SHARDS_SEEN, TTL, WCU, WCU_CAPACITY, attribute, count_write, create, next_generation,
-    pin_balances, pin_known, pin_rate, push_copies, push_limits, push_remainder, push_whole_wcu,
+    pin_balances, pin_known, pin_rate, push_copies, push_limits, push_limits_at, push_remainder, push_whole_wcu,
     ttl_of, undivided,
 };
 use crate::expression::{Action, Condition};
@@ -93,7 +93,8 @@ pub fn split(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Vec<Cha
     }
     let low = Update { key: low_key.item_key(), actions, conditions };
     let bucket = Bucket::from_parts(high, moved, known.bucket.refilled_at());
-    let after = After { bucket: &bucket, whole: &known.whole, shard_count: count };
+    let limits_at = known.limits_at;
+    let after = After { bucket: &bucket, whole: &known.whole, shard_count: count, limits_at };
     let owner = Owner { parent: known.parent.as_ref() };
     let high = match halves.high {
         None => create(&high_key, &after, &owner, Expiry::Never),
@@ -116,6 +117,7 @@ fn revive(key: &BucketItemKey, known: &BucketItem, after: &After<'_>, owner: &Ow
         }
     }
     push_limits(&mut actions, after.bucket, after.whole);
+    push_limits_at(&mut actions, after.limits_at, known.limits_at);
     for name in after.whole.names() {
         actions.push(Action::Add(attribute(name.as_str(), "tc"), Value::number(0)));
         actions.push(Action::Remove(attribute(name.as_str(), "bx")));
@@ -129,19 +131,23 @@ fn revive(key: &BucketItemKey, known: &BucketItem, after: &After<'_>, owner: &Ow
     Update { key: key.item_key(), actions, conditions }
 }
 
-/// Brings back a part that holds nothing any more, although the one that it was divided from counts
-/// it as there: another client has raised that one's count, and nothing else. It starts with nothing,
-/// and only if the other one still says so.
+/// Makes a shard that the one it was split from counts as there, although it is missing, or only an item
+/// is left that holds nothing: another client has raised that one's count, and nothing else. It starts
+/// with nothing, and only if the other one still says so: the bucket may be deleted at any moment.
 pub fn bring_back(
     key: &BucketItemKey,
-    empty: &BucketItem,
+    left: Option<&BucketItem>,
     origin: &BucketItem,
     after: &After<'_>,
     owner: &Owner<'_>,
 ) -> Vec<Change> {
     let origin_key = BucketItemKey { bucket: key.bucket.clone(), shard: origin.shard };
     let still = Change::Check(origin_key.item_key(), vec![undivided(origin.shard_count)]);
-    vec![Change::Update(revive(key, empty, after, owner)), still]
+    let made = match left {
+        None => create(key, after, owner, Expiry::Never),
+        Some(left) => revive(key, left, after, owner),
+    };
+    vec![Change::Update(made), still]
 }
 
 /// Makes one part of two, if they have the same limits: `None` where they do not. The higher one
@@ -220,7 +226,8 @@ fn retire(key: &BucketItemKey, halves: Halves<'_>, count: u32, at: Timestamp) ->
         // An item all the same, so that nobody brings the part back who has not seen this.
         let nothing = vec![Cell::default(); halves.low.whole.len()];
         let bucket = Bucket::from_parts(Arc::clone(&halves.low.whole), nothing, at);
-        let after = After { bucket: &bucket, whole: &halves.low.whole, shard_count: count };
+        let (whole, limits_at) = (&*halves.low.whole, halves.low.limits_at);
+        let after = After { bucket: &bucket, whole, shard_count: count, limits_at };
         let owner = Owner { parent: halves.low.parent.as_ref() };
         return create(key, &after, &owner, Expiry::At(gone_at));
     };

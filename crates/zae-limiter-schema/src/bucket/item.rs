@@ -6,7 +6,7 @@ use std::sync::Arc;
 use zae_limiter_core::{Bucket, Cell, EntityId, LimitName, LimitSet, Millitokens, Rate, Timestamp};
 
 use super::{
-    GENERATION, REFILLED_AT, REMAINDERS_AT, SHARD_COUNT, SHARDS_SEEN, TTL, WCU, WCU_CAPACITY,
+    GENERATION, LIMITS_AT, REFILLED_AT, REMAINDERS_AT, SHARD_COUNT, SHARDS_SEEN, TTL, WCU, WCU_CAPACITY,
     WCU_PAID_OUT_AFTER_MS, attribute,
 };
 use crate::keys::BucketItemKey;
@@ -36,6 +36,8 @@ pub struct BucketItem {
     pub parent: Option<EntityId>,
     /// From when on the item counts as absent, to the second.
     pub expires_at: Option<Timestamp>,
+    /// When the stored configuration was read that its limits come from.
+    pub limits_at: Option<Timestamp>,
     /// Whether it has attributes for remainders, be they worth something or not.
     pub has_remainders: bool,
     /// Not a bucket, only what the first clients gave back to one that was deleted meanwhile.
@@ -94,6 +96,7 @@ impl BucketItem {
             shards_seen: u32::try_from(shards_seen(item)).unwrap_or(shard_count),
             parent: reader.parent(),
             expires_at,
+            limits_at: reader.optional(LIMITS_AT)?.map(Timestamp::from_millis),
             has_remainders: item.keys().any(|name| name.starts_with("b_") && name.ends_with("_rm")),
             is_remnant,
         })

@@ -67,6 +67,33 @@ pub async fn a_debt_delays_the_expiry(store: Arc<dyn Store>) {
     be_refused(&*store, later(90_000), [leg(&target, [("rpm", tokens(10))])]).await;
 }
 
+pub async fn a_bucket_made_by_a_late_charge_expires_when_it_is_full(store: Arc<dyn Store>) {
+    let set = limits([per_minute("rpm", 10)]);
+    for target in [forever(bucket("kept", "r"), &set), idle(bucket("idle", "r"), &set, 600)] {
+        settle(&*store, NOW, [settlement(&target, 0, [("rpm", tokens(5))])]).await;
+        check_expiry(&*store, &target, later(MINUTE / 2)).await;
+        // Another late charge delays it by as much as it takes.
+        settle(&*store, NOW, [settlement(&target, 0, [("rpm", tokens(10))])]).await;
+        check_expiry(&*store, &target, later(MINUTE * 3 / 2)).await;
+        // An expiry that came too early would forgive the rest.
+        let all = || [leg(&target, [("rpm", tokens(10))])];
+        be_refused(&*store, later(MINUTE * 3 / 2 - 1), all()).await;
+        take(&*store, later(MINUTE * 3 / 2), all()).await;
+    }
+}
+
+pub async fn an_acquire_gives_a_late_charge_the_lifetime_of_its_target(store: Arc<dyn Store>) {
+    let set = limits([per_minute("rpm", 10)]);
+    let kept = forever(bucket("kept", "r"), &set);
+    settle(&*store, NOW, [settlement(&kept, 0, [("rpm", tokens(5))])]).await;
+    take(&*store, later(1_000), [leg(&kept, [("rpm", tokens(1))])]).await;
+    assert!(peek(&*store, kept.key(), later(10 * MINUTE)).await.is_some(), "kept forever");
+    let short = idle(bucket("idle", "r"), &set, 600);
+    settle(&*store, NOW, [settlement(&short, 0, [("rpm", tokens(5))])]).await;
+    take(&*store, later(1_000), [leg(&short, [("rpm", tokens(1))])]).await;
+    check_expiry(&*store, &short, later(601_000)).await;
+}
+
 pub async fn a_bucket_kept_forever_never_expires(store: Arc<dyn Store>) {
     let target = forever(bucket("a", "r"), &limits([per_minute("rpm", 10)]));
     let taken = take(&*store, NOW, [leg(&target, [("rpm", tokens(1))])]).await;

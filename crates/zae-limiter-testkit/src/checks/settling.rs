@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zae_limiter_core::{Applied, Millitokens, Store, StoreErrorKind, Target};
+use zae_limiter_core::{Applied, Key, Millitokens, Settlement, Store, StoreErrorKind, Target};
 
-use crate::ask::{balance, be_refused, peek, seen, settle, take};
+use crate::ask::{balance, be_refused, delete, peek, seen, settle, take};
 use crate::given::{
     MINUTE, NOW, bucket, forever, idle, later, leg, limits, per_minute, settlement, tokens,
     without_refill,
@@ -91,31 +91,132 @@ pub async fn differences_of_several_limits_and_buckets_all_count(store: Arc<dyn 
     }
 }
 
-pub async fn settling_an_absent_bucket_creates_none(store: Arc<dyn Store>) {
+pub async fn settlements_of_one_bucket_in_one_call_all_count(store: Arc<dyn Store>) {
     let (target, shard) = bucket_of_ten(&*store, 1).await;
-    let absent = forever(bucket("absent", "r"), target.limits());
-    for (difference, left) in [(5, 4), (-3, 7), (0, 7)] {
-        // The absent one stands first: the other must be settled all the same.
-        let settlements = [&absent, &target]
+    let difference = |amount| settlement(&target, shard, [("rpm", tokens(amount))]);
+    settle(&*store, NOW, [difference(4), difference(-1)]).await;
+    assert_eq!(balance(&*store, target.key(), "rpm", NOW).await, Some(tokens(6)));
+}
+
+pub async fn a_charge_on_an_absent_bucket_leaves_full_less_the_charge(store: Arc<dyn Store>) {
+    let (present, shard) = bucket_of_ten(&*store, 1).await;
+    let absent = forever(bucket("absent", "r"), present.limits());
+    // The absent one stands first: the other must be settled all the same.
+    let both = [&absent, &present].map(|target| settlement(target, shard, [("rpm", tokens(4))]));
+    settle(&*store, NOW, both).await;
+    assert_eq!(balance(&*store, present.key(), "rpm", NOW).await, Some(tokens(5)));
+    let found = peek(&*store, absent.key(), NOW).await.expect("a bucket");
+    assert_eq!(found.limits(), absent.limits(), "the limits of the settlement");
+    assert_eq!(found.cells()[0].tokens, tokens(6));
+    assert_eq!(found.cells()[0].consumed, tokens(4));
+    be_refused(&*store, NOW, [leg(&absent, [("rpm", tokens(7))])]).await;
+    take(&*store, NOW, [leg(&absent, [("rpm", tokens(6))])]).await;
+}
+
+pub async fn a_charge_on_an_absent_bucket_may_leave_debt(store: Arc<dyn Store>) {
+    let target = idle(bucket("a", "r"), &limits([per_minute("rpm", 10)]), 60);
+    settle(&*store, NOW, [settlement(&target, 0, [("rpm", tokens(15))])]).await;
+    assert_eq!(balance(&*store, target.key(), "rpm", NOW).await, Some(tokens(-5)));
+    let refusal = be_refused(&*store, NOW, [leg(&target, [("rpm", tokens(1))])]).await;
+    assert_eq!(refusal[0].retry_after, Duration::from_secs(36), "6 tokens at 10 per minute");
+}
+
+pub async fn a_charge_on_an_expired_bucket_leaves_full_less_the_charge(store: Arc<dyn Store>) {
+    let target = idle(bucket("a", "r"), &limits([per_minute("rpm", 10)]), 60);
+    let taken = take(&*store, NOW, [leg(&target, [("rpm", tokens(10))])]).await;
+    // The bucket expires when it is full. Nothing of its old life must be left.
+    let now = later(MINUTE);
+    settle(&*store, now, [settlement(&target, taken[0].shard, [("rpm", tokens(4))])]).await;
+    assert_eq!(balance(&*store, target.key(), "rpm", now).await, Some(tokens(6)));
+    be_refused(&*store, now, [leg(&target, [("rpm", tokens(7))])]).await;
+    take(&*store, now, [leg(&target, [("rpm", tokens(6))])]).await;
+}
+
+pub async fn a_charge_on_an_expired_bucket_follows_its_own_limits(store: Arc<dyn Store>) {
+    let old = idle(bucket("a", "r"), &limits([per_minute("rpm", 10), per_minute("x", 5)]), 60);
+    let takes = [("rpm", tokens(10)), ("x", tokens(5))];
+    take(&*store, NOW, [leg(&old, takes)]).await;
+    let new = idle(bucket("a", "r"), &limits([per_minute("rpm", 20)]), 60);
+    let now = later(MINUTE);
+    settle(&*store, now, [settlement(&new, 0, [("rpm", tokens(4))])]).await;
+    let found = peek(&*store, new.key(), now).await.expect("a bucket");
+    let (cell, rate) = found.cell("rpm").expect("the limit");
+    assert_eq!((cell.tokens, rate.capacity()), (tokens(16), tokens(20)));
+}
+
+pub async fn a_charge_on_a_limit_that_the_bucket_lacks_adds_it(store: Arc<dyn Store>) {
+    let one = forever(bucket("a", "r"), &limits([without_refill("x", 10)]));
+    let shard = take(&*store, NOW, [leg(&one, [("x", tokens(3))])]).await[0].shard;
+    let both = limits([without_refill("x", 50), without_refill("y", 10)]);
+    let both = forever(bucket("a", "r"), &both);
+    let differences = [("x", tokens(1)), ("y", tokens(4))];
+    settle(&*store, NOW, [settlement(&both, shard, differences)]).await;
+    let found = peek(&*store, one.key(), NOW).await.expect("a bucket");
+    let (x, rate_of_x) = found.cell("x").expect("the limit that was there");
+    assert_eq!((x.tokens, rate_of_x.capacity()), (tokens(6), tokens(10)), "x keeps its limit");
+    let (y, rate_of_y) = found.cell("y").expect("the limit that was charged");
+    assert_eq!((y.tokens, rate_of_y.capacity()), (tokens(6), tokens(10)), "y starts full");
+    be_refused(&*store, NOW, [leg(&both, [("y", tokens(7))])]).await;
+}
+
+pub async fn a_refund_on_an_absent_bucket_leaves_it_absent(store: Arc<dyn Store>) {
+    let (present, shard) = bucket_of_ten(&*store, 5).await;
+    let absent = forever(bucket("absent", "r"), present.limits());
+    for (difference, left) in [(-3, 8), (0, 8)] {
+        let settlements = [&absent, &present]
             .map(|target| settlement(target, shard, [("rpm", tokens(difference))]));
         settle(&*store, NOW, settlements).await;
         assert_eq!(peek(&*store, absent.key(), NOW).await, None, "after {difference}");
-        let found = balance(&*store, target.key(), "rpm", NOW).await;
+        let found = balance(&*store, present.key(), "rpm", NOW).await;
         assert_eq!(found, Some(tokens(left)), "the other one, after {difference}");
     }
-    take(&*store, NOW, [leg(&absent, [("rpm", tokens(10))])]).await;
 }
 
-pub async fn settling_an_expired_bucket_creates_none(store: Arc<dyn Store>) {
+pub async fn a_refund_on_an_expired_bucket_leaves_it_absent(store: Arc<dyn Store>) {
     let target = idle(bucket("a", "r"), &limits([per_minute("rpm", 10)]), 60);
-    let taken = take(&*store, NOW, [leg(&target, [("rpm", tokens(1))])]).await;
+    let taken = take(&*store, NOW, [leg(&target, [("rpm", tokens(5))])]).await;
     let now = later(MINUTE);
-    settle(&*store, now, [settlement(&target, taken[0].shard, [("rpm", tokens(5))])]).await;
+    settle(&*store, now, [settlement(&target, taken[0].shard, [("rpm", tokens(-5))])]).await;
     assert_eq!(peek(&*store, target.key(), now).await, None);
     take(&*store, now, [leg(&target, [("rpm", tokens(10))])]).await;
 }
 
-pub async fn settling_a_limit_that_is_gone_is_passed_over(store: Arc<dyn Store>) {
+pub async fn a_refund_beside_a_charge_on_an_absent_bucket_is_passed_over(store: Arc<dyn Store>) {
+    let set = limits([without_refill("x", 10), without_refill("y", 10)]);
+    let target = forever(bucket("a", "r"), &set);
+    let differences = [("x", tokens(4)), ("y", tokens(-4))];
+    settle(&*store, NOW, [settlement(&target, 0, differences)]).await;
+    let found = peek(&*store, target.key(), NOW).await.expect("a bucket");
+    let of = |limit: &str| found.cell(limit).map(|(cell, _)| (cell.tokens, cell.consumed));
+    assert_eq!(of("x"), Some((tokens(6), tokens(4))), "the charge counts");
+    let y = of("y").unwrap_or((tokens(10), tokens(0)));
+    assert_eq!(y, (tokens(10), tokens(0)), "the refund does not");
+}
+
+/// Take nothing, settle for what was used: the only way to limit a cost that nobody can estimate.
+pub async fn calls_that_only_settle_are_limited(store: Arc<dyn Store>) {
+    let target = idle(bucket("a", "r"), &limits([per_minute("tpm", 100)]), 60);
+    for call in 0..3 {
+        let shard = take(&*store, NOW, [leg(&target, [("tpm", tokens(0))])]).await[0].shard;
+        settle(&*store, NOW, [settlement(&target, shard, [("tpm", tokens(40))])]).await;
+        let left = balance(&*store, target.key(), "tpm", NOW).await;
+        assert_eq!(left, Some(tokens(60 - 40 * call)), "after call {call}");
+    }
+    let refusal = be_refused(&*store, NOW, [leg(&target, [("tpm", tokens(1))])]).await;
+    assert_eq!(refusal[0].available, tokens(-20));
+}
+
+/// The same with a bucket that is deleted between taking nothing and settling.
+pub async fn a_charge_counts_on_a_bucket_deleted_since_its_acquire(store: Arc<dyn Store>) {
+    let target = forever(bucket("a", "r"), &limits([per_minute("tpm", 100)]));
+    let shard = take(&*store, NOW, [leg(&target, [("tpm", tokens(0))])]).await[0].shard;
+    delete(&*store, [Key::Bucket(target.key().clone())]).await;
+    settle(&*store, NOW, [settlement(&target, shard, [("tpm", tokens(130))])]).await;
+    let refusal = be_refused(&*store, NOW, [leg(&target, [("tpm", tokens(1))])]).await;
+    assert_eq!(refusal[0].available, tokens(-30));
+}
+
+pub async fn a_refund_on_a_limit_that_is_gone_is_passed_over(store: Arc<dyn Store>) {
     let both = limits([without_refill("gone", 10), without_refill("stays", 10)]);
     let both = forever(bucket("a", "r"), &both);
     let takes = [("gone", tokens(5)), ("stays", tokens(5))];
@@ -160,6 +261,25 @@ pub async fn an_overflow_is_an_error_and_changes_nothing(store: Arc<dyn Store>) 
     assert_eq!(after, before, "neither x nor y has changed");
     settle(&*store, NOW, [settlement(&target, shard, [("x", tokens(3))])]).await;
     assert_eq!(balance(&*store, target.key(), "x", NOW).await, Some(tokens(6)));
+}
+
+pub async fn an_overflow_of_one_bucket_leaves_the_others_alone(store: Arc<dyn Store>) {
+    let set = limits([without_refill("x", 10)]);
+    let targets = ["first", "second", "third"].map(|entity| forever(bucket(entity, "r"), &set));
+    let legs = [&targets[0], &targets[1]].map(|target| leg(target, [("x", tokens(1))]));
+    let shard = take(&*store, NOW, legs).await[0].shard;
+    let deepest = Millitokens::new(i64::MAX);
+    settle(&*store, NOW, [settlement(&targets[1], shard, [("x", deepest)])]).await;
+
+    let amounts = [tokens(3), deepest, tokens(3)];
+    let differences: Vec<Settlement> = (targets.iter().zip(amounts))
+        .map(|(target, amount)| settlement(target, shard, [("x", amount)]))
+        .collect();
+    let error = store.settle(&differences, NOW).await.expect_err("the second must overflow");
+    assert_eq!(error.applied(), Applied::No);
+    let first = balance(&*store, targets[0].key(), "x", NOW).await;
+    assert_eq!(first, Some(tokens(9)), "before the one that overflows");
+    assert_eq!(peek(&*store, targets[2].key(), NOW).await, None, "after it");
 }
 
 pub async fn settling_nothing_is_no_error(store: Arc<dyn Store>) {

@@ -144,6 +144,23 @@ pub async fn a_clock_that_runs_back_books_to_its_own_window(store: Arc<dyn Store
     assert_eq!(found, [21, 10, 5].map(tokens), "each hour's own");
 }
 
+pub async fn a_late_charge_is_booked(store: Arc<dyn Store>) {
+    let target = idle(bucket("a", "r"), &limits([per_minute("rpm", 10)]), 60);
+    // On an absent bucket, on one that has expired with usage that nobody has read yet, and beside a
+    // refund that is passed over.
+    settle(&*store, NOW, [settlement(&target, 0, [("rpm", tokens(4))])]).await;
+    settle(&*store, later(MINUTE), [settlement(&target, 0, [("rpm", tokens(3))])]).await;
+    settle(&*store, later(2 * MINUTE), [settlement(&target, 0, [("rpm", tokens(-3))])]).await;
+    check_totals(&*store, "a", [("rpm", tokens(7))], 2).await;
+    // On a limit that the bucket lacks.
+    let both = limits([per_minute("rpm", 10), per_minute("tpm", 10)]);
+    let both = idle(bucket("a", "r"), &both, 60);
+    take(&*store, later(3 * MINUTE), [leg(&target, [("rpm", tokens(1))])]).await;
+    let charge = [("tpm", tokens(5))];
+    settle(&*store, later(3 * MINUTE), [settlement(&both, 0, charge)]).await;
+    check_totals(&*store, "a", [("rpm", tokens(8)), ("tpm", tokens(5))], 4).await;
+}
+
 pub async fn usage_outlives_its_bucket(store: Arc<dyn Store>) {
     let target = idle(bucket("a", "r"), &limits([per_minute("rpm", 10)]), 60);
     take(&*store, NOW, [leg(&target, [("rpm", tokens(7))])]).await;

@@ -102,3 +102,34 @@ fn a_call_to_a_store_that_hangs_ends_with_its_deadline() {
         assert!(SystemClock.stopwatch() - before >= ms(10));
     }
 }
+
+#[cfg(feature = "infra")]
+#[test]
+fn a_stack_is_asked_for_without_a_runtime() {
+    use std::io::{Read as _, Write as _};
+    use zae_limiter::dynamodb::aws::DynamoAddress;
+    use zae_limiter::infra::StackOptions;
+
+    // An endpoint that denies everything.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 16 * 1_024]);
+            let body = "<ErrorResponse><Error><Code>AccessDenied</Code>\
+                        <Message>not you</Message></Error></ErrorResponse>";
+            let _ = write!(
+                stream,
+                "HTTP/1.1 403 Forbidden\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+                body.len()
+            );
+        }
+    });
+    let options = StackOptions::new("my-app".parse().unwrap()).no_aggregator();
+    let region = Some("us-east-1".to_owned());
+    let address = DynamoAddress { table: String::new(), region, endpoint: Some(endpoint) };
+    let asked = blocking::wait(zae_limiter::ensure_stack(&options, &address, None));
+    let Err(zae_limiter::StackError::Deploy(error)) = asked else { panic!("it is denied") };
+    assert!(error.to_string().contains("permission") || format!("{error:?}").contains("not you"));
+}

@@ -1,13 +1,21 @@
 //! A store that keeps failing is left alone, and probed.
 
-use zae_limiter::{BreakerSettings, Error, OnUnavailable, RateLimiter, StoreErrorKind};
+use std::pin::pin;
+use std::task::Poll;
+
+use zae_limiter::{
+    BreakerSettings, Clock as _, Error, OnUnavailable, RateLimiter, StoreErrorKind, Timestamp,
+};
 use zae_limiter_testkit::{Call, Fault};
 
 use crate::world::{
-    Kind, World, drive, ms, on_every_store, secs, settle_down, soon, threads, turn, without_refill,
+    Kind, World, drive, finish, ms, on_every_store, poll_once, secs, settle_down, soon, threads,
+    turn, without_refill,
 };
 
 const DOWN: Fault = Fault::FailBefore(StoreErrorKind::Unavailable);
+const BUSY: Fault = Fault::FailBefore(StoreErrorKind::Busy);
+const HOUR: i64 = 3_600_000;
 
 async fn with_breaker(world: &World, failures: u32) -> RateLimiter {
     let breaker = BreakerSettings { failures, cooldown: secs(5) };
@@ -165,5 +173,129 @@ fn it_can_be_switched_off() {
         }
         world.store.heal();
         call(&world, &limiter).await.unwrap();
+    });
+}
+
+#[test]
+fn a_busy_bucket_never_opens_it() {
+    on_every_store(async |world| {
+        let limiter = with_breaker(&world, 2).await;
+        let other = async || {
+            let call = limiter.acquire("other", "gpt-4").take("rpm", 1);
+            let lease = call.on_unavailable(OnUnavailable::Allow).await.unwrap();
+            assert!(!lease.is_degraded(), "others are checked meanwhile");
+        };
+        other().await;
+        for _ in 0..2 {
+            let mut busy = pin!(limiter.acquire("key", "gpt-4").take("rpm", 1).into_future());
+            let mut asked = 0;
+            let done = loop {
+                // The next to ask is the busy one, at once or after its wait.
+                let before = world.store.calls(Call::Acquire);
+                world.store.script(Call::Acquire, BUSY);
+                let mut done = None;
+                soon("asked, or done", async || {
+                    if let Poll::Ready(ready) = poll_once(busy.as_mut()) {
+                        done = Some(ready);
+                    } else if world.store.calls(Call::Acquire) == before {
+                        world.advance(ms(1));
+                    }
+                    done.is_some() || world.store.calls(Call::Acquire) > before
+                })
+                .await;
+                if let Some(done) = done {
+                    break done;
+                }
+                asked += 1;
+                other().await;
+            };
+            world.store.heal();
+            assert_eq!(asked, 13, "after 10, 20, 40, 80 and then every 100 ms for a second");
+            let Err(error) = done else { panic!("{done:?}") };
+            assert!(error.to_string().contains("the bucket is busy (1.000 s waited)"), "{error}");
+            let Error::Unavailable { cause, .. } = error else { panic!("{error:?}") };
+            assert_eq!(cause.kind(), StoreErrorKind::Busy);
+        }
+        other().await;
+        call(&world, &limiter).await.unwrap();
+    });
+}
+
+#[test]
+fn a_short_deadline_does_not_open_it() {
+    on_every_store(async |world| {
+        let limiter = with_breaker(&world, 2).await;
+        call(&world, &limiter).await.unwrap();
+        for _ in 0..10 {
+            world.store.script(Call::Acquire, Fault::Hang);
+            let hasty = limiter.acquire("key", "gpt-4").take("rpm", 1).deadline(ms(1));
+            let mut hasty = pin!(hasty.into_future());
+            assert!(poll_once(hasty.as_mut()).is_pending());
+            world.advance(ms(1));
+            let done = finish(hasty).await;
+            assert!(matches!(done, Err(Error::Unavailable { .. })), "{done:?}");
+        }
+        soon("probed", async || world.store.calls(Call::Get) > 1).await;
+        settle_down().await;
+        call(&world, &limiter).await.unwrap();
+    });
+}
+
+#[test]
+fn calls_cut_off_while_a_probe_hangs_open_it() {
+    on_every_store(async |world| {
+        let limiter = with_breaker(&world, 3).await;
+        call(&world, &limiter).await.unwrap();
+        world.store.break_down(Fault::Hang);
+        let before = world.store.calls(Call::Get);
+        // One is cut off by a deadline of its own, two by the limiter's.
+        let acquire = || limiter.acquire("key", "gpt-4").take("rpm", 1);
+        let mut hasty = pin!(acquire().deadline(ms(500)).into_future());
+        let mut first = pin!(acquire().into_future());
+        let mut second = pin!(acquire().into_future());
+        assert!(poll_once(hasty.as_mut()).is_pending());
+        assert!(poll_once(first.as_mut()).is_pending());
+        assert!(poll_once(second.as_mut()).is_pending());
+        world.advance(ms(500));
+        finish(hasty).await.unwrap_err();
+        world.advance(ms(500));
+        finish(first).await.unwrap_err();
+        finish(second).await.unwrap_err();
+        settle_down().await;
+        assert_eq!(world.store.calls(Call::Get) - before, 1, "one probe for all of them");
+        let mut early = pin!(acquire().into_future());
+        assert!(poll_once(early.as_mut()).is_pending(), "nothing is decided before the probe is");
+        // The probe has a second, from the first cut-off on.
+        world.advance(ms(500));
+        soon("open", async || match poll_once(pin!(acquire().into_future())) {
+            Poll::Ready(Err(Error::Unavailable { cause, .. })) => {
+                assert!(cause.to_string().contains("failed 3 times"), "{cause}");
+                true
+            }
+            _ => false,
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_clock_that_is_corrected_does_not_move_it() {
+    on_every_store(async |world| {
+        let at = |millis: i64| Timestamp::from_millis(world.clock.now().as_millis() + millis);
+        for correction in [-HOUR, HOUR] {
+            let limiter = with_breaker(&world, 4).await;
+            world.store.break_down(DOWN);
+            assert!(is_away(&call(&world, &limiter).await));
+            world.clock.correct(at(correction));
+            let calls = world.store.all_calls();
+            assert!(is_away(&call(&world, &limiter).await));
+            settle_down().await;
+            assert_eq!(world.store.all_calls(), calls, "no time has passed");
+            world.store.heal();
+            world.advance(secs(5) - ms(1));
+            assert!(is_away(&call(&world, &limiter).await), "too early, {correction}");
+            world.advance(ms(1));
+            soon("closed", async || call(&world, &limiter).await.is_ok()).await;
+        }
     });
 }

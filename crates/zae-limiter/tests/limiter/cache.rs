@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use zae_limiter::{CacheStats, Error, RateLimiter, Timestamp};
+use zae_limiter::{CacheStats, Clock as _, Error, RateLimiter, Timestamp};
 use zae_limiter_testkit::{Call, Fault, Gate};
 
 use crate::world::{
@@ -120,11 +120,31 @@ fn a_clock_that_ran_back_does_not_make_an_entry_last() {
         one().await;
         // Threads that read the clock at about the same time may see it so; then it went back.
         let before = |millis| Timestamp::from_millis(NOW.as_millis() - millis);
-        world.clock.set(before(59_999));
+        world.clock.correct(before(1_000));
         assert_eq!(reads(&world, one).await, 0);
-        world.clock.set(before(60_000));
+        world.clock.correct(before(1_001));
         assert_eq!(reads(&world, one).await, 1);
         assert_eq!(reads(&world, one).await, 0);
+    });
+}
+
+#[test]
+fn a_change_is_seen_within_one_ttl_however_far_the_clock_is_set_back() {
+    on_every_store(async |world| {
+        let hours = |hours: u64| secs(hours * 3_600);
+        for (ttl, back) in [(secs(60), secs(30)), (secs(60), hours(1)), (hours(3), hours(1))] {
+            let here = world.limiter_with([without_refill("rpm", 100)]).await;
+            let there = world.builder().cache_ttl(ttl).open().await.unwrap();
+            spend(&there, "key", "gpt-4", "rpm", 1).await;
+            let now = world.clock.now().as_millis();
+            let back = i64::try_from(back.as_millis()).unwrap();
+            world.clock.correct(Timestamp::from_millis(now - back));
+            spend(&there, "key", "gpt-4", "rpm", 1).await;
+            here.set_system_defaults([without_refill("rpm", 50)], None).await.unwrap();
+            world.advance(ttl);
+            let limits = there.effective_limits("key", "gpt-4").await.unwrap().limits;
+            assert_eq!(limits[0].capacity, 50, "a TTL of {ttl:?}, set back by {back} ms");
+        }
     });
 }
 

@@ -1,10 +1,13 @@
 //! Changed limits: enforced at once here, within one TTL elsewhere; buckets follow.
 
-use zae_limiter::{Error, Limit, StoreErrorKind};
-use zae_limiter_testkit::{Call, Fault};
+use std::pin::pin;
+
+use zae_limiter::{Clock as _, Error, Limit, StoreErrorKind};
+use zae_limiter_testkit::{Call, Fault, Gate};
 
 use crate::world::{
-    left, ms, on_every_store, own_limits, per_minute, refusal, secs, spend, without_refill,
+    NOW, finish, left, ms, on_every_store, own_limits, per_minute, poll_once, refusal, secs, soon,
+    spend, without_refill,
 };
 
 #[test]
@@ -205,5 +208,87 @@ fn a_change_whose_answer_is_lost_is_enforced_here_all_the_same() {
         assert!(matches!(deleted, Err(Error::Unavailable { .. })), "{deleted:?}");
         let limits = limiter.effective_limits("key", "gpt-4").await.unwrap().limits;
         assert_eq!(limits[0].capacity, 100);
+    });
+}
+
+#[test]
+fn a_store_is_told_when_the_limits_were_read() {
+    on_every_store(async |world| {
+        let limiter = world.limiter().await;
+        let read_at = |call| world.store.limits_read_at(call);
+        let at = |seconds: u64| Some(NOW.saturating_add(secs(seconds)));
+        for (change, second) in [0, 100, 200, 300].into_iter().enumerate() {
+            let limits = [per_minute("rpm", 60)];
+            match change {
+                // The limiter's own defaults count as read: that nothing is stored was.
+                0 => {
+                    let builder = world.builder().default_limits(limits.clone());
+                    let other = builder.open().await.unwrap();
+                    spend(&other, "somebody", "gpt-4", "rpm", 1).await;
+                    assert_eq!(read_at(Call::Acquire), at(0));
+                    limiter.set_system_defaults(limits, None).await.map(|_| ())
+                }
+                1 => limiter.set_resource_defaults("gpt-4", limits).await.map(|_| ()),
+                2 => limiter.set_limits("key", None, limits).await.map(|_| ()),
+                _ => limiter.set_limits("key", Some("gpt-4"), limits).await.map(|_| ()),
+            }
+            .unwrap();
+            // From the cache they are as old as when they were read.
+            for _ in 0..2 {
+                spend(&limiter, "key", "gpt-4", "rpm", 1).await;
+                assert_eq!(read_at(Call::Acquire), at(second), "change {change}");
+                world.advance(secs(1));
+            }
+            world.advance(secs(98));
+        }
+        let own = [per_minute("rpm", 60)];
+        let call = limiter.acquire("key", "gpt-4").take("rpm", 1).limits(own);
+        call.await.unwrap().rollback().await.unwrap();
+        assert_eq!(read_at(Call::Acquire), None, "limits of the call itself");
+        assert_eq!(read_at(Call::Settle), None);
+    });
+}
+
+#[test]
+fn a_change_reconfigures_with_limits_read_after_it() {
+    on_every_store(async |world| {
+        let limiter = world.limiter_with([per_minute("rpm", 60)]).await;
+        spend(&limiter, "key", "gpt-4", "rpm", 1).await;
+        let read_at = || world.store.limits_read_at(Call::Reconfigure);
+        for (resource, deletes) in [(None, false), (Some("gpt-4"), false), (None, true)] {
+            world.advance(secs(10));
+            match deletes {
+                false => {
+                    limiter.set_limits("key", resource, [per_minute("rpm", 9)]).await.map(drop)
+                }
+                true => limiter.delete_limits("key", resource).await,
+            }
+            .unwrap();
+            assert_eq!(read_at(), Some(world.clock.now()), "{resource:?}, {deletes}");
+        }
+        // Two calls begin before the change. The second waits for the read of the first, reads after the
+        // change, and fills the cache before the buckets are reconfigured.
+        world.advance(secs(100));
+        let (get, list) = (Gate::new(), Gate::new());
+        world.store.script(Call::Get, Fault::HoldBefore(get.clone()));
+        world.store.script(Call::ListBuckets, Fault::HoldBefore(list.clone()));
+        let call = || limiter.acquire("key", "gpt-4").take("rpm", 1).deadline(secs(60));
+        let (mut first, mut second) = (pin!(call().into_future()), pin!(call().into_future()));
+        assert!(poll_once(first.as_mut()).is_pending());
+        assert!(poll_once(second.as_mut()).is_pending());
+        world.advance(secs(10));
+        let mut change = pin!(limiter.set_limits("key", None, [per_minute("rpm", 8)]));
+        let mut listing = pin!(list.reached());
+        soon("the change is written", async || {
+            assert!(poll_once(change.as_mut()).is_pending());
+            poll_once(listing.as_mut()).is_ready()
+        })
+        .await;
+        get.open();
+        finish(first).await.unwrap().commit().await.unwrap();
+        finish(second).await.unwrap().commit().await.unwrap();
+        list.open();
+        finish(change).await.unwrap();
+        assert_eq!(read_at(), Some(world.clock.now()), "not the early caller's moment");
     });
 }

@@ -2,11 +2,11 @@
 
 use std::pin::pin;
 
-use zae_limiter::{Error, Lease, RateLimiter};
-use zae_limiter_testkit::Call;
+use zae_limiter::{Error, Lease, RateLimiter, StoreErrorKind};
+use zae_limiter_testkit::{Call, Fault, Gate};
 
 use crate::world::{
-    Kind, World, left, on_every_store, poll_once, settle_down, soon, threads, without_refill,
+    Kind, World, left, ms, on_every_store, poll_once, settle_down, soon, threads, without_refill,
 };
 
 async fn take(limiter: &RateLimiter, tokens: u64) -> Lease {
@@ -62,6 +62,29 @@ fn a_lease_dropped_with_its_runtime_gives_back() {
         assert_eq!(runtime.block_on(left(&limiter, "key", "gpt-4", "tpm")), 60, "{kind:?}");
         drop(runtime);
         threads().block_on(soon("given back", async || is_full(&limiter).await));
+    }
+}
+
+#[test]
+fn a_lease_dropped_just_before_its_runtime_ends_gives_back() {
+    for kind in Kind::ALL {
+        for fault in ["slow", "failing"] {
+            let (world, limiter, runtime) = outside(*kind);
+            let gate = Gate::new();
+            let down = Fault::FailBefore(StoreErrorKind::Unavailable);
+            let lease = runtime.block_on(take(&limiter, 40));
+            world.store.script(
+                Call::Settle,
+                if fault == "slow" { Fault::HoldBefore(gate.clone()) } else { down },
+            );
+            runtime.block_on(async { drop(lease) });
+            assert_eq!(world.store.calls(Call::Settle), 1, "asked at once");
+            drop(runtime);
+            gate.open();
+            // The wait before another attempt, by a clock that does not know runtimes.
+            world.advance(ms(10));
+            threads().block_on(soon("given back", async || is_full(&limiter).await));
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use zae_limiter::{AuditAction, Error, RateLimiter, Window};
 use zae_limiter_testkit::{Call, Fault};
 
 use crate::world::{
-    NOW, child, entity_id, left, on_every_store, own_limits, per_minute, spend, without_refill,
+    NOW, child, entity_id, left, ms, on_every_store, own_limits, per_minute, spend, without_refill,
 };
 
 #[test]
@@ -109,13 +109,33 @@ fn what_an_entity_left_behind_without_being_created_can_be_deleted_too() {
 }
 
 #[test]
-fn a_lease_of_an_entity_that_was_deleted_settles_without_bringing_it_back() {
+fn a_late_charge_on_a_deleted_entity_is_gone_when_its_bucket_is_full() {
+    on_every_store(async |world| {
+        let limiter = world.limiter().await;
+        limiter.create_entity("key").await.unwrap();
+        own_limits(&limiter, "key", [per_minute("tpm", 60)]).await;
+        let mut lease = limiter.acquire("key", "gpt-4").take("tpm", 10).await.unwrap();
+        limiter.delete_entity("key").await.unwrap();
+        lease.adjust("tpm", 5).unwrap();
+        lease.commit().await.unwrap();
+        let (tokens, _) = world.cell(&limiter, "key", "gpt-4", "tpm").await;
+        assert_eq!(tokens, 55_000, "the deletion forgave the acquire, not the charge after it");
+        assert!(limiter.entity("key").await.unwrap().is_none(), "the entity stays deleted");
+        world.advance(ms(4_999));
+        assert!(world.bucket(&limiter, "key", "gpt-4").await.is_some());
+        world.advance(ms(1));
+        assert!(world.bucket(&limiter, "key", "gpt-4").await.is_none(), "full, and so gone");
+    });
+}
+
+#[test]
+fn a_late_refund_does_not_bring_a_deleted_entity_back() {
     on_every_store(async |world| {
         let limiter = world.limiter_with([without_refill("tpm", 100)]).await;
         limiter.create_entity("key").await.unwrap();
         let mut lease = limiter.acquire("key", "gpt-4").take("tpm", 10).await.unwrap();
         limiter.delete_entity("key").await.unwrap();
-        lease.adjust("tpm", 5).unwrap();
+        lease.adjust("tpm", -5).unwrap();
         lease.commit().await.unwrap();
         assert!(world.bucket(&limiter, "key", "gpt-4").await.is_none());
         let gone = limiter.delete_entity("key").await;

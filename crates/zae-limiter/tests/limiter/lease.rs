@@ -4,7 +4,7 @@ use zae_limiter::{AMOUNT_MAX, Error, Lease};
 use zae_limiter_testkit::Call;
 
 use crate::world::{
-    child, left, on_every_store, own_limits, per_minute, secs, soon, spend, without_refill,
+    child, left, on_every_store, own_limits, per_minute, refusal, secs, soon, spend, without_refill,
 };
 
 #[test]
@@ -291,8 +291,27 @@ fn a_lease_settles_with_the_limits_that_the_bucket_has_by_then() {
         lease.adjust("tpm", 1).unwrap();
         lease.commit().await.unwrap();
         let bucket = world.bucket(&limiter, "key", "gpt-4").await.unwrap();
-        assert!(bucket.cell("rpm").is_none(), "{bucket:?}");
+        let (rpm, _) = bucket.cell("rpm").expect("the limit that was charged");
+        assert_eq!(rpm.tokens.whole_tokens(), 9, "a limit that was gone counts as full");
         assert_eq!(left(&limiter, "key", "gpt-4", "tpm").await, 4);
         assert_eq!(left(&limiter, "key", "gpt-4", "new").await, 8);
+    });
+}
+
+#[test]
+fn calls_that_only_settle_are_limited() {
+    on_every_store(async |world| {
+        let limiter = world.limiter_with([without_refill("tpm", 100)]).await;
+        for call in 0..3 {
+            let mut lease = limiter.acquire("key", "gpt-4").take("tpm", 0).await.unwrap();
+            // Whoever deletes or forgets the bucket meanwhile forgives what is owed, not this call.
+            if call == 0 {
+                limiter.delete_entity("key").await.unwrap();
+            }
+            lease.settle("tpm", 40).unwrap();
+            lease.commit().await.unwrap();
+        }
+        let refused = refusal(&limiter, "key", "gpt-4", "tpm", 1).await;
+        assert_eq!(refused.statuses()[0].available.whole_tokens(), -20);
     });
 }

@@ -6,6 +6,7 @@ use zae_limiter_testkit::{Call, Fault};
 use crate::world::{World, child, drive, on_every_store, settle_down, soon, spend, without_refill};
 
 const NOT_DONE: Fault = Fault::FailBefore(StoreErrorKind::Unavailable);
+const BUSY: Fault = Fault::FailBefore(StoreErrorKind::Busy);
 const ANSWER_LOST: Fault = Fault::FailAfter(StoreErrorKind::Unavailable);
 
 /// A thousand tokens, of which 500 are gone, so that a credit too many is seen.
@@ -171,6 +172,58 @@ fn a_credit_that_does_not_come_through_stays_taken() {
         drop(lease);
         settle_down().await;
         assert_eq!(consumed(&world, &limiter).await, 600);
+    });
+}
+
+/// 0, 10, 30, 70, 150 ms and then every 100 ms: so often is a busy bucket asked within a second.
+const ASKED_WHILE_BUSY: usize = 13;
+
+#[test]
+fn a_settlement_of_a_busy_bucket_is_repeated_until_its_deadline() {
+    on_every_store(async |world| {
+        for credit in Credit::ALL {
+            let world = World::new_like(&world);
+            let limiter = half_full(&world).await;
+            let lease = take(&limiter, 100).await;
+            // Four attempts within 70 ms would have given up long before.
+            for _ in 1..ASKED_WHILE_BUSY {
+                world.store.script(Call::Settle, BUSY);
+            }
+            if let Some(done) = credit.give(&world, lease).await {
+                done.unwrap();
+            }
+            soon("given back", async || {
+                if world.clock.sleepers() > 1 {
+                    world.advance(crate::world::ms(1));
+                }
+                is_consumed(&world, &limiter, credit.after()).await
+            })
+            .await;
+            assert_eq!(world.store.calls(Call::Settle), ASKED_WHILE_BUSY, "{credit:?}");
+        }
+        // With its deadline it ends all the same.
+        let limiter = half_full(&world).await;
+        let mut lease = take(&limiter, 100).await;
+        world.store.break_down(BUSY);
+        let (done, waited) = drive(&world, lease.rollback()).await;
+        let Err(Error::Unavailable { cause, .. }) = done else { panic!("{done:?}") };
+        assert_eq!((cause.kind(), waited), (StoreErrorKind::Busy, crate::world::secs(1)));
+    });
+}
+
+#[test]
+fn a_settlement_that_a_busy_bucket_may_have_made_is_not_made_over_and_over() {
+    on_every_store(async |world| {
+        for (difference, attempts) in [(-10, 1), (10, 4)] {
+            let world = World::new_like(&world);
+            let limiter = half_full(&world).await;
+            let mut lease = take(&limiter, 100).await;
+            lease.adjust("tpm", difference).unwrap();
+            world.store.break_down(Fault::FailAfter(StoreErrorKind::Busy));
+            let (done, _) = drive(&world, lease.commit()).await;
+            assert!(matches!(done, Err(Error::Unavailable { .. })), "{done:?}");
+            assert_eq!(world.store.calls(Call::Settle), attempts, "{difference}");
+        }
     });
 }
 

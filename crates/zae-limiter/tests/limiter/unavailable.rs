@@ -93,6 +93,32 @@ fn a_store_that_fails_is_asked_again_within_the_deadline() {
 }
 
 #[test]
+fn a_busy_bucket_is_asked_again_until_the_deadline_and_then_the_policy_decides() {
+    on_every_store(async |world| {
+        let limiter = patient(&world).await;
+        spend(&limiter, "key", "gpt-4", "rpm", 1).await;
+        let acquire = || limiter.acquire("key", "gpt-4").take("rpm", 1);
+        let busy = |times: usize| {
+            world.store.heal();
+            let fault = || Fault::FailBefore(StoreErrorKind::Busy);
+            (0..times).for_each(|_| world.store.script(Call::Acquire, fault()));
+        };
+        busy(12);
+        let (done, waited) = drive(&world, acquire().into_future()).await;
+        assert!(!done.unwrap().is_degraded());
+        assert_eq!(waited, ms(950), "12 waits: 10, 20, 40, 80 and eight of 100 ms");
+        busy(100);
+        let allowed = acquire().on_unavailable(OnUnavailable::Allow);
+        let (done, waited) = drive(&world, allowed.into_future()).await;
+        assert!(done.unwrap().is_degraded());
+        assert_eq!(waited, secs(1));
+        let (done, _) = drive(&world, acquire().deadline(ms(25)).into_future()).await;
+        let Err(Error::Unavailable { waited, cause }) = done else { panic!("{done:?}") };
+        assert_eq!((waited, cause.kind()), (ms(25), StoreErrorKind::Busy));
+    });
+}
+
+#[test]
 fn everything_else_has_a_deadline_too() {
     on_every_store(async |world| {
         let limiter = patient(&world).await;

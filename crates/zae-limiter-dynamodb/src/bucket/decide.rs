@@ -1,5 +1,5 @@
-//! One write to one bucket: what it decides, and how it is written. Pure: everything it depends on
-//! is handed in.
+//! One write to one shard of a bucket: what it decides, and how it is written. Pure: everything it
+//! depends on is handed in.
 
 use std::sync::Arc;
 
@@ -60,18 +60,18 @@ impl Request {
     }
 }
 
-/// What is known of a bucket's item.
+/// What the last answer said of a shard's item.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum Snapshot {
     /// There is none.
     Absent,
     /// This.
     Item(BucketItem),
 }
 
-/// What became of a request, as far as the known state goes.
+/// What becomes of a request, as far as the snapshot goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum Outcome {
     /// It is part of the write.
     Written,
     /// It needs no write: nothing is asked, or there is nothing to settle with.
@@ -84,31 +84,31 @@ pub(crate) enum Fate {
 
 /// A write, and what it means for each request, in their order.
 #[derive(Clone, Debug)]
-pub(crate) struct Round {
+pub(crate) struct Decision {
     pub(crate) update: Option<Update>,
-    pub(crate) fates: Vec<Fate>,
+    pub(crate) outcomes: Vec<Outcome>,
     /// What is given back and finds no room in this part of the bucket, by the request's place.
     pub(crate) left_over: Vec<(usize, Takes)>,
 }
 
-impl Round {
-    fn without_write(fates: Vec<Fate>, left_over: Vec<(usize, Takes)>) -> Self {
-        Self { update: None, fates, left_over }
+impl Decision {
+    fn without_write(outcomes: Vec<Outcome>, left_over: Vec<(usize, Takes)>) -> Self {
+        Self { update: None, outcomes, left_over }
     }
 }
 
 /// Decides requests on a known state, in the order in which a bucket would see them: what is given
 /// back, what is charged, then what is taken, first come first served.
-pub(crate) fn decided(
+pub(crate) fn decide_batch(
     key: &BucketItemKey,
-    state: &State,
+    snapshot: &Snapshot,
     requests: &[&Request],
     now: Timestamp,
-) -> Round {
-    match state {
-        State::Item(item) if !item.is_expired(now) => on_item(key, item, requests, now),
-        State::Item(expired) => on_nothing(key, Some(expired), requests, now),
-        State::Absent => on_nothing(key, None, requests, now),
+) -> Decision {
+    match snapshot {
+        Snapshot::Item(item) if !item.is_expired(now) => on_item(key, item, requests, now),
+        Snapshot::Item(expired) => on_nothing(key, Some(expired), requests, now),
+        Snapshot::Absent => on_nothing(key, None, requests, now),
     }
 }
 
@@ -177,43 +177,46 @@ impl Movements {
     }
 }
 
-fn on_item(key: &BucketItemKey, item: &BucketItem, requests: &[&Request], now: Timestamp) -> Round {
+fn on_item(key: &BucketItemKey, item: &BucketItem, requests: &[&Request], now: Timestamp) -> Decision {
     let mut movements = Movements::of(item, now);
     let mut bucket = item.bucket.clone();
     bucket.refill(now);
-    let mut fates = vec![Fate::Nothing; requests.len()];
+    let mut outcomes = vec![Outcome::Nothing; requests.len()];
     let part = (key.shard, item.shard_count);
     let whole = add_charged(&mut bucket, (part, &item.whole), requests, now);
     let is_last =
         |request: &Request| item.shard_count == 1 || matches!(request, Request::SettleRest(_));
-    let left_over = settle_all(is_last, &mut movements, &mut bucket, requests, &mut fates);
-    let mut outcome = take_all(&mut bucket, (part, &whole), requests, &mut fates, now);
-    outcome.followed |= whole.len() != item.whole.len();
-    for (limit, amount) in outcome.taken {
+    let left_over = settle_all(is_last, &mut movements, &mut bucket, requests, &mut outcomes);
+    let is_wider = whole.len() != item.whole.len();
+    let mut taking =
+        take_all(&mut bucket, (part, whole, item.limits_at), requests, &mut outcomes, now);
+    taking.followed |= is_wider;
+    for (limit, amount) in taking.taken {
         if let Some(movement) = movements.get(&limit) {
             movement.taken = movement.taken.saturating_add(amount.get());
         }
     }
-    if !fates.contains(&Fate::Written) {
-        return Round::without_write(fates, left_over);
+    if !outcomes.contains(&Outcome::Written) {
+        return Decision::without_write(outcomes, left_over);
     }
-    let expiry = match outcome.last_target {
+    let expiry = match taking.last_target {
         // A bucket in several parts does not expire: its parts would, one by one.
         _ if item.shard_count > 1 && item.expires_at.is_some() => Expiry::Never,
         _ if item.shard_count > 1 => Expiry::Keep,
         Some(target) => expiry_of(target, &bucket, item.expires_at, now),
         None => expiry_after_settling(&bucket, item.expires_at, now),
     };
-    let update = if outcome.followed {
-        let owner = owner_of(outcome.last_target);
+    let update = if taking.followed {
+        let owner = owner_of(taking.last_target);
         let shard_count = item.shard_count;
-        let after = After { bucket: &bucket, whole: &outcome.whole, shard_count };
+        let (whole, limits_at) = (&*taking.whole, taking.limits_at);
+        let after = After { bucket: &bucket, whole, shard_count, limits_at };
         bucket::rewrite(key, item, &after, &owner, expiry)
     } else {
         let alive = movements.keep_enough(item, &bucket, expiry, now);
         add_or_refill(key, item, &movements, (expiry, alive), now)
     };
-    Round { update: Some(update), fates, left_over }
+    Decision { update: Some(update), outcomes, left_over }
 }
 
 /// Without moving the refill time where that comes to the same: then other processes that do
@@ -249,35 +252,37 @@ fn on_nothing(
     expired: Option<&BucketItem>,
     requests: &[&Request],
     now: Timestamp,
-) -> Round {
-    let mut fates = vec![Fate::Nothing; requests.len()];
+) -> Decision {
+    let mut outcomes = vec![Outcome::Nothing; requests.len()];
     let counts = |request: &&&Request| matches!(request, Request::Take(_)) || request.charges();
     let Some(first) = requests.iter().find(counts).map(|request| request.target()) else {
-        return Round::without_write(fates, Vec::new());
+        return Decision::without_write(outcomes, Vec::new());
     };
     let mut bucket = full(first, expired, now);
     // Wherever it was divided before: a new bucket is whole.
     let part = (key.shard, 1);
     let whole = Arc::clone(bucket.limits());
     let whole = add_charged(&mut bucket, (part, &whole), requests, now);
-    charge_all(&mut bucket, requests, &mut fates);
-    let outcome = take_all(&mut bucket, (part, &whole), requests, &mut fates, now);
-    if !fates.contains(&Fate::Written) {
-        return Round::without_write(fates, Vec::new());
+    charge_all(&mut bucket, requests, &mut outcomes);
+    let limits_at = first.limits_read_at();
+    let taking = take_all(&mut bucket, (part, whole, limits_at), requests, &mut outcomes, now);
+    if !outcomes.contains(&Outcome::Written) {
+        return Decision::without_write(outcomes, Vec::new());
     }
-    let owner = owner_of(Some(outcome.last_target.unwrap_or(first)));
-    let expiry = match outcome.last_target {
+    let owner = owner_of(Some(taking.last_target.unwrap_or(first)));
+    let expiry = match taking.last_target {
         Some(target) => expiry_of(target, &bucket, expired.and_then(|item| item.expires_at), now),
         // A charge that comes late keeps the bucket no longer than it takes to fill: its entity may
         // have been deleted.
         None => Expiry::At(now.saturating_add(bucket.wait_until_full(now))),
     };
-    let after = After { bucket: &bucket, whole: &outcome.whole, shard_count: 1 };
+    let (whole, limits_at) = (&*taking.whole, taking.limits_at);
+    let after = After { bucket: &bucket, whole, shard_count: 1, limits_at };
     let update = match expired {
         Some(item) => bucket::rewrite(key, item, &after, &owner, expiry),
         None => bucket::create(key, &after, &owner, expiry),
     };
-    Round { update: Some(update), fates, left_over: Vec::new() }
+    Decision { update: Some(update), outcomes, left_over: Vec::new() }
 }
 
 /// A full bucket; net consumption goes on counting where there was a bucket before.
@@ -320,8 +325,8 @@ fn add_charged(
 }
 
 /// Charges a bucket that was not there a moment ago.
-fn charge_all(bucket: &mut Bucket, requests: &[&Request], fates: &mut [Fate]) {
-    for (request, fate) in requests.iter().zip(fates) {
+fn charge_all(bucket: &mut Bucket, requests: &[&Request], outcomes: &mut [Outcome]) {
+    for (request, outcome) in requests.iter().zip(outcomes) {
         let Some(settlement) = request.settlement() else { continue };
         let mut charged = bucket.clone();
         let names = settlement.target.limits().names();
@@ -334,10 +339,10 @@ fn charge_all(bucket: &mut Bucket, requests: &[&Request], fates: &mut [Fate]) {
             Ok(()) if charges.count() == 0 => {}
             Ok(()) => {
                 *bucket = charged;
-                *fate = Fate::Written;
+                *outcome = Outcome::Written;
             }
             Err(overflow) => {
-                *fate = Fate::Rejected(StoreErrorKind::Rejected, overflow.to_string());
+                *outcome = Outcome::Rejected(StoreErrorKind::Rejected, overflow.to_string());
             }
         }
     }
@@ -350,17 +355,20 @@ fn settle_all(
     movements: &mut Movements,
     bucket: &mut Bucket,
     requests: &[&Request],
-    fates: &mut [Fate],
+    outcomes: &mut [Outcome],
 ) -> Vec<(usize, Takes)> {
     let mut charges: Vec<(usize, Take, LimitName)> = Vec::new();
-    for (place, (request, fate)) in requests.iter().zip(fates.iter_mut()).enumerate() {
+    let mut left_over: Vec<(usize, Takes)> = Vec::new();
+    for (place, (request, outcome)) in requests.iter().zip(outcomes.iter_mut()).enumerate() {
         let Some(settlement) = request.settlement() else { continue };
         let names = settlement.target.limits().names();
-        let known = settlement.differences.iter().filter(|difference| {
-            difference.amount != Millitokens::ZERO
-                && bucket.limits().position(names[difference.cell].as_str()).is_some()
-        });
-        let known: SmallVec<[_; 2]> = known.collect();
+        let moved = settlement.differences.iter().filter(|one| one.amount != Millitokens::ZERO);
+        let (known, lacking): (SmallVec<[&Take; 2]>, SmallVec<[&Take; 2]>) =
+            moved.partition(|one| bucket.limits().position(names[one.cell].as_str()).is_some());
+        if !is_last(request) {
+            // Another shard may have the limit: not all of them learn of a change at once.
+            lacking.into_iter().for_each(|rest| leave_over(&mut left_over, place, *rest));
+        }
         let too_much = known.iter().any(|difference| {
             let balance = bucket.cell(names[difference.cell].as_str());
             balance.is_some_and(|(cell, _)| {
@@ -368,18 +376,17 @@ fn settle_all(
             })
         });
         if too_much {
-            *fate =
-                Fate::Rejected(StoreErrorKind::Rejected, zae_limiter_core::Overflow.to_string());
+            *outcome =
+                Outcome::Rejected(StoreErrorKind::Rejected, zae_limiter_core::Overflow.to_string());
             continue;
         }
-        for difference in known {
+        for difference in known.into_iter() {
             charges.push((place, *difference, names[difference.cell].clone()));
-            *fate = Fate::Written;
+            *outcome = Outcome::Written;
         }
     }
     // First what is given back: then it cannot be lost to a ceiling that a charge would lower.
     charges.sort_by_key(|(_, difference, _)| difference.amount > Millitokens::ZERO);
-    let mut left_over: Vec<(usize, Takes)> = Vec::new();
     for (place, Take { cell, mut amount }, limit) in charges {
         let at = bucket.limits().position(limit.as_str());
         let Some(movement) = movements.get(&limit) else {
@@ -394,10 +401,7 @@ fn settle_all(
             let fits = Millitokens::new(amount.get().max(room.saturating_neg()));
             let rest = Take { cell, amount: amount.saturating_add(-fits) };
             if rest.amount != Millitokens::ZERO {
-                match left_over.iter_mut().find(|(at, _)| *at == place) {
-                    Some((_, takes)) => takes.push(rest),
-                    None => left_over.push((place, SmallVec::from_slice(&[rest]))),
-                }
+                leave_over(&mut left_over, place, rest);
             }
             amount = fits;
             movement.must_fit |= amount < Millitokens::ZERO;
@@ -415,16 +419,56 @@ fn settle_all(
     left_over
 }
 
+fn leave_over(left_over: &mut Vec<(usize, Takes)>, place: usize, rest: Take) {
+    match left_over.iter_mut().find(|(at, _)| *at == place) {
+        Some((_, takes)) => takes.push(rest),
+        None => left_over.push((place, SmallVec::from_slice(&[rest]))),
+    }
+}
+
 /// What the taking came to.
-struct Outcome<'a> {
+struct Taking<'a> {
     /// By limit.
     taken: Vec<(LimitName, Millitokens)>,
     /// The target of the last request that was admitted.
     last_target: Option<&'a Arc<Target>>,
     /// Whether the bucket has taken on other limits.
     followed: bool,
-    /// Its limits afterwards, undivided.
+    /// Its limits afterwards, whole.
     whole: Arc<LimitSet>,
+    /// When the stored configuration was read that they come from.
+    limits_at: Option<Timestamp>,
+}
+
+/// The limits that a bucket takes on for a target, and when these were read. A target that was read
+/// before the bucket's own limits is older: it brings only limits that the bucket lacks. Otherwise
+/// processes that have not heard of a change yet would undo it, and those that have would redo it.
+fn limits_to_follow(
+    target: &Target,
+    bucket: &Bucket,
+    limits_at: Option<Timestamp>,
+) -> (Arc<LimitSet>, Option<Timestamp>) {
+    if !is_older(target, limits_at) {
+        return (Arc::clone(target.limits()), target.limits_read_at());
+    }
+    let lacks = |name: &LimitName| bucket.limits().position(name.as_str()).is_none();
+    let lacking = target.limits().iter().filter(|(name, _)| lacks(name));
+    let lacking = lacking.map(|(name, rate)| (name.clone(), *rate));
+    (Arc::new(LimitSet::from_rates(lacking).unwrap_or_default()), limits_at)
+}
+
+/// Whether a target's limits were read before those that an item has.
+pub(crate) fn is_older(target: &Target, limits_at: Option<Timestamp>) -> bool {
+    matches!((target.limits_read_at(), limits_at), (Some(read), Some(at)) if read < at)
+}
+
+/// What a shard holds at a moment, as a leg sees it.
+pub(crate) fn held_for(leg: &Leg, item: &BucketItem, now: Timestamp) -> Bucket {
+    let mut bucket = item.bucket.clone();
+    let (limits, _) = limits_to_follow(&leg.target, &bucket, item.limits_at);
+    bucket.follow(&item.share_of(&limits), now);
+    bucket.refill(now);
+    bucket
 }
 
 /// The limits of a part that has taken on others, undivided.
@@ -441,18 +485,19 @@ fn whole_after(bucket: &Bucket, before: &Arc<LimitSet>, target: &Arc<LimitSet>) 
 
 fn take_all<'a>(
     bucket: &mut Bucket,
-    ((shard, shard_count), whole): ((u32, u32), &Arc<LimitSet>),
+    ((shard, shard_count), whole, limits_at): ((u32, u32), Arc<LimitSet>, Option<Timestamp>),
     requests: &[&'a Request],
-    fates: &mut [Fate],
+    outcomes: &mut [Outcome],
     now: Timestamp,
-) -> Outcome<'a> {
-    let whole = Arc::clone(whole);
-    let mut outcome = Outcome { taken: Vec::new(), last_target: None, followed: false, whole };
-    for (request, fate) in requests.iter().zip(fates) {
+) -> Taking<'a> {
+    let mut taking =
+        Taking { taken: Vec::new(), last_target: None, followed: false, whole, limits_at };
+    for (request, outcome) in requests.iter().zip(outcomes) {
         let Request::Take(leg) = request else { continue };
         // A refused request must leave nothing behind, not even its limits.
         let mut tried = bucket.clone();
-        tried.follow(&share_of(leg.target.limits(), shard, shard_count), now);
+        let (limits, limits_at) = limits_to_follow(&leg.target, &tried, taking.limits_at);
+        tried.follow(&share_of(&limits, shard, shard_count), now);
         let names = leg.target.limits().names();
         let place = |take: &Take| {
             let cell = tried.limits().position(names[take.cell].as_str())?;
@@ -463,21 +508,22 @@ fn take_all<'a>(
             Verdict::Admitted if request.is_empty() => {}
             Verdict::Admitted => {
                 if tried.limits() != bucket.limits() {
-                    outcome.followed = true;
-                    outcome.whole = whole_after(&tried, &outcome.whole, leg.target.limits());
+                    taking.followed = true;
+                    taking.whole = whole_after(&tried, &taking.whole, &limits);
+                    taking.limits_at = limits_at;
                 }
                 *bucket = tried;
                 let amounts = leg.takes.iter().map(|take| (names[take.cell].clone(), take.amount));
-                outcome.taken.extend(amounts);
-                outcome.last_target = Some(&leg.target);
-                *fate = Fate::Written;
+                taking.taken.extend(amounts);
+                taking.last_target = Some(&leg.target);
+                *outcome = Outcome::Written;
             }
             Verdict::Refused => {
-                *fate = Fate::Refused(refused_statuses(0, leg, &tried, now).collect());
+                *outcome = Outcome::Refused(refused_statuses(0, leg, &tried, now).collect());
             }
         }
     }
-    outcome
+    taking
 }
 
 fn owner_of(target: Option<&Arc<Target>>) -> Owner<'_> {

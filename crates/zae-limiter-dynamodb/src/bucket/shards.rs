@@ -1,4 +1,4 @@
-//! The parts of a bucket, seen together. Pure: everything it depends on is handed in.
+//! The shards of a bucket, seen together. Pure: everything it depends on is handed in.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,26 +7,20 @@ use std::time::Duration;
 use zae_limiter_core::{Bucket, Cell, Leg, LimitStatus, Millitokens, Timestamp};
 use zae_limiter_schema::bucket::BucketItem;
 
-/// The parts that hold the shares of a bucket, by their numbers.
+use super::decide::held_for;
+
+/// The shards that hold the shares of a bucket, by their numbers.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Parts(BTreeMap<u32, BucketItem>);
+pub(crate) struct Shards(BTreeMap<u32, BucketItem>);
 
-/// What a part holds at a moment, under a leg's limits.
-pub(crate) fn held_for(leg: &Leg, item: &BucketItem, now: Timestamp) -> Bucket {
-    let mut bucket = item.bucket.clone();
-    bucket.follow(&item.share_of(leg.target.limits()), now);
-    bucket.refill(now);
-    bucket
-}
-
-/// The part that a part was divided from; the first was there from the start.
+/// The shard that a shard was split from, and the count before; the first was there from the start.
 pub(crate) fn origin(shard: u32) -> Option<(u32, u32)> {
     let highest = 1_u32.checked_shl(shard.checked_ilog2()?)?;
     Some((shard - highest, highest))
 }
 
-impl Parts {
-    /// Leaves out what holds no share: expired, put together with another, or left over from a
+impl Shards {
+    /// Leaves out what holds no share: expired, retired, or left over from a
     /// bucket that is gone.
     pub(crate) fn live(items: impl IntoIterator<Item = BucketItem>, now: Timestamp) -> Self {
         let mut live: BTreeMap<u32, BucketItem> = BTreeMap::new();
@@ -59,13 +53,13 @@ impl Parts {
         counts.max().unwrap_or(1)
     }
 
-    /// Parts that should be there, of so many, and are not; those that are still to be divided from
-    /// others are not missing.
+    /// Shards that should be there, of so many, and are not; those that are still to be split off are not
+    /// missing.
     pub(crate) fn missing(&self, count: u32) -> Vec<u32> {
         let is_missing = |shard: &u32| {
-            let Some((origin, divided)) = origin(*shard) else { return false };
+            let Some((origin, before)) = origin(*shard) else { return false };
             let origin = self.0.get(&origin);
-            !self.0.contains_key(shard) && origin.is_some_and(|item| item.shard_count > divided)
+            !self.0.contains_key(shard) && origin.is_some_and(|item| item.shard_count > before)
         };
         (0..count).filter(is_missing).collect()
     }
@@ -74,12 +68,12 @@ impl Parts {
         self.0.iter().map(|(shard, item)| (*shard, item))
     }
 
-    /// What each part holds at a moment, under a leg's limits.
+    /// What each shard holds at a moment, under a leg's limits.
     pub(crate) fn buckets(&self, leg: &Leg, now: Timestamp) -> Vec<(u32, Bucket)> {
         self.0.iter().map(|(shard, item)| (*shard, held_for(leg, item, now))).collect()
     }
 
-    /// All parts as one bucket: limits once, balances together.
+    /// All shards as one bucket: limits once, balances together.
     pub(crate) fn whole(&self, now: Option<Timestamp>) -> Option<Bucket> {
         let first = self.0.get(&0)?;
         let refilled_at = self.0.values().map(|item| item.bucket.refilled_at()).max()?;
@@ -101,17 +95,17 @@ impl Parts {
     }
 }
 
-/// The statuses of a leg on a bucket in several parts: of the bucket, never of a part.
+/// The statuses of a leg on a bucket of several shards: of the bucket, never of a shard.
 pub(crate) fn statuses(
     level: usize,
     leg: &Leg,
-    parts: &[(u32, Bucket)],
+    shards: &[(u32, Bucket)],
     now: Timestamp,
 ) -> Vec<LimitStatus> {
     let limits = leg.target.limits();
     let status = |take: &zae_limiter_core::Take| {
         let (name, rate) = (&limits.names()[take.cell], limits.rates()[take.cell]);
-        let cells = Cells::of(name.as_str(), parts);
+        let cells = Cells::of(name.as_str(), shards);
         let retry_after = match take.amount {
             Millitokens::ZERO => Duration::ZERO,
             amount => cells.wait_for(amount, now),
@@ -132,16 +126,16 @@ pub(crate) fn statuses(
     leg.takes.iter().map(status).collect()
 }
 
-/// One limit in all parts.
+/// One limit in all shards.
 struct Cells<'a> {
-    parts: Vec<(usize, &'a Bucket)>,
+    shards: Vec<(usize, &'a Bucket)>,
 }
 
 impl<'a> Cells<'a> {
-    fn of(name: &str, parts: &'a [(u32, Bucket)]) -> Self {
+    fn of(name: &str, shards: &'a [(u32, Bucket)]) -> Self {
         let place =
             |(_, bucket): &'a (u32, Bucket)| Some((bucket.limits().position(name)?, bucket));
-        Self { parts: parts.iter().filter_map(place).collect() }
+        Self { shards: shards.iter().filter_map(place).collect() }
     }
 
     /// What they hold together at a moment, debts included.
@@ -152,7 +146,7 @@ impl<'a> Cells<'a> {
             let (earned, _) = rate.earned(elapsed, cell.remainder);
             cell.tokens.saturating_add(earned).min(rate.capacity())
         };
-        self.parts.iter().map(held).fold(Millitokens::ZERO, Millitokens::saturating_add)
+        self.shards.iter().map(held).fold(Millitokens::ZERO, Millitokens::saturating_add)
     }
 
     /// How long until they hold so much together: not a millisecond less.
@@ -160,7 +154,7 @@ impl<'a> Cells<'a> {
         let full = |(at, bucket): &(usize, &Bucket)| {
             bucket.wait_for(*at, bucket.limits().rates()[*at].capacity(), now)
         };
-        let full = self.parts.iter().map(full).max().unwrap_or_default();
+        let full = self.shards.iter().map(full).max().unwrap_or_default();
         let (mut least, mut most) = (0, u64::try_from(full.as_millis()).unwrap_or(u64::MAX));
         while least < most {
             let half = least + (most - least) / 2;
@@ -170,5 +164,95 @@ impl<'a> Cells<'a> {
             }
         }
         Duration::from_millis(least)
+    }
+}
+
+/// For how long a process goes by what it knows of the count before it asks the first shard again.
+const COUNT_TRUSTED_MS: u64 = 60_000;
+
+/// For how long a shard counts as busy that was.
+const BUSY_MS: u64 = 1_000;
+
+/// How far apart two moments are. A clock may have been set back since the first.
+pub(crate) fn apart_ms(one: Timestamp, other: Timestamp) -> u64 {
+    one.millis_since(other).max(other.millis_since(one))
+}
+
+/// What a process knows of the shards of a bucket as a whole. Few buckets have more than one.
+#[derive(Debug)]
+pub(crate) struct ShardMap {
+    /// How many there are.
+    pub(crate) count: u32,
+    /// When the first shard said so.
+    asked_at: Timestamp,
+    /// When the count was last seen to change.
+    changed_at: Option<Timestamp>,
+    /// The shard that takes are sent to.
+    pub(crate) current: u32,
+    /// A shard that was too busy, and when.
+    busy: Option<(u32, Timestamp)>,
+    /// When the writes of all shards were last counted, and how many there were by then.
+    counted: Option<(Timestamp, i64)>,
+}
+
+impl ShardMap {
+    pub(crate) fn new(now: Timestamp) -> Self {
+        let (changed_at, busy, counted) = (None, None, None);
+        Self { count: 1, asked_at: now, changed_at, current: 0, busy, counted }
+    }
+
+    /// Takes note of the count. `drawn` is the shard to turn to if it has changed: otherwise all
+    /// processes would stay with the one that was too busy.
+    pub(crate) fn set_count(&mut self, count: u32, drawn: u32, now: Timestamp) {
+        if self.count != count {
+            self.count = count;
+            self.changed_at = Some(now);
+            self.current = drawn;
+            self.busy = None;
+        }
+        self.asked_at = match apart_ms(self.asked_at, now) < COUNT_TRUSTED_MS {
+            true => self.asked_at.max(now),
+            false => now,
+        };
+    }
+
+    /// Whether the first shard has not said for a while how many there are.
+    pub(crate) fn is_stale(&self, now: Timestamp) -> bool {
+        apart_ms(self.asked_at, now) >= COUNT_TRUSTED_MS
+    }
+
+    /// Whether the count has changed less than so long ago.
+    pub(crate) fn has_changed_within(&self, patience_ms: u64, now: Timestamp) -> bool {
+        self.changed_at.is_some_and(|at| apart_ms(at, now) < patience_ms)
+    }
+
+    /// Takes note of a shard that is too busy, and turns to another. True when the shards are busy all
+    /// over, because another was, just now.
+    pub(crate) fn is_busy_all_over(&mut self, shard: u32, drawn: u32, now: Timestamp) -> bool {
+        if self.count == 1 {
+            return true;
+        }
+        if self.current == shard {
+            self.current = drawn;
+        }
+        let busy = self.busy.filter(|(_, at)| apart_ms(*at, now) < BUSY_MS);
+        self.busy = busy.or(Some((shard, now)));
+        busy.is_some_and(|(other, _)| other != shard)
+    }
+
+    /// The last count of writes, if it is time for another one, which is then under way.
+    #[expect(clippy::option_option, reason = "due or not, and known or not")]
+    pub(crate) fn recount_due(
+        &mut self,
+        every: Duration,
+        now: Timestamp,
+    ) -> Option<Option<(Timestamp, i64)>> {
+        let every_ms = u64::try_from(every.as_millis()).unwrap_or(u64::MAX);
+        let is_due = self.counted.is_none_or(|(at, _)| apart_ms(at, now) >= every_ms);
+        is_due.then(|| self.counted.replace((now, i64::MAX)))
+    }
+
+    pub(crate) fn set_writes(&mut self, writes: i64, now: Timestamp) {
+        self.counted = Some((now, writes));
     }
 }

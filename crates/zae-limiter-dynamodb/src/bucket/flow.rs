@@ -1,0 +1,186 @@
+//! Flows: procedures of several table calls, written as straight-line code that does no IO.
+//!
+//! A flow stops at each call. The machine hands the call out as a command and resumes the flow with the
+//! answer. Nothing else wakes a flow, so that it is as pure as the machine: the same answers give the
+//! same calls and notes.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use zae_limiter_core::{BucketKey, StoreError, Timestamp};
+use zae_limiter_schema::bucket::BucketItem;
+use zae_limiter_schema::{BucketItemKey, Change, TableErrorKind, Transacted, Update, Updated};
+
+use super::decide::Snapshot;
+use super::message::{Answer, Answered, Call, Counted, Reply, Waiting, decode};
+use crate::error::CallError;
+
+/// How often a transaction is sent while others are under way on the same items. Nothing waits in
+/// between but the round trip itself: such transactions take milliseconds.
+const COLLISIONS_MAX: u32 = 5;
+
+/// What a flow tells its machine.
+#[derive(Debug)]
+pub(crate) enum Note<C> {
+    /// The bucket has so many shards.
+    Count(u32),
+    /// What is known of a shard no longer holds.
+    Forget(u32),
+    /// All shards together have seen so many writes.
+    Writes(i64),
+    Counted(Counted),
+    /// Those who wait for a split may go on.
+    Unpark,
+    Reply(Waiting<C>, Result<Reply, StoreError>),
+    /// The reply to a task.
+    Finish(C, Result<Option<u32>, StoreError>),
+    /// Ask this shard.
+    Enqueue(u32, Waiting<C>),
+    /// Ask the shard that seems right.
+    Dispatch(Waiting<C>),
+    /// These asked a shard that is not there; its share is at another, or knows more of it.
+    Redirect { from: u32, to: Result<u32, CallError>, batch: Vec<Waiting<C>> },
+}
+
+struct Slots<C> {
+    asked: Option<Call>,
+    answered: Option<Answered>,
+    notes: Vec<Note<C>>,
+    count: u32,
+}
+
+/// The flow's side: where it puts calls and notes.
+pub(crate) struct Port<C> {
+    // A std mutex: only the one who polls the flow ever holds it.
+    slots: Arc<Mutex<Slots<C>>>,
+    pub(crate) bucket: BucketKey,
+    pub(crate) now: Timestamp,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<C> Port<C> {
+    pub(crate) fn note(&self, note: Note<C>) {
+        locked(&self.slots).notes.push(note);
+    }
+
+    /// How many shards the bucket has, as far as the machine knows.
+    pub(crate) fn count(&self) -> u32 {
+        locked(&self.slots).count
+    }
+
+    pub(crate) fn key(&self, shard: u32) -> BucketItemKey {
+        BucketItemKey { bucket: self.bucket.clone(), shard }
+    }
+
+    async fn call(&self, call: Call) -> Answered {
+        locked(&self.slots).asked = Some(call);
+        poll_fn(|_| match locked(&self.slots).answered.take() {
+            Some(answered) => Poll::Ready(answered),
+            None => Poll::Pending,
+        })
+        .await
+    }
+
+    /// Reads shards, in the order of their numbers given.
+    pub(crate) async fn read(&self, shards: &[u32]) -> Result<Vec<Option<BucketItem>>, CallError> {
+        let keys: Vec<BucketItemKey> = shards.iter().map(|shard| self.key(*shard)).collect();
+        let Answer::Read(items) = self.call(Call::Read(keys.clone())).await? else {
+            unreachable!("a read is answered by a read")
+        };
+        let decode = |(key, item): (&BucketItemKey, Option<_>)| match decode(key, item.as_ref())? {
+            Snapshot::Item(item) => Ok(Some(item)),
+            Snapshot::Absent => Ok(None),
+        };
+        keys.iter().zip(items).map(decode).collect()
+    }
+
+    /// Whether the update happened, and the item as it is now.
+    pub(crate) async fn update(
+        &self,
+        shard: u32,
+        update: Update,
+    ) -> Result<(bool, Snapshot), CallError> {
+        match self.call(Call::Update(shard, update)).await? {
+            Answer::Updated(Updated::Done(item, _)) => {
+                let decoded = decode(&self.key(shard), Some(&item));
+                Ok((true, decoded.map_err(CallError::maybe_applied)?))
+            }
+            Answer::Updated(Updated::Unmet(item, _)) => {
+                Ok((false, decode(&self.key(shard), item.as_ref())?))
+            }
+            _ => unreachable!("an update is answered by an update"),
+        }
+    }
+
+    pub(crate) async fn transact(&self, changes: &[Change]) -> Result<Transacted, CallError> {
+        let mut sent = 0;
+        loop {
+            sent += 1;
+            match self.call(Call::Transact(changes.to_vec())).await {
+                Ok(Answer::Transacted(transacted)) => return Ok(transacted),
+                Ok(_) => unreachable!("a transaction is answered by a transaction"),
+                Err(error) if error.is(TableErrorKind::Conflict) && sent < COLLISIONS_MAX => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(crate) async fn pause(&self, wait: Duration) {
+        // A pause that failed was long enough.
+        let _ = self.call(Call::Pause(wait)).await;
+    }
+}
+
+/// The machine's side of a flow.
+pub(crate) struct Flow<C> {
+    now: Timestamp,
+    work: Pin<Box<dyn Future<Output = ()> + Send>>,
+    slots: Arc<Mutex<Slots<C>>>,
+}
+
+impl<C: Send + 'static> Flow<C> {
+    /// A flow that has not begun.
+    pub(crate) fn new<F>(bucket: BucketKey, now: Timestamp, work: impl FnOnce(Port<C>) -> F) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let slots = Slots { asked: None, answered: None, notes: Vec::new(), count: 1 };
+        let slots = Arc::new(Mutex::new(slots));
+        let port = Port { slots: Arc::clone(&slots), bucket, now };
+        Self { now, work: Box::pin(work(port)), slots }
+    }
+
+    /// When it was asked for.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    /// Goes on to the next call, or to the end where there is none.
+    pub(crate) fn resume(
+        &mut self,
+        answered: Option<Answered>,
+        count: u32,
+    ) -> (Vec<Note<C>>, Option<Call>) {
+        {
+            let mut slots = locked(&self.slots);
+            slots.answered = answered;
+            slots.count = count;
+        }
+        let is_over = self.work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        let mut slots = locked(&self.slots);
+        let notes = std::mem::take(&mut slots.notes);
+        (notes, slots.asked.take().filter(|_| !is_over))
+    }
+}
+
+impl<C> std::fmt::Debug for Flow<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Flow").finish_non_exhaustive()
+    }
+}

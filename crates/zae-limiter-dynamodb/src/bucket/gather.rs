@@ -1,0 +1,167 @@
+//! Gathering: what no shard has, all of them together may have. And the opposite: what is refunded
+//! beyond the ceiling of one shard goes to the one with the most room.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use zae_limiter_core::{Bucket, Leg, LegTaken, Millitokens, Settlement, StoreError, Take, Takes, Timestamp};
+use zae_limiter_schema::bucket::BucketItem;
+use zae_limiter_schema::{BucketItemKey, Change, SHARD_ZERO, Transacted};
+
+use super::decide::{Request, Snapshot, decide_batch};
+use super::flow::{Note, Port};
+use super::message::{Caller, Counted, Reply, Waiting};
+use super::reshard::{read_all, restore};
+use super::shards;
+use crate::error::contended;
+
+/// How often all shards are read because they changed meanwhile: others split or merge them, one by one.
+const GATHERINGS_MAX: u32 = 128;
+
+/// How often a request goes to another shard.
+pub(crate) const MOVES_MAX: u32 = 128;
+
+/// Takes from as many shards as it needs, or refuses because all of them have too little.
+pub(crate) async fn gather<C: Caller>(port: &Port<C>, mut waiting: Waiting<C>) {
+    let Request::Take(leg) = waiting.request.clone() else { return };
+    match gathered(port, &leg, &waiting).await {
+        Ok(Gathered::Reply(reply)) => port.note(Note::Reply(waiting, Ok(reply))),
+        Ok(Gathered::NoBucket) if waiting.moves < MOVES_MAX => {
+            waiting.moves += 1;
+            waiting.tried.clear();
+            port.note(Note::Enqueue(SHARD_ZERO, waiting));
+        }
+        Ok(Gathered::NoBucket) => port.note(Note::Reply(waiting, Err(contended(MOVES_MAX)))),
+        Ok(Gathered::Abandoned) => {}
+        Err(error) => port.note(Note::Reply(waiting, Err(error))),
+    }
+}
+
+enum Gathered {
+    Reply(Reply),
+    /// It is gone, and starts anew at its first shard.
+    NoBucket,
+    Abandoned,
+}
+
+async fn gathered<C: Caller>(
+    port: &Port<C>,
+    leg: &Leg,
+    waiting: &Waiting<C>,
+) -> Result<Gathered, StoreError> {
+    let now = port.now;
+    for _ in 0..GATHERINGS_MAX {
+        if waiting.is_abandoned() {
+            return Ok(Gathered::Abandoned);
+        }
+        let all = read_all(port).await?;
+        let Some((first, _)) = all.iter().next() else { return Ok(Gathered::NoBucket) };
+        if !all.is_complete() {
+            for shard in all.missing(all.count()) {
+                restore(port, shard).await?;
+            }
+            continue;
+        }
+        let buckets = all.buckets(leg, now);
+        let statuses = shards::statuses(0, leg, &buckets, now);
+        if statuses.iter().any(|status| status.exceeded) {
+            return Ok(Gathered::Reply(Reply::Refused(statuses)));
+        }
+        let taken = spread(leg, &buckets);
+        let change = |(shard, takes): &(u32, Takes)| {
+            let (_, item) = all.iter().find(|(at, _)| at == shard)?;
+            change(leg, item, takes, now)
+        };
+        let Some(changes) = taken.iter().map(change).collect::<Option<Vec<Change>>>() else {
+            continue;
+        };
+        match port.transact(&changes).await {
+            Ok(Transacted::Done(_)) => {
+                taken.iter().for_each(|(shard, _)| port.note(Note::Forget(*shard)));
+                port.note(Note::Counted(Counted::Gathered));
+                let shard = taken.first().map_or(first, |(shard, _)| *shard);
+                let left = statuses.iter().map(|one| one.available.saturating_add(-one.requested));
+                let taken = LegTaken { shard, left: left.collect() };
+                return Ok(Gathered::Reply(Reply::Taken(taken)));
+            }
+            Ok(Transacted::Unmet(..)) => {}
+            Err(error) if error.is_transient() => {}
+            Err(error) => return Err(error.to_store_error()),
+        }
+    }
+    Err(contended(GATHERINGS_MAX))
+}
+
+/// A shard is full, but a refund belongs to the bucket: to the shard that has the most room. When none
+/// has any, the bucket is full.
+pub(crate) async fn credit_other_shards<C: Caller>(
+    port: &Port<C>,
+    mut waiting: Waiting<C>,
+    rest: Settlement,
+) {
+    waiting.is_begun = true;
+    waiting.moves += 1;
+    let all = match read_all(port).await {
+        Ok(all) => all,
+        Err(error) => return port.note(Note::Reply(waiting, Err(error.to_store_error()))),
+    };
+    let roomiest = all.iter().max_by_key(|(_, item)| room(item, &rest, port.now));
+    let roomiest = roomiest.filter(|(_, item)| room(item, &rest, port.now) > 0);
+    waiting.request = match roomiest.filter(|_| waiting.moves <= MOVES_MAX) {
+        Some((shard, _)) => Request::Settle(Settlement { shard, ..rest }),
+        None => Request::SettleRest(rest),
+    };
+    port.note(Note::Dispatch(waiting));
+}
+
+/// How much of a refund a shard has room for.
+fn room(item: &BucketItem, rest: &Settlement, now: Timestamp) -> i64 {
+    let mut bucket = item.bucket.clone();
+    bucket.refill(now);
+    let names = rest.target.limits().names();
+    let rooms = rest.differences.iter().filter_map(|difference| {
+        let (cell, rate) = bucket.cell(names[difference.cell].as_str())?;
+        let room = rate.capacity().get().saturating_sub(cell.tokens.get());
+        Some(room.min(difference.amount.get().saturating_neg()))
+    });
+    rooms.max().unwrap_or(0)
+}
+
+/// Which shard gives how much: the fullest first, so that few are needed. Together they have it.
+fn spread(leg: &Leg, buckets: &[(u32, Bucket)]) -> Vec<(u32, Takes)> {
+    let names = leg.target.limits().names();
+    let held = |bucket: &Bucket, take: &Take| {
+        let cell = bucket.cell(names[take.cell].as_str());
+        cell.map_or(Millitokens::ZERO, |(cell, _)| cell.tokens.max(Millitokens::ZERO))
+    };
+    let mut by_fullness: Vec<&(u32, Bucket)> = buckets.iter().collect();
+    by_fullness.sort_by_key(|(_, bucket)| {
+        let scarcest = leg.takes.iter().map(|take| held(bucket, take)).min();
+        std::cmp::Reverse(scarcest)
+    });
+    let mut left: SmallVec<[Take; 2]> = leg.takes.clone();
+    let mut taken: Vec<(u32, Takes)> = Vec::new();
+    for (shard, bucket) in by_fullness {
+        let mut takes = Takes::new();
+        for missing in &mut left {
+            let amount = missing.amount.min(held(bucket, missing));
+            if amount > Millitokens::ZERO {
+                takes.push(Take { cell: missing.cell, amount });
+                missing.amount = missing.amount.saturating_add(-amount);
+            }
+        }
+        if !takes.is_empty() {
+            taken.push((*shard, takes));
+        }
+    }
+    taken
+}
+
+/// What one shard gives.
+fn change(leg: &Leg, item: &BucketItem, takes: &Takes, now: Timestamp) -> Option<Change> {
+    let key = BucketItemKey { bucket: leg.target.key().clone(), shard: item.shard };
+    let leg = Leg { target: Arc::clone(&leg.target), takes: takes.clone() };
+    let snapshot = Snapshot::Item(item.clone());
+    let decision = decide_batch(&key, &snapshot, &[&Request::Take(leg)], now);
+    decision.update.map(Change::Update)
+}

@@ -1,0 +1,1163 @@
+//! The machine of one bucket: owns all that a process knows of the bucket and its shards, and all who
+//! wait for it. Events go in, commands come out; nothing in here waits, reads a clock or calls anybody.
+//!
+//! Each shard has a lane. While a write of a lane is under way, later requests wait in it and go
+//! together in the next write. What the last answer said of a shard is remembered, so that the next write
+//! needs no read, and a request that cannot be admitted yet needs no write.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use zae_limiter_core::{
+    Bucket, BucketKey, Leg, LegTaken, LimitStatus, Millitokens, Settlement, StoreError,
+    StoreErrorKind, Takes, Timestamp, refused_statuses,
+};
+use zae_limiter_schema::bucket::WRITES_MAX;
+use zae_limiter_schema::{BucketItemKey, SHARD_ZERO, TableErrorKind, Updated};
+
+use super::decide::{Outcome, Request, Snapshot, blind, decide_batch, held_for};
+use super::flow::{Flow, Note, Port};
+use super::gather::{self, MOVES_MAX};
+use super::message::{
+    Answer, Answered, Call, Caller, Command, Event, Op, Reply, Task, Waiting, decode,
+};
+use super::reshard::{self, ATTEMPTS_MAX};
+use super::shards::{self, ShardMap, Shards, apart_ms, origin};
+use crate::error::{CallError, contended};
+use crate::options::DynamoOptions;
+
+/// How many requests go into one write at most.
+const BATCH_MAX: usize = 1_024;
+
+/// Without group commit: how often others may be first before the bucket is split, so that fewer are
+/// in each other's way.
+const CONTENDED_AFTER: u32 = 3;
+
+/// How many shards a take asks before all of them are read together.
+const SHARDS_TRIED_MAX: usize = 3;
+
+/// How often throttled shards turn a request away before its caller hears of it: whether and when it is
+/// worth another try is the caller's business.
+const THROTTLED_MAX: u32 = 4;
+
+/// How many requests are gathered at once. More would read the same shards at the same time.
+const GATHERS_MAX: usize = 8;
+
+/// A shard is hot when it can take fewer writes than this at once.
+const WRITES_LEFT_MIN: i64 = 150;
+
+/// How long a new count is given to make a difference before throttling counts again: DynamoDB
+/// throttles by the second.
+const PATIENCE_MS: u64 = 1_500;
+
+/// The same for calls that were in each other's way.
+const CONTENDED_PATIENCE_MS: u64 = 300;
+
+/// Pause per write that is missing from the shard's budget.
+const PAUSE_PER_WRITE: Duration = Duration::from_micros(80);
+
+/// Pause per write that came too late, because others had moved the refill time. It costs as much as
+/// one that counts.
+const PAUSE_PER_LOST: Duration = Duration::from_millis(4);
+
+/// 60 ms: twelve round trips of 5 ms.
+const PAUSE_MAX: Duration = Duration::from_millis(60);
+
+/// The queue of one shard, and what is known of the shard.
+#[derive(Debug)]
+struct Lane<C> {
+    shard: u32,
+    /// What the last answer said, and when.
+    snapshot: Option<(Snapshot, Timestamp)>,
+    /// How often that has changed.
+    version: u64,
+    queue: VecDeque<Waiting<C>>,
+    /// A batch is under way, or the lane pauses.
+    is_busy: bool,
+    /// How many writes came too late since the last batch.
+    lost: u32,
+    /// How many writes the shard had seen by then, of all processes.
+    writes: i64,
+}
+
+impl<C> Lane<C> {
+    fn know(&mut self, snapshot: Option<(Snapshot, Timestamp)>) {
+        self.snapshot = snapshot;
+        self.version += 1;
+    }
+
+    /// What is known, if it was learnt less than `trust` ago.
+    fn fresh(&self, now: Timestamp, trust: Duration) -> Option<&Snapshot> {
+        let (snapshot, at) = self.snapshot.as_ref()?;
+        (Duration::from_millis(apart_ms(now, *at)) < trust).then_some(snapshot)
+    }
+
+    fn is_idle(&self) -> bool {
+        !self.is_busy && self.queue.is_empty()
+    }
+
+    /// How long those who wait now wait for others to join them, because several processes write to
+    /// the shard more than a partition bears, or are in each other's way. The more, the longer:
+    /// processes that all do so settle where it bears them.
+    fn pause(&mut self) -> Option<Duration> {
+        let lost = std::mem::take(&mut self.lost);
+        let Some((Snapshot::Item(item), at)) = &self.snapshot else { return None };
+        let writes = item.writes - std::mem::replace(&mut self.writes, item.writes);
+        // A process by itself is as fast as it is answered, and nobody is helped by waiting alone.
+        if (writes <= 1 && lost == 0) || self.queue.is_empty() {
+            return None;
+        }
+        let short = u32::try_from(WRITES_MAX - item.writes_left(*at)).unwrap_or(0);
+        let pause = PAUSE_PER_WRITE * short + PAUSE_PER_LOST * lost;
+        (!pause.is_zero()).then_some(pause.min(PAUSE_MAX))
+    }
+}
+
+/// Requests that go in one write, and what it is computed from.
+#[derive(Debug)]
+struct Batch<C> {
+    shard: u32,
+    /// The latest moment of them.
+    now: Timestamp,
+    members: Vec<Waiting<C>>,
+    attempt: u32,
+    snapshot: Option<Snapshot>,
+    /// Recent enough to refuse by.
+    is_fresh: bool,
+    /// Seen in this batch, so that what is missing there may be passed over.
+    is_just_seen: bool,
+    /// The members that the write under way is for, by their places.
+    written: Vec<usize>,
+    /// What some of them must settle elsewhere.
+    left_over: Vec<(usize, Takes)>,
+}
+
+impl<C> Batch<C> {
+    /// Whether a shard other than the first holds no share.
+    fn is_no_shard(&self) -> bool {
+        match &self.snapshot {
+            None => false,
+            Some(Snapshot::Item(item)) if item.is_live(self.now) => false,
+            Some(_) => self.shard != SHARD_ZERO,
+        }
+    }
+
+    /// Whether a refund would be passed over, but only by memory: somebody may have brought the
+    /// bucket, or the limit, back since.
+    fn is_unsure_of(&self, request: &Request) -> bool {
+        let Some(settlement) = request.settlement() else { return false };
+        let bucket = match &self.snapshot {
+            Some(Snapshot::Item(item)) if !item.is_expired(self.now) => Some(&item.bucket),
+            _ => None,
+        };
+        let names = settlement.target.limits().names();
+        !self.is_just_seen
+            && settlement.differences.iter().any(|difference| {
+                let limit = names[difference.cell].as_str();
+                difference.amount < Millitokens::ZERO
+                    && bucket.is_none_or(|bucket| bucket.limits().position(limit).is_none())
+            })
+    }
+}
+
+/// What an answer is for.
+#[derive(Debug)]
+enum Pending<C> {
+    Batch(Batch<C>),
+    /// The pause of a lane.
+    Pause(u32),
+    /// A flow, and what was known of the shards that it reads when it asked.
+    Flow(u64, Vec<(u32, u64)>),
+}
+
+/// Why a flow runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FlowKind {
+    /// It changes the number of shards: one at a time.
+    Reshard,
+    Gather,
+    /// It restores a shard for the lane, which is busy meanwhile.
+    Restore(u32),
+    Other,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct BucketMachine<C> {
+    key: BucketKey,
+    options: Arc<DynamoOptions>,
+    /// By their shards.
+    lanes: Vec<Lane<C>>,
+    /// Few buckets have several shards.
+    map: Option<Box<ShardMap>>,
+    pending: Vec<(Op, Pending<C>)>,
+    flows: Vec<(u64, FlowKind, Flow<C>)>,
+    /// Those who go on when the split under way has made a difference, and the throttled shard.
+    parked: Vec<(u32, Waiting<C>)>,
+    /// Lanes that are busy until then.
+    parked_lanes: Vec<u32>,
+    to_gather: VecDeque<Waiting<C>>,
+    tasks: VecDeque<(Task, Timestamp, C)>,
+    /// The number of the next call or flow.
+    next: u64,
+    drawn: u64,
+    /// How many requests have joined a queue since those who have gone were last swept out.
+    unswept: usize,
+    out: Vec<Command<C>>,
+}
+
+impl<C: Caller> BucketMachine<C> {
+    /// A machine that knows nothing. Its calls are numbered from `next` on.
+    pub(crate) fn new(key: BucketKey, options: Arc<DynamoOptions>, next: u64) -> Self {
+        Self {
+            key,
+            options,
+            lanes: Vec::new(),
+            map: None,
+            pending: Vec::new(),
+            flows: Vec::new(),
+            parked: Vec::new(),
+            parked_lanes: Vec::new(),
+            to_gather: VecDeque::new(),
+            tasks: VecDeque::new(),
+            next,
+            drawn: 0,
+            unswept: 0,
+            out: Vec::new(),
+        }
+    }
+
+    /// Takes note of an event and says what is to be done about it.
+    pub(crate) fn on(&mut self, event: Event<C>) -> Vec<Command<C>> {
+        match event {
+            Event::Asked(waiting) => self.ask(waiting),
+            Event::Tasked(task, now, caller) => self.start_task(task, now, caller),
+            Event::Answered(op, answered) => self.answered(op, answered),
+            Event::Deleted => {
+                self.map = None;
+                self.lanes.iter_mut().for_each(|lane| lane.know(None));
+            }
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// A machine in place of this one that knows nothing. Answers to calls of this one pass it by.
+    pub(crate) fn anew(&self) -> Self {
+        Self::new(self.key.clone(), Arc::clone(&self.options), self.next)
+    }
+
+    /// How many wait in queues.
+    fn waiting(&self) -> usize {
+        let queued: usize = self.lanes.iter().map(|lane| lane.queue.len()).sum();
+        queued + self.parked.len() + self.to_gather.len()
+    }
+
+    fn ask(&mut self, waiting: Waiting<C>) {
+        let queue_max = self.options.queue_max;
+        let queued = self.waiting();
+        if queued > 0 {
+            self.unswept += 1;
+            if self.unswept > 64 + queued / 8 {
+                self.sweep();
+            }
+        }
+        // Background refunds were let in with what they give back.
+        if queued >= queue_max && waiting.caller.is_some() && self.waiting() >= queue_max {
+            let message = format!("{queue_max} callers wait for this bucket already; try later");
+            return self.reply(waiting, Err(StoreError::new(StoreErrorKind::Busy, message)));
+        }
+        self.dispatch(waiting);
+    }
+
+    /// Forgets callers who have gone.
+    fn sweep(&mut self) {
+        self.unswept = 0;
+        self.lanes.iter_mut().for_each(|lane| lane.queue.retain(|one| !one.is_abandoned()));
+        self.parked.retain(|(_, one)| !one.is_abandoned());
+        self.to_gather.retain(|one| !one.is_abandoned());
+    }
+
+    /// Puts a request into the lane of the shard that seems right.
+    fn dispatch(&mut self, waiting: Waiting<C>) {
+        let count = self.count();
+        let shard = match &waiting.request {
+            _ if count == 1 => SHARD_ZERO,
+            Request::Take(leg) => {
+                let (leg, tried) = (leg.clone(), waiting.tried.clone());
+                self.watch_for_calm(waiting.now);
+                self.choose(&leg, waiting.now, &tried)
+            }
+            // A shard that has retired was merged into this one.
+            Request::Settle(settlement) | Request::SettleRest(settlement) => {
+                settlement.shard & (count - 1)
+            }
+        };
+        self.enqueue(shard, waiting);
+    }
+
+    fn enqueue(&mut self, shard: u32, waiting: Waiting<C>) {
+        if !self.options.group_commit {
+            let batch = self.batch(shard, vec![waiting]);
+            self.advance(batch);
+            return;
+        }
+        let lane = self.lane(shard);
+        lane.queue.push_back(waiting);
+        if !lane.is_busy {
+            self.next_batch(shard);
+        }
+    }
+
+    fn reply(&mut self, waiting: Waiting<C>, reply: Result<Reply, StoreError>) {
+        let reply = match reply {
+            Err(error) if waiting.is_begun => Err(error.maybe_applied()),
+            reply => reply,
+        };
+        let undo = match (&waiting.request, &reply) {
+            (Request::Take(leg), Ok(Reply::Taken(taken))) => {
+                Some(Box::new(Waiting::refund(leg, taken.shard, waiting.now)))
+            }
+            _ => None,
+        };
+        match (waiting.caller, reply) {
+            (Some(caller), reply) => self.out.push(Command::Reply { caller, reply, undo }),
+            (None, Err(error)) => self.out.push(Command::LostRefund(error)),
+            (None, Ok(_)) => {}
+        }
+    }
+
+    fn call(&mut self, pending: Pending<C>, call: Call) {
+        let op = Op(self.next);
+        self.next += 1;
+        self.pending.push((op, pending));
+        self.out.push(Command::Call(op, call));
+    }
+
+    fn answered(&mut self, op: Op, answered: Answered) {
+        let Some(at) = self.pending.iter().position(|(one, _)| *one == op) else { return };
+        match self.pending.swap_remove(at).1 {
+            Pending::Batch(batch) => self.batch_answered(batch, answered),
+            Pending::Pause(shard) => self.next_batch(shard),
+            Pending::Flow(flow, versions) => {
+                self.learn_from_flow(&versions, flow, &answered);
+                self.resume(flow, Some(answered));
+            }
+        }
+    }
+}
+
+/// Batches.
+impl<C: Caller> BucketMachine<C> {
+    /// Begins the next batch of a lane that has none under way.
+    fn next_batch(&mut self, shard: u32) {
+        loop {
+            let lane = self.lane(shard);
+            let mut members = Vec::new();
+            while members.len() < BATCH_MAX
+                && let Some(waiting) = lane.queue.pop_front()
+            {
+                if !waiting.is_abandoned() {
+                    members.push(waiting);
+                }
+            }
+            lane.is_busy = !members.is_empty();
+            if members.is_empty() {
+                return;
+            }
+            let batch = self.batch(shard, members);
+            if !self.advance(batch) || self.pause(shard) {
+                return;
+            }
+        }
+    }
+
+    /// A batch of a lane has ended.
+    fn finish_batch(&mut self, shard: u32) {
+        if self.options.group_commit && !self.pause(shard) {
+            self.next_batch(shard);
+        }
+    }
+
+    fn pause(&mut self, shard: u32) -> bool {
+        let pause = self.lane(shard).pause();
+        if let Some(pause) = pause {
+            self.call(Pending::Pause(shard), Call::Pause(pause));
+        }
+        pause.is_some()
+    }
+
+    fn batch(&mut self, shard: u32, members: Vec<Waiting<C>>) -> Batch<C> {
+        let now = members.iter().map(|waiting| waiting.now).max().unwrap_or_default();
+        let trust = self.options.local_refusal;
+        let lane = self.lane(shard);
+        let is_fresh = lane.fresh(now, trust).is_some();
+        let snapshot = lane.snapshot.as_ref().map(|(snapshot, _)| snapshot.clone());
+        let (attempt, is_just_seen) = (0, false);
+        let (written, left_over) = (Vec::new(), Vec::new());
+        Batch { shard, now, members, attempt, snapshot, is_fresh, is_just_seen, written, left_over }
+    }
+
+    /// Takes a batch on to its next call. True when it has ended.
+    fn advance(&mut self, mut batch: Batch<C>) -> bool {
+        if batch.attempt == ATTEMPTS_MAX {
+            self.fail(batch.members, &contended(ATTEMPTS_MAX));
+            return true;
+        }
+        batch.members.retain(|waiting| !waiting.is_abandoned());
+        if batch.attempt == CONTENDED_AFTER && !self.options.group_commit {
+            self.split_unless_early(CONTENDED_PATIENCE_MS, batch.now);
+        }
+        if batch.is_no_shard() {
+            return self.redirect_to_owner(batch);
+        }
+        let Some(call) = self.next_call(&mut batch) else { return true };
+        self.call(Pending::Batch(batch), call);
+        false
+    }
+
+    fn fail(&mut self, members: Vec<Waiting<C>>, error: &StoreError) {
+        for waiting in members {
+            self.reply(waiting, Err(copy_of(error)));
+        }
+    }
+
+    fn batch_answered(&mut self, mut batch: Batch<C>, answered: Answered) {
+        let shard = batch.shard;
+        batch.attempt += 1;
+        let (written, left_over) =
+            (std::mem::take(&mut batch.written), std::mem::take(&mut batch.left_over));
+        let key = self.item_key(shard);
+        let seen = match answered {
+            Ok(Answer::Updated(Updated::Done(item, _))) => decode(&key, Some(&item))
+                .map(|snapshot| (snapshot, written))
+                .map_err(CallError::maybe_applied),
+            Ok(Answer::Updated(Updated::Unmet(item, _))) => {
+                self.lane(shard).lost += 1;
+                decode(&key, item.as_ref()).map(|snapshot| (snapshot, Vec::new()))
+            }
+            Ok(Answer::Read(mut items)) => {
+                decode(&key, items.pop().flatten().as_ref()).map(|snapshot| (snapshot, Vec::new()))
+            }
+            Ok(_) => unreachable!("a batch asks for updates and reads"),
+            Err(error) => Err(error),
+        };
+        match seen {
+            Ok((snapshot, written)) => {
+                let known = matches!(snapshot, Snapshot::Item(_));
+                let known = known.then(|| (snapshot.clone(), batch.now));
+                self.lane(shard).know(known);
+                self.learn(shard, &snapshot, batch.now);
+                self.reply_written(&mut batch, &written, left_over, &snapshot);
+                self.split_if_hot(shard, &snapshot, batch.now);
+                batch.snapshot = Some(snapshot);
+                (batch.is_fresh, batch.is_just_seen) = (true, true);
+            }
+            // Somebody's transaction was under way on the same item: it takes milliseconds.
+            Err(error) if error.is(TableErrorKind::Conflict) => {}
+            Err(error) if error.is(TableErrorKind::PartitionThrottled) => {
+                return self.reroute_throttled(batch, &error);
+            }
+            Err(error) => {
+                self.lane(shard).know(None);
+                self.fail(batch.members, &error.to_store_error());
+                return self.finish_batch(shard);
+            }
+        }
+        if self.advance(batch) {
+            self.finish_batch(shard);
+        }
+    }
+
+    /// What to ask the table next; `None` when everybody has a reply, or went elsewhere. Whoever can be
+    /// answered by the snapshot is answered here and leaves the batch.
+    fn next_call(&mut self, batch: &mut Batch<C>) -> Option<Call> {
+        if batch.members.is_empty() {
+            return None;
+        }
+        let (key, now) = (self.item_key(batch.shard), batch.now);
+        let is_unsure = batch.members.iter().any(|waiting| batch.is_unsure_of(&waiting.request));
+        let Some(snapshot) = batch.snapshot.clone().filter(|_| !is_unsure) else {
+            return Some(self.blind_call(batch));
+        };
+        let requests: Vec<&Request> = batch.members.iter().map(|one| &one.request).collect();
+        let decision = decide_batch(&key, &snapshot, &requests, now);
+        if !batch.is_fresh {
+            // Old knowledge is good enough to write by, because the write pins it, but not to refuse by.
+            let Some(update) = decision.update else { return Some(self.blind_call(batch)) };
+            let is_written = |at: &usize| decision.outcomes[*at] == Outcome::Written;
+            batch.written = (0..batch.members.len()).filter(is_written).collect();
+            batch.left_over = decision.left_over;
+            return Some(Call::Update(batch.shard, update));
+        }
+        let mut left_over = decision.left_over;
+        let members = std::mem::take(&mut batch.members);
+        for (at, (waiting, outcome)) in members.into_iter().zip(decision.outcomes).enumerate() {
+            let rest = left_over.iter_mut().find(|(place, _)| *place == at);
+            let rest = rest.map(|(_, takes)| std::mem::take(takes));
+            match (outcome, waiting.request.settlement()) {
+                (Outcome::Written, _) => {
+                    batch.left_over.extend(rest.map(|takes| (batch.members.len(), takes)));
+                    batch.written.push(batch.members.len());
+                    batch.members.push(waiting);
+                }
+                (Outcome::Refused(_), _) if snapshot.is_sharded(now) => {
+                    self.try_next_shard(batch.shard, waiting);
+                }
+                (Outcome::Refused(statuses), _) => {
+                    self.reply(waiting, Ok(Reply::Refused(statuses)));
+                }
+                (Outcome::Rejected(kind, message), _) => {
+                    self.reply(waiting, Err(StoreError::new(kind, message)));
+                }
+                (Outcome::Nothing, Some(settlement)) => match rest {
+                    Some(differences) => {
+                        let rest = Settlement { differences, ..settlement.clone() };
+                        self.credit_other_shards(waiting, rest);
+                    }
+                    None => self.reply(waiting, Ok(Reply::Settled)),
+                },
+                (Outcome::Nothing, None) => {
+                    let taken = self.taken(batch.shard, &waiting.request, &snapshot, &[], now);
+                    self.reply(waiting, Ok(Reply::Taken(taken)));
+                }
+            }
+        }
+        decision.update.map(|update| Call::Update(batch.shard, update))
+    }
+
+    /// The first call where nothing is known: a write that tells, whether it happens or not.
+    fn blind_call(&self, batch: &mut Batch<C>) -> Call {
+        let key = self.item_key(batch.shard);
+        // One write can rely on one set of limits.
+        let limits = batch.members.first().map(|one| Arc::clone(one.request.target().limits()));
+        let fits = |request: &Request| {
+            Some(request.target().limits()) == limits.as_ref() && !request.is_empty()
+        };
+        let places = (0..batch.members.len()).filter(|at| fits(&batch.members[*at].request));
+        batch.written = places.collect();
+        batch.left_over.clear();
+        let requests: Vec<&Request> =
+            batch.written.iter().map(|at| &batch.members[*at].request).collect();
+        match blind(&key, self.count(), &requests, batch.now) {
+            Some(update) => Call::Update(batch.shard, update),
+            None => Call::Read(vec![key]),
+        }
+    }
+
+    /// Replies to those who were part of a write, and lets them leave the batch.
+    fn reply_written(
+        &mut self,
+        batch: &mut Batch<C>,
+        written: &[usize],
+        mut left_over: Vec<(usize, Takes)>,
+        snapshot: &Snapshot,
+    ) {
+        let mut is_written = vec![false; batch.members.len()];
+        written.iter().for_each(|at| is_written[*at] = true);
+        let (mut kept, mut replies, mut later) = (Vec::new(), Vec::new(), Vec::new());
+        // From the last to the first: what was left after one is what is left now and all that was
+        // taken after it.
+        let members = std::mem::take(&mut batch.members);
+        for ((at, waiting), is_written) in members.into_iter().enumerate().zip(is_written).rev() {
+            if !is_written {
+                kept.push(waiting);
+                continue;
+            }
+            let Some(settlement) = waiting.request.settlement() else {
+                let taken =
+                    self.taken(batch.shard, &waiting.request, snapshot, &later, batch.now);
+                later.extend(amounts(&waiting.request));
+                replies.push((waiting, Reply::Taken(taken)));
+                continue;
+            };
+            match left_over.iter_mut().find(|(place, _)| *place == at) {
+                Some((_, differences)) => {
+                    let differences = std::mem::take(differences);
+                    let rest = Settlement { differences, ..settlement.clone() };
+                    self.credit_other_shards(waiting, rest);
+                }
+                None => replies.push((waiting, Reply::Settled)),
+            }
+        }
+        kept.reverse();
+        batch.members = kept;
+        for (waiting, reply) in replies.into_iter().rev() {
+            self.reply(waiting, Ok(reply));
+        }
+    }
+
+    /// What a take has taken, and what is left in the bucket, and not only in a shard of it.
+    fn taken(
+        &self,
+        shard: u32,
+        request: &Request,
+        snapshot: &Snapshot,
+        later: &[(String, Millitokens)],
+        now: Timestamp,
+    ) -> LegTaken {
+        let Request::Take(leg) = request else { unreachable!("only takes are taken") };
+        let mut buckets = vec![bucket_for(leg, snapshot, now)];
+        if snapshot.is_sharded(now) {
+            let others = self.remembered_shards(now).buckets(leg, now);
+            let others = others.into_iter().filter(|(other, _)| *other != shard);
+            buckets.extend(others.map(|(_, bucket)| bucket));
+        }
+        let left = amounts(request).map(|(limit, _)| {
+            let held = |bucket: &Bucket| bucket.cell(&limit).map(|(cell, _)| cell.tokens);
+            let tokens = buckets.iter().filter_map(held);
+            let tokens = tokens.fold(Millitokens::ZERO, Millitokens::saturating_add);
+            let later = later.iter().filter(|(other, _)| *other == limit);
+            later.fold(tokens, |tokens, (_, amount)| tokens.saturating_add(*amount))
+        });
+        LegTaken { shard, left: left.collect() }
+    }
+
+    /// A shard cannot give what is asked: another may, or all of them together.
+    fn try_next_shard(&mut self, shard: u32, mut waiting: Waiting<C>) {
+        waiting.tried.push(shard);
+        let Request::Take(leg) = &waiting.request else { return };
+        let next = self.next_best(leg, waiting.now, &waiting.tried);
+        match next.filter(|_| waiting.tried.len() < SHARDS_TRIED_MAX) {
+            Some(shard) => self.enqueue(shard, waiting),
+            None => self.gather(waiting),
+        }
+    }
+
+    /// The shard is not there: whoever asked it goes where its share is now. True when that is known.
+    fn redirect_to_owner(&mut self, batch: Batch<C>) -> bool {
+        let (shard, now) = (batch.shard, batch.now);
+        if let Some(Snapshot::Item(item)) = &batch.snapshot
+            && item.is_retired()
+        {
+            // Whoever took it over is the one that it was split from.
+            self.redirect(shard, Ok(origin_of(shard)), batch.members, now);
+            return true;
+        }
+        let kind = if self.options.group_commit { FlowKind::Restore(shard) } else { FlowKind::Other };
+        self.start(kind, now, async move |port| {
+            let to = reshard::restore(&port, shard).await;
+            port.note(Note::Redirect { from: shard, to, batch: batch.members });
+        });
+        false
+    }
+
+    fn redirect(
+        &mut self,
+        from: u32,
+        to: Result<u32, CallError>,
+        members: Vec<Waiting<C>>,
+        now: Timestamp,
+    ) {
+        let to = match to {
+            Ok(to) => to,
+            Err(error) if error.is_transient() => origin_of(from),
+            Err(error) => return self.fail(members, &error.to_store_error()),
+        };
+        self.lane(from).know(None);
+        let map = self.map(now);
+        if map.current == from {
+            map.current = to;
+        }
+        for mut waiting in members {
+            waiting.moves += 1;
+            match waiting.moves > MOVES_MAX {
+                true => self.reply(waiting, Err(contended(MOVES_MAX))),
+                false => self.enqueue(to, waiting),
+            }
+        }
+    }
+
+    /// The shard takes no more writes in this moment: the bucket is split further, and whoever wants
+    /// tokens asks another shard. What is settled waits its turn.
+    fn reroute_throttled(&mut self, batch: Batch<C>, error: &CallError) {
+        let (shard, now) = (batch.shard, batch.now);
+        if self.is_busy_all_over(shard, now) {
+            self.split_unless_early(PATIENCE_MS, now);
+        }
+        let waits = self.is_resharding();
+        for mut waiting in batch.members {
+            waiting.moves += 1;
+            match waiting.moves > THROTTLED_MAX {
+                true => self.reply(waiting, Err(error.to_store_error())),
+                false if waits => self.parked.push((shard, waiting)),
+                false => self.dispatch_avoiding(shard, waiting),
+            }
+        }
+        match waits {
+            true if self.options.group_commit => self.parked_lanes.push(shard),
+            _ => self.finish_batch(shard),
+        }
+    }
+
+    fn dispatch_avoiding(&mut self, shard: u32, waiting: Waiting<C>) {
+        match &waiting.request {
+            Request::Take(leg) if self.count() > 1 => {
+                let leg = leg.clone();
+                let next = self.choose(&leg, waiting.now, &[shard]);
+                self.enqueue(next, waiting);
+            }
+            _ => self.dispatch(waiting),
+        }
+    }
+
+    /// Those who waited for a split go on.
+    fn unpark(&mut self) {
+        let parked = std::mem::take(&mut self.parked);
+        for (shard, waiting) in parked {
+            self.dispatch_avoiding(shard, waiting);
+        }
+        for shard in std::mem::take(&mut self.parked_lanes) {
+            self.finish_batch(shard);
+        }
+    }
+}
+
+/// Flows.
+impl<C: Caller> BucketMachine<C> {
+    fn start<F>(&mut self, kind: FlowKind, now: Timestamp, work: impl FnOnce(Port<C>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let id = self.next;
+        self.next += 1;
+        self.flows.push((id, kind, Flow::new(self.key.clone(), now, work)));
+        self.resume(id, None);
+    }
+
+    fn resume(&mut self, id: u64, answered: Option<Answered>) {
+        let count = self.count();
+        let Some(at) = self.flows.iter().position(|(one, ..)| *one == id) else { return };
+        let (notes, call) = self.flows[at].2.resume(answered, count);
+        let now = self.flows[at].2.now();
+        match call {
+            Some(call) => {
+                notes.into_iter().for_each(|note| self.note(note, now));
+                let asked = match &call {
+                    Call::Read(keys) => keys.iter().map(|key| key.shard).collect(),
+                    Call::Update(shard, _) => vec![*shard],
+                    Call::Transact(_) | Call::Pause(_) => Vec::new(),
+                };
+                let versions = asked.into_iter().map(|shard| (shard, self.lane(shard).version));
+                let versions = versions.collect();
+                self.call(Pending::Flow(id, versions), call);
+            }
+            None => {
+                let (_, kind, _) = self.flows.swap_remove(at);
+                notes.into_iter().for_each(|note| self.note(note, now));
+                self.flow_ended(kind);
+            }
+        }
+    }
+
+    fn flow_ended(&mut self, kind: FlowKind) {
+        match kind {
+            FlowKind::Reshard => {
+                self.unpark();
+                if !self.is_resharding()
+                    && let Some((task, now, caller)) = self.tasks.pop_front()
+                {
+                    self.start_task(task, now, caller);
+                }
+            }
+            FlowKind::Gather => {
+                if let Some(waiting) = self.to_gather.pop_front() {
+                    self.gather(waiting);
+                }
+            }
+            FlowKind::Restore(shard) => self.finish_batch(shard),
+            FlowKind::Other => {}
+        }
+    }
+
+    fn note(&mut self, note: Note<C>, now: Timestamp) {
+        match note {
+            Note::Count(count) => self.set_count(count, now),
+            Note::Forget(shard) => self.lane(shard).know(None),
+            Note::Writes(writes) => self.map(now).set_writes(writes, now),
+            Note::Counted(counted) => self.out.push(Command::Count(counted)),
+            Note::Unpark => self.unpark(),
+            Note::Reply(waiting, reply) => self.reply(waiting, reply),
+            Note::Finish(caller, done) => {
+                let reply = done.map(Reply::Done);
+                self.out.push(Command::Reply { caller, reply, undo: None });
+            }
+            Note::Enqueue(shard, waiting) => self.enqueue(shard, waiting),
+            Note::Dispatch(waiting) => self.dispatch(waiting),
+            Note::Redirect { from, to, batch } => self.redirect(from, to, batch, now),
+        }
+    }
+
+    /// Remembers what a flow has read or written, unless something was learnt of it since it asked.
+    fn learn_from_flow(&mut self, versions: &[(u32, u64)], flow: u64, answered: &Answered) {
+        let items: Vec<Option<_>> = match answered {
+            Ok(Answer::Read(items)) => items.iter().map(Option::as_ref).collect(),
+            Ok(Answer::Updated(Updated::Done(item, _))) => vec![Some(item)],
+            Ok(Answer::Updated(Updated::Unmet(item, _))) => vec![item.as_ref()],
+            _ => return,
+        };
+        let Some((.., flow)) = self.flows.iter().find(|(one, ..)| *one == flow) else { return };
+        let now = flow.now();
+        for ((shard, version), item) in versions.iter().zip(items) {
+            let Ok(snapshot) = decode(&self.item_key(*shard), item) else { continue };
+            let lane = self.lane(*shard);
+            if lane.version == *version {
+                lane.know(matches!(snapshot, Snapshot::Item(_)).then(|| (snapshot, now)));
+            }
+        }
+    }
+
+    fn is_resharding(&self) -> bool {
+        self.flows.iter().any(|(_, kind, _)| *kind == FlowKind::Reshard)
+    }
+
+    fn gather(&mut self, waiting: Waiting<C>) {
+        let now = waiting.now;
+        let Request::Take(leg) = &waiting.request else { return };
+        // Somebody may have read all shards just now.
+        if let Some(statuses) = self.statuses_by_memory(0, leg, now)
+            && statuses.iter().any(|status| status.exceeded)
+        {
+            return self.reply(waiting, Ok(Reply::Refused(statuses)));
+        }
+        let gathers = self.flows.iter().filter(|(_, kind, _)| *kind == FlowKind::Gather).count();
+        if gathers >= GATHERS_MAX {
+            return self.to_gather.push_back(waiting);
+        }
+        self.start(FlowKind::Gather, now, async move |port| gather::gather(&port, waiting).await);
+    }
+
+    fn credit_other_shards(&mut self, waiting: Waiting<C>, rest: Settlement) {
+        let now = waiting.now;
+        self.start(FlowKind::Other, now, async move |port| {
+            gather::credit_other_shards(&port, waiting, rest).await;
+        });
+    }
+
+    fn start_task(&mut self, task: Task, now: Timestamp, caller: C) {
+        let kind = match task {
+            Task::Reconfigure(_) => FlowKind::Other,
+            Task::Double | Task::Split(_) | Task::Halve => FlowKind::Reshard,
+        };
+        if kind == FlowKind::Reshard && self.is_resharding() {
+            return self.tasks.push_back((task, now, caller));
+        }
+        let shards_max = self.options.parts_max;
+        self.start(kind, now, async move |port| {
+            run_task(&port, task, shards_max, caller).await;
+        });
+    }
+
+    /// Splits the bucket unless that was done just now.
+    fn split_unless_early(&mut self, patience_ms: u64, now: Timestamp) {
+        if !self.map(now).has_changed_within(patience_ms, now) {
+            self.double(self.count(), now);
+        }
+    }
+
+    fn double(&mut self, from: u32, now: Timestamp) {
+        if self.is_resharding() || self.count() != from || from >= self.options.parts_max {
+            return;
+        }
+        self.start(FlowKind::Reshard, now, async move |port| {
+            // Whoever finds the bucket as hot tries again.
+            if let Ok(true) = reshard::begin_double(&port, from).await {
+                let _ = reshard::finish_double(&port, from).await;
+            }
+        });
+    }
+
+    /// After a write: splits the bucket when the shard is too hot.
+    fn split_if_hot(&mut self, shard: u32, snapshot: &Snapshot, now: Timestamp) {
+        let Snapshot::Item(item) = snapshot else { return };
+        let count = item.shard_count.next_power_of_two();
+        let is_hot = item.writes_left(now) < WRITES_LEFT_MIN && item.is_live(now);
+        if is_hot && count < self.options.parts_max && self.is_busy_all_over(shard, now) {
+            self.double(count, now);
+        }
+    }
+
+    /// Now and then, looks whether a bucket is still written so often that it needs its shards.
+    fn watch_for_calm(&mut self, now: Timestamp) {
+        if self.is_resharding() {
+            return;
+        }
+        let merge_after = self.options.merge_after;
+        let Some(before) = self.map(now).recount_due(merge_after, now) else { return };
+        self.start(FlowKind::Reshard, now, async move |port| {
+            // It is tried again after as long a time.
+            let _ = reshard::merge_if_calm(&port, before).await;
+        });
+    }
+}
+
+async fn run_task<C>(port: &Port<C>, task: Task, shards_max: u32, caller: C) {
+    let (done, doubled) = match task {
+        Task::Split(wanted) => {
+            let wanted = wanted.clamp(1, shards_max).next_power_of_two();
+            (reshard::split_into(port, wanted).await, None)
+        }
+        Task::Double => match begin_double(port, shards_max).await {
+            Ok(doubled) => (Ok(doubled), doubled),
+            Err(error) => (Err(error.to_store_error()), None),
+        },
+        Task::Halve => (halve(port).await.map_err(StoreError::from), None),
+        Task::Reconfigure(target) => {
+            (reshard::reconfigure(port, &target).await.map(|()| None), None)
+        }
+    };
+    port.note(Note::Finish(caller, done));
+    if let Some(from) = doubled {
+        // Whoever asks for a shard that is missing then goes on.
+        let _ = reshard::finish_double(port, from).await;
+    }
+}
+
+/// The count before, if the bucket has twice as many shards now.
+async fn begin_double<C>(port: &Port<C>, shards_max: u32) -> Result<Option<u32>, CallError> {
+    let shards = reshard::read_all(port).await?;
+    let count = shards.count();
+    let can_split = shards.iter().next().is_some() && count < shards_max;
+    let is_split = can_split && reshard::begin_double(port, count).await?;
+    Ok(is_split.then_some(count))
+}
+
+async fn halve<C>(port: &Port<C>) -> Result<Option<u32>, CallError> {
+    let shards = reshard::read_all(port).await?;
+    if shards.count() > 1 {
+        reshard::halve(port, shards.count()).await?;
+    }
+    Ok(Some(port.count()))
+}
+
+/// What is known.
+impl<C: Caller> BucketMachine<C> {
+    fn item_key(&self, shard: u32) -> BucketItemKey {
+        BucketItemKey { bucket: self.key.clone(), shard }
+    }
+
+    fn lane(&mut self, shard: u32) -> &mut Lane<C> {
+        let at = match self.lanes.binary_search_by_key(&shard, |lane| lane.shard) {
+            Ok(at) => at,
+            Err(at) => {
+                let lane = Lane {
+                    shard,
+                    snapshot: None,
+                    version: 0,
+                    queue: VecDeque::new(),
+                    is_busy: false,
+                    lost: 0,
+                    writes: 0,
+                };
+                self.lanes.insert(at, lane);
+                at
+            }
+        };
+        &mut self.lanes[at]
+    }
+
+    fn find(&self, shard: u32) -> Option<&Lane<C>> {
+        let at = self.lanes.binary_search_by_key(&shard, |lane| lane.shard).ok()?;
+        self.lanes.get(at)
+    }
+
+    fn map(&mut self, now: Timestamp) -> &mut ShardMap {
+        self.map.get_or_insert_with(|| Box::new(ShardMap::new(now)))
+    }
+
+    /// How many shards the bucket has, as far as is known.
+    pub(crate) fn count(&self) -> u32 {
+        self.map.as_ref().map_or(1, |map| map.count)
+    }
+
+    fn set_count(&mut self, count: u32, now: Timestamp) {
+        if count == 1 && self.count() == 1 {
+            return;
+        }
+        let drawn = self.draw(count);
+        self.map(now).set_count(count, drawn, now);
+    }
+
+    /// Learns the count from a shard. The first one knows it; another may know of more.
+    fn learn(&mut self, shard: u32, snapshot: &Snapshot, now: Timestamp) {
+        match snapshot {
+            Snapshot::Item(item) if item.is_retired() => {
+                self.set_count(self.count().min(item.shard_count.next_power_of_two()), now);
+            }
+            Snapshot::Item(item) if !item.is_expired(now) => {
+                let count = item.shard_count.next_power_of_two();
+                if shard == SHARD_ZERO || count > self.count() {
+                    self.set_count(count, now);
+                }
+            }
+            _ if shard == SHARD_ZERO => self.set_count(1, now),
+            _ => {}
+        }
+    }
+
+    fn is_busy_all_over(&mut self, shard: u32, now: Timestamp) -> bool {
+        // Without group commit calls go to all shards anyway.
+        if !self.options.group_commit {
+            return true;
+        }
+        let drawn = self.draw(self.count());
+        self.map(now).is_busy_all_over(shard, drawn, now)
+    }
+
+    /// The shard that a take is sent to. A process stays with one as long as that has tokens: then all
+    /// its callers go together in one write, however many shards there are.
+    fn choose(&mut self, leg: &Leg, now: Timestamp, avoid: &[u32]) -> u32 {
+        let map = self.map(now);
+        let (count, current, is_stale) = (map.count, map.current, map.is_stale(now));
+        if is_stale && avoid.is_empty() {
+            return SHARD_ZERO;
+        }
+        let may_stay = self.options.group_commit && current < count && !avoid.contains(&current);
+        if may_stay && self.headroom(leg, current, now).is_none_or(|room| room >= 0) {
+            return current;
+        }
+        let others: Vec<u32> = (0..count).filter(|shard| !avoid.contains(shard)).collect();
+        let mut draw = || {
+            let drawn = self.draw(u32::try_from(others.len()).unwrap_or(0));
+            others.get(usize::try_from(drawn).unwrap_or(0)).copied()
+        };
+        let better = match (draw(), draw()) {
+            (Some(one), Some(other)) => {
+                let room = |shard| self.headroom(leg, shard, now).unwrap_or(0);
+                if room(other) > room(one) { other } else { one }
+            }
+            _ => SHARD_ZERO,
+        };
+        self.map(now).current = better;
+        better
+    }
+
+    /// The shard most likely to have what a leg asks, among those not tried; `None` when none is.
+    fn next_best(&self, leg: &Leg, now: Timestamp, tried: &[u32]) -> Option<u32> {
+        let others = (0..self.count()).filter(|shard| !tried.contains(shard));
+        let rooms = others.map(|shard| (self.headroom(leg, shard, now).unwrap_or(0), shard));
+        rooms.filter(|(room, _)| *room >= 0).max_by_key(|(room, _)| *room).map(|(_, shard)| shard)
+    }
+
+    /// What a shard has beyond what a leg asks of the scarcest limit, as far as it is known.
+    fn headroom(&self, leg: &Leg, shard: u32, now: Timestamp) -> Option<i64> {
+        let Some((Snapshot::Item(item), _)) = &self.find(shard)?.snapshot else { return None };
+        let bucket = item.is_live(now).then(|| held_for(leg, item, now))?;
+        let names = leg.target.limits().names();
+        let rooms = leg.takes.iter().map(|take| {
+            let held =
+                bucket.cell(names[take.cell].as_str()).map_or(0, |(cell, _)| cell.tokens.get());
+            held.saturating_sub(take.amount.get())
+        });
+        rooms.min()
+    }
+
+    /// A number below `bound`, from the store's own seed and the bucket's own count.
+    fn draw(&mut self, bound: u32) -> u32 {
+        // SplitMix64: any spread will do.
+        self.drawn += 1;
+        let drawn = self.drawn.wrapping_add(self.options.seed);
+        let mixed = drawn.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        let mixed = u32::try_from((mixed ^ (mixed >> 31)) >> 32).unwrap_or(0);
+        if bound == 0 { 0 } else { mixed % bound }
+    }
+
+    /// What is known of the shards, however long ago.
+    fn remembered_shards(&self, now: Timestamp) -> Shards {
+        let known = (0..self.count()).filter_map(|shard| match &self.find(shard)?.snapshot {
+            Some((Snapshot::Item(item), _)) => Some(item.clone()),
+            _ => None,
+        });
+        Shards::live(known, now)
+    }
+
+    /// The statuses of a leg, if what is known of all shards is fresh and nobody is ahead of it.
+    pub(crate) fn statuses_by_memory(
+        &self,
+        level: usize,
+        leg: &Leg,
+        now: Timestamp,
+    ) -> Option<Vec<LimitStatus>> {
+        let mut items = Vec::new();
+        for shard in 0..self.count() {
+            let lane = self.find(shard).filter(|lane| lane.is_idle())?;
+            match lane.fresh(now, self.options.local_refusal)? {
+                Snapshot::Item(item) if self.count() > 1 || item.shard_count > 1 => {
+                    items.push(item.clone());
+                }
+                snapshot => return Some(statuses_of(level, leg, snapshot, now)),
+            }
+        }
+        let known = Some(Shards::live(items, now)).filter(Shards::is_complete)?;
+        Some(shards::statuses(level, leg, &known.buckets(leg, now), now))
+    }
+
+    /// How a leg that passed stands now.
+    pub(crate) fn as_remembered(
+        &self,
+        level: usize,
+        leg: &Leg,
+        now: Timestamp,
+    ) -> Vec<LimitStatus> {
+        let statuses = if self.count() > 1 {
+            let known = self.remembered_shards(now).buckets(leg, now);
+            shards::statuses(level, leg, &known, now)
+        } else {
+            let known = self.find(SHARD_ZERO).and_then(|lane| lane.snapshot.as_ref());
+            let snapshot = known.map_or(&Snapshot::Absent, |(snapshot, _)| snapshot);
+            statuses_of(level, leg, snapshot, now)
+        };
+        let passed = |status: LimitStatus| LimitStatus {
+            // It had what was asked; that somebody else has taken it since is another matter.
+            exceeded: false,
+            retry_after: Duration::ZERO,
+            ..status
+        };
+        statuses.into_iter().map(passed).collect()
+    }
+}
+
+impl Snapshot {
+    /// Whether it is one of several shards.
+    fn is_sharded(&self, now: Timestamp) -> bool {
+        matches!(self, Self::Item(item) if item.shard_count > 1 && item.is_live(now))
+    }
+}
+
+fn origin_of(shard: u32) -> u32 {
+    origin(shard).map_or(SHARD_ZERO, |(origin, _)| origin)
+}
+
+fn copy_of(error: &StoreError) -> StoreError {
+    let copy = StoreError::new(error.kind(), error.to_string());
+    match error.applied() {
+        zae_limiter_core::Applied::Maybe => copy.maybe_applied(),
+        zae_limiter_core::Applied::No => copy,
+    }
+}
+
+fn statuses_of(level: usize, leg: &Leg, snapshot: &Snapshot, now: Timestamp) -> Vec<LimitStatus> {
+    refused_statuses(level, leg, &bucket_for(leg, snapshot, now), now).collect()
+}
+
+/// The bucket, or its shard, as a leg sees it.
+fn bucket_for(leg: &Leg, snapshot: &Snapshot, now: Timestamp) -> Bucket {
+    match snapshot {
+        Snapshot::Item(item) if !item.is_expired(now) => held_for(leg, item, now),
+        _ => Bucket::full(Arc::clone(leg.target.limits()), now),
+    }
+}
+
+fn amounts(request: &Request) -> impl Iterator<Item = (String, Millitokens)> {
+    let takes: SmallVec<[_; 2]> = match request {
+        Request::Take(leg) => {
+            let names = leg.target.limits().names();
+            leg.takes.iter().map(|take| (names[take.cell].to_string(), take.amount)).collect()
+        }
+        Request::Settle(_) | Request::SettleRest(_) => SmallVec::new(),
+    };
+    takes.into_iter()
+}

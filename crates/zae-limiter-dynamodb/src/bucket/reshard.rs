@@ -1,0 +1,307 @@
+//! Splitting a bucket into more shards, restoring a shard that is missing, merging shards, and giving
+//! all of them other limits.
+//!
+//! The first shard is split first, then the others, each by itself: see
+//! [`zae_limiter_schema::bucket::split`]. Whoever finds one that is not split yet, goes on.
+
+use std::time::Duration;
+
+use zae_limiter_core::{Bucket, Cell, StoreError, Target, Timestamp};
+use zae_limiter_schema::bucket::{self, After, BucketItem, Expiry, Halves, Owner, share_of};
+use zae_limiter_schema::{SHARD_ZERO, Transacted};
+
+use super::decide::{Snapshot, is_older};
+use super::flow::{Note, Port};
+use super::message::{Counted, decode};
+use super::shards::{Shards, origin};
+use crate::error::{CallError, contended};
+
+/// How often a write to one shard is tried because others changed it meanwhile.
+pub(crate) const ATTEMPTS_MAX: u32 = 16;
+
+/// How often splitting a shard is tried: others write to it all the time, that is why.
+const SPLITS_MAX: u32 = 64;
+
+/// How often all shards are read while a bucket is split into many: six doublings, and as often again
+/// for what others do meanwhile.
+const READS_MAX: u32 = 12;
+
+/// How long a split waits after a conflict or a throttled partition.
+const BETWEEN_SPLITS: Duration = Duration::from_millis(10);
+
+/// Below so many writes a second, of all shards together, half as many shards would do.
+const CALM_WRITES_PER_SECOND: i64 = 500;
+
+/// Reads all shards of a bucket, as many as any of them says there are.
+pub(crate) async fn read_all<C>(port: &Port<C>) -> Result<Shards, CallError> {
+    let mut asked = port.count();
+    loop {
+        let numbers: Vec<u32> = (0..asked).collect();
+        let items = port.read(&numbers).await?;
+        let shards = Shards::live(items.into_iter().flatten(), port.now);
+        port.note(Note::Count(shards.count()));
+        if shards.count() <= asked {
+            return Ok(shards);
+        }
+        asked = shards.count();
+    }
+}
+
+/// Splits the first shard of a bucket of so many: from then on there are twice as many. False when there
+/// are not so many any more.
+pub(crate) async fn begin_double<C>(port: &Port<C>, from: u32) -> Result<bool, CallError> {
+    let is_split = split(port, SHARD_ZERO, from).await?;
+    if is_split {
+        port.note(Note::Counted(Counted::Split(2 * from)));
+        port.note(Note::Unpark);
+    }
+    Ok(is_split)
+}
+
+/// Splits the other shards. Where that fails, whoever asks for the shard that is missing goes on.
+pub(crate) async fn finish_double<C>(port: &Port<C>, from: u32) -> Result<(), CallError> {
+    for shard in 1..from {
+        split(port, shard, from).await?;
+    }
+    Ok(())
+}
+
+/// Splits a bucket until it has so many shards, and all of them are there. Returns how many it has;
+/// `None` when there is no bucket.
+pub(crate) async fn split_into<C>(port: &Port<C>, wanted: u32) -> Result<Option<u32>, StoreError> {
+    for _ in 0..READS_MAX {
+        let shards = read_all(port).await?;
+        if shards.iter().next().is_none() {
+            return Ok(None);
+        }
+        let counts = shards.iter().map(|(shard, item)| (shard, item.shard_count));
+        let counts = counts.map(|(shard, count)| (shard, count.next_power_of_two()));
+        let larger: Vec<(u32, u32)> = counts.filter(|(_, count)| *count < wanted).collect();
+        if larger.is_empty() && shards.is_complete() {
+            return Ok(Some(shards.count()));
+        }
+        // The first shard goes first: it knows the count.
+        for (shard, count) in larger {
+            if split(port, shard, count).await? && shard == SHARD_ZERO {
+                port.note(Note::Counted(Counted::Split(2 * count)));
+            }
+        }
+        for shard in shards.missing(shards.count()) {
+            restore(port, shard).await?;
+        }
+    }
+    Err(contended(READS_MAX))
+}
+
+/// Splits one shard of so many in two; false when it is not one of so many any more.
+async fn split<C>(port: &Port<C>, shard: u32, from: u32) -> Result<bool, CallError> {
+    let (low_key, high_key) = (port.key(shard), port.key(shard + from));
+    let (mut low, mut high) = (None, None);
+    for _ in 0..SPLITS_MAX {
+        let item = match low.take() {
+            Some(item) => item,
+            None => match port.read(&[shard]).await?.pop().flatten() {
+                Some(item) => item,
+                None => return Ok(false),
+            },
+        };
+        if item.shard_count.next_power_of_two() != from || !item.is_live(port.now) {
+            return Ok(false);
+        }
+        let halves = Halves { low: &item, high: high.as_ref() };
+        match port.transact(&bucket::split(&low_key, halves, port.now)).await {
+            Ok(Transacted::Done(_)) => {
+                port.note(Note::Forget(shard));
+                port.note(Note::Forget(shard + from));
+                if shard == SHARD_ZERO {
+                    port.note(Note::Count(2 * from));
+                }
+                return Ok(true);
+            }
+            Ok(Transacted::Unmet(found, _)) => {
+                if let Some(Some(Some(found))) = found.first() {
+                    low = Some(BucketItem::decode(&low_key, found)?);
+                }
+                if let Some(Some(found)) = found.get(1) {
+                    high = match decode(&high_key, found.as_ref())? {
+                        Snapshot::Item(item) => Some(item),
+                        Snapshot::Absent => None,
+                    };
+                }
+            }
+            Err(error) if error.is_transient() => port.pause(BETWEEN_SPLITS).await,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+/// A shard other than the first is not there. Either there are fewer shards than was believed, or it
+/// is still to be split off another, or it has been lost: then it starts with nothing. Returns the
+/// shard that has its share now, or knows more of it.
+pub(crate) async fn restore<C>(port: &Port<C>, shard: u32) -> Result<u32, CallError> {
+    let Some((from, from_count)) = origin(shard) else { return Ok(SHARD_ZERO) };
+    let numbers = match from {
+        SHARD_ZERO => vec![SHARD_ZERO, shard],
+        _ => vec![SHARD_ZERO, from, shard],
+    };
+    let mut items = port.read(&numbers).await?;
+    let left = items.pop().flatten();
+    let origin = items.last().cloned().flatten().filter(|origin| origin.is_live(port.now));
+    let first = items.swap_remove(0).filter(|first| !first.is_expired(port.now));
+    let count = first.as_ref().map_or(1, |first| first.shard_count.next_power_of_two());
+    port.note(Note::Count(count));
+    let (Some(first), Some(origin)) = (first, origin) else { return Ok(from) };
+    if left.as_ref().is_some_and(|left| left.is_live(port.now)) {
+        return Ok(shard);
+    }
+    let origin_count = origin.shard_count.next_power_of_two();
+    // The first shard knows the count, but another client may have raised that of the origin since.
+    let count = count.max(origin_count);
+    if shard >= count || origin_count < from_count {
+        return Ok(from);
+    }
+    if origin_count == from_count {
+        return Ok(if split(port, from, from_count).await? { shard } else { from });
+    }
+    start_with_nothing(port, shard, (&first, &origin), left.as_ref(), count).await?;
+    Ok(shard)
+}
+
+/// Makes a shard that has been lost, unless somebody has meanwhile. `count` is that of the bucket.
+async fn start_with_nothing<C>(
+    port: &Port<C>,
+    shard: u32,
+    (first, origin): (&BucketItem, &BucketItem),
+    left: Option<&BucketItem>,
+    count: u32,
+) -> Result<(), CallError> {
+    let since = left.map_or(port.now, |left| left.bucket.refilled_at().max(port.now));
+    let limits = share_of(&first.whole, shard, count);
+    let nothing = vec![Cell::default(); limits.len()];
+    let empty = Bucket::from_parts(limits, nothing, since);
+    let (whole, limits_at) = (&*first.whole, first.limits_at);
+    let after = After { bucket: &empty, whole, shard_count: count, limits_at };
+    let owner = Owner { parent: first.parent.as_ref() };
+    let changes = bucket::bring_back(&port.key(shard), left, origin, &after, &owner);
+    match port.transact(&changes).await {
+        Err(error) if !error.is_transient() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Counts the writes of a bucket, and merges it into half as many shards when they were few since the
+/// last count.
+pub(crate) async fn merge_if_calm<C>(
+    port: &Port<C>,
+    before: Option<(Timestamp, i64)>,
+) -> Result<(), CallError> {
+    let writes = count_writes(port).await?;
+    let Some((at, before)) = before else { return Ok(()) };
+    let seconds = i64::try_from(port.now.millis_since(at) / 1_000).unwrap_or(i64::MAX).max(1);
+    if writes < before || (writes - before) / seconds >= CALM_WRITES_PER_SECOND {
+        return Ok(());
+    }
+    let count = port.count();
+    if count > 1 {
+        let halved = halve(port, count).await;
+        // Retired shards have taken their counts with them.
+        count_writes(port).await?;
+        halved?;
+    }
+    Ok(())
+}
+
+async fn count_writes<C>(port: &Port<C>) -> Result<i64, CallError> {
+    let shards = read_all(port).await?;
+    let writes = shards.iter().map(|(_, item)| item.writes).sum();
+    port.note(Note::Writes(writes));
+    Ok(writes)
+}
+
+/// Merges a bucket of so many shards into half as many: the first comes last, because it knows the count.
+pub(crate) async fn halve<C>(port: &Port<C>, count: u32) -> Result<(), CallError> {
+    for shard in (0..count / 2).rev() {
+        if !merge(port, shard, count).await? {
+            return Ok(());
+        }
+    }
+    port.note(Note::Counted(Counted::Merged(count / 2)));
+    Ok(())
+}
+
+/// Merges a shard of so many with the one that was split off it; false when that cannot be done now.
+async fn merge<C>(port: &Port<C>, shard: u32, count: u32) -> Result<bool, CallError> {
+    let high_shard = shard + count / 2;
+    for _ in 0..ATTEMPTS_MAX {
+        let mut items = port.read(&[shard, high_shard]).await?;
+        let (high, low) = (items.pop().flatten(), items.pop().flatten());
+        let Some(low) = low else { return Ok(false) };
+        let is_one = |item: &BucketItem| {
+            item.shard_count.next_power_of_two() == count && item.is_live(port.now)
+        };
+        if low.shard_count.next_power_of_two() == count / 2 {
+            return Ok(true);
+        }
+        if !is_one(&low) || high.as_ref().is_some_and(|high| !is_one(high)) {
+            return Ok(false);
+        }
+        let halves = Halves { low: &low, high: high.as_ref() };
+        let Some(changes) = bucket::merge(&port.key(shard), halves, port.now) else {
+            return Ok(false);
+        };
+        match port.transact(&changes).await {
+            Ok(Transacted::Done(_)) => {
+                port.note(Note::Forget(shard));
+                port.note(Note::Forget(high_shard));
+                if shard == SHARD_ZERO {
+                    port.note(Note::Count(count / 2));
+                }
+                return Ok(true);
+            }
+            Ok(Transacted::Unmet(..)) => {}
+            Err(error) if error.is_transient() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+/// Gives every shard of an existing bucket exactly the target's limits and lifetime.
+pub(crate) async fn reconfigure<C>(port: &Port<C>, target: &Target) -> Result<(), StoreError> {
+    for (shard, item) in read_all(port).await?.iter() {
+        reconfigure_shard(port, target, shard, item.clone()).await?;
+    }
+    Ok(())
+}
+
+async fn reconfigure_shard<C>(
+    port: &Port<C>,
+    target: &Target,
+    shard: u32,
+    mut item: BucketItem,
+) -> Result<(), StoreError> {
+    for _ in 0..ATTEMPTS_MAX {
+        // Somebody else's change is newer.
+        if !item.is_live(port.now) || is_older(target, item.limits_at) {
+            return Ok(());
+        }
+        let mut bucket = item.bucket.clone();
+        bucket.replace_limits(&item.share_of(target.limits()), port.now);
+        let expiry = match target.expiry(&bucket, port.now) {
+            Some(moment) if item.shard_count == 1 => Expiry::At(moment),
+            _ => Expiry::Never,
+        };
+        let owner = Owner { parent: target.parent() };
+        let (shard_count, limits_at) = (item.shard_count, target.limits_read_at());
+        let after = After { bucket: &bucket, whole: target.limits(), shard_count, limits_at };
+        let update = bucket::rewrite(&port.key(shard), &item, &after, &owner, expiry);
+        match port.update(shard, update).await {
+            Ok((false, Snapshot::Item(found))) => item = found,
+            Ok(_) => return Ok(()),
+            Err(error) if error.is_transient() => {}
+            Err(error) => return Err(error.to_store_error()),
+        }
+    }
+    Err(contended(ATTEMPTS_MAX))
+}

@@ -1,0 +1,362 @@
+//! The driver: owns the machines of all buckets, carries out their commands on the table, and feeds the
+//! answers back. The only place that spawns.
+//!
+//! Every call runs on the store's own runtime and has a time limit. Whatever becomes of a call (an
+//! answer, an error, the limit, a panic, an ended runtime) its machine gets to know, so that a bucket
+//! never waits for a call that is no more.
+
+use std::collections::HashMap as StdHashMap;
+use std::future::{Future, poll_fn};
+use std::hash::BuildHasher;
+use std::pin::pin;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use tokio::sync::oneshot;
+use zae_limiter_core::{BucketKey, Leg, LimitStatus, StoreError, StoreErrorKind, Timestamp};
+use zae_limiter_schema::{
+    BucketItemKey, Consistency, Consumed, ItemKey, Table, TableError, TableErrorKind, Task,
+    Transacted, Updated,
+};
+
+use crate::bucket::decide::Request;
+use crate::bucket::machine::BucketMachine;
+use crate::bucket::message::{self, Answer, Answered, Call, Caller, Command, Event, Op, Waiting};
+use crate::error::CallError;
+use crate::meter::{Meter, Resharding};
+use crate::options::DynamoOptions;
+use crate::runtime::Runtime;
+
+/// How many stripes the map of buckets has, so that callers do not wait for each other.
+const STRIPES: usize = 64;
+
+/// Where a reply goes.
+#[derive(Debug)]
+pub(crate) struct Sender(oneshot::Sender<Result<Reply, StoreError>>);
+
+pub(crate) type Reply = message::Reply;
+pub(crate) type Replying = oneshot::Receiver<Result<Reply, StoreError>>;
+
+impl Caller for Sender {
+    fn has_gone(&self) -> bool {
+        self.0.is_closed()
+    }
+}
+
+type Hashing = foldhash::fast::RandomState;
+type Stripe = HashMap<BucketKey, Arc<Bucket>, Hashing>;
+
+/// One bucket in use.
+#[derive(Debug)]
+struct Bucket {
+    // A std mutex: it is never held across an await.
+    machine: Mutex<BucketMachine<Sender>>,
+    key: BucketKey,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    pub(crate) table: Arc<dyn Table>,
+    pub(crate) options: Arc<DynamoOptions>,
+    stripes: Box<[Mutex<Stripe>]>,
+    runtime: OnceLock<Arc<Runtime>>,
+    pub(crate) meter: Meter,
+    pub(crate) resharding: Resharding,
+}
+
+/// The reply, or that the process ended before there was one.
+pub(crate) async fn received(replying: &mut Replying) -> Result<Reply, StoreError> {
+    replying.await.unwrap_or_else(|_| {
+        let message = "the call was dropped before the table answered; try again";
+        Err(StoreError::new(StoreErrorKind::Unavailable, message).maybe_applied())
+    })
+}
+
+impl Driver {
+    pub(crate) fn new(table: Arc<dyn Table>, options: DynamoOptions) -> Self {
+        let stripes = (0..STRIPES).map(|_| Mutex::default()).collect();
+        let (meter, resharding) = (Meter::default(), Resharding::default());
+        let options = Arc::new(options);
+        Self { table, options, stripes, runtime: OnceLock::new(), meter, resharding }
+    }
+
+    /// Whether the store can work in this process.
+    ///
+    /// # Errors
+    ///
+    /// In a forked child, which has none of the runtime's threads.
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        self.runtime.get().map_or(Ok(()), |runtime| runtime.check())
+    }
+
+    /// Asks a bucket for something.
+    pub(crate) fn submit(self: &Arc<Self>, request: Request, now: Timestamp) -> Replying {
+        let (sender, replying) = oneshot::channel();
+        let bucket = self.bucket(request.target().key());
+        let waiting = Waiting::new(request, now, Some(Sender(sender)));
+        self.feed(&bucket, Event::Asked(waiting));
+        replying
+    }
+
+    /// Gives back what was taken for a caller who has gone.
+    pub(crate) fn refund(self: &Arc<Self>, leg: &Leg, shard: u32, now: Timestamp) {
+        let bucket = self.bucket(leg.target.key());
+        self.feed(&bucket, Event::Asked(Waiting::refund(leg, shard, now)));
+    }
+
+    /// Asks for something of a bucket as a whole.
+    pub(crate) async fn run(
+        self: &Arc<Self>,
+        key: &BucketKey,
+        task: message::Task,
+        now: Timestamp,
+    ) -> Result<Option<u32>, StoreError> {
+        let (sender, mut replying) = oneshot::channel();
+        self.feed(&self.bucket(key), Event::Tasked(task, now, Sender(sender)));
+        match received(&mut replying).await? {
+            Reply::Done(count) => Ok(count),
+            other => unreachable!("a task is done, not {other:?}"),
+        }
+    }
+
+    /// What a bucket's memory says of a leg, if it is fresh.
+    pub(crate) fn statuses_by_memory(
+        &self,
+        level: usize,
+        leg: &Leg,
+        now: Timestamp,
+    ) -> Option<Vec<LimitStatus>> {
+        let bucket = self.find(leg.target.key())?;
+        let machine = bucket.lock();
+        machine.statuses_by_memory(level, leg, now)
+    }
+
+    /// How a leg that passed stands, as far as is known.
+    pub(crate) fn as_remembered(
+        &self,
+        level: usize,
+        leg: &Leg,
+        now: Timestamp,
+    ) -> Vec<LimitStatus> {
+        self.bucket(leg.target.key()).lock().as_remembered(level, leg, now)
+    }
+
+    /// Forgets what is known of a bucket that was deleted.
+    pub(crate) fn forget(self: &Arc<Self>, key: &BucketKey) {
+        if let Some(bucket) = self.find(key) {
+            self.feed(&bucket, Event::Deleted);
+        }
+    }
+
+    fn stripe(&self, key: &BucketKey) -> MutexGuard<'_, Stripe> {
+        // Any hash will do that is the same for the same key within this process.
+        static HASHING: LazyLock<Hashing> = LazyLock::new(Default::default);
+        let at = usize::try_from(HASHING.hash_one(key) % STRIPES as u64).unwrap_or(0);
+        self.stripes[at].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, key: &BucketKey) -> Option<Arc<Bucket>> {
+        self.stripe(key).get(key).cloned()
+    }
+
+    fn bucket(&self, key: &BucketKey) -> Arc<Bucket> {
+        let mut stripe = self.stripe(key);
+        if let Some(bucket) = stripe.get(key) {
+            return Arc::clone(bucket);
+        }
+        let most = self.options.remembered_buckets.div_ceil(STRIPES).max(1);
+        if stripe.len() >= most {
+            let mut left = most / 8 + 1;
+            // A bucket that anybody holds stays: two machines for one bucket would write past each
+            // other, which is safe but costs.
+            stripe.retain(|_, bucket| {
+                let is_idle = Arc::strong_count(bucket) == 1 && left > 0;
+                left -= usize::from(is_idle);
+                !is_idle
+            });
+        }
+        let machine = BucketMachine::new(key.clone(), Arc::clone(&self.options), 0);
+        let bucket = Arc::new(Bucket { machine: Mutex::new(machine), key: key.clone() });
+        stripe.insert(key.clone(), Arc::clone(&bucket));
+        bucket
+    }
+
+    /// Feeds an event to a machine and carries out what it wants. The first call comes back, to be made
+    /// by a task that is there already; the others get tasks of their own.
+    fn feed_within(self: &Arc<Self>, bucket: &Arc<Bucket>, event: Event<Sender>) -> Option<Running> {
+        let mut mine = None;
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            let commands = bucket.lock().on(event);
+            for command in commands {
+                match command {
+                    Command::Call(op, call) => {
+                        let (driver, bucket) = (Arc::clone(self), Arc::clone(bucket));
+                        let running = Running { driver, bucket, op, call: Some(call) };
+                        if let Some(other) = mine.replace(running) {
+                            self.spawn(Box::pin(other.go()));
+                        }
+                    }
+                    Command::Reply { caller, reply, undo } => {
+                        // A caller who has gone just now keeps nothing.
+                        if caller.0.send(reply).is_err() {
+                            events.extend(undo.map(|undo| Event::Asked(*undo)));
+                        }
+                    }
+                    Command::LostRefund(error) => {
+                        tracing::warn!(%error, "could not give back what a cancelled call had taken");
+                    }
+                    Command::Count(counted) => self.resharding.count(counted, &bucket.key),
+                }
+            }
+        }
+        mine
+    }
+
+    fn feed(self: &Arc<Self>, bucket: &Arc<Bucket>, event: Event<Sender>) {
+        if let Some(running) = self.feed_within(bucket, event) {
+            self.spawn(Box::pin(running.go()));
+        }
+    }
+
+    /// Runs a task where the table says, or else on the runtime of the program's choice, or the store's
+    /// own. A task that cannot run is dropped, and whoever waits for it gets to know.
+    pub(crate) fn spawn(&self, task: Task) {
+        let Err(task) = self.table.spawn(task) else { return };
+        if let Some(runtime) = &self.options.runtime {
+            runtime.spawn(task);
+            return;
+        }
+        match self.own_runtime() {
+            Ok(runtime) => runtime.spawn(task),
+            Err(error) => tracing::error!(%error, "no runtime for the store"),
+        }
+    }
+
+    fn own_runtime(&self) -> Result<&Arc<Runtime>, StoreError> {
+        if let Some(runtime) = self.runtime.get() {
+            runtime.check()?;
+            return Ok(runtime);
+        }
+        let runtime = Runtime::shared(self.options.worker_threads)?;
+        Ok(self.runtime.get_or_init(|| runtime))
+    }
+
+    /// Makes a call for a bucket.
+    async fn perform(&self, call: Call) -> Answered {
+        let limit = self.options.call_timeout;
+        match call {
+            Call::Pause(wait) => {
+                self.table.pause(wait).await;
+                Ok(Answer::Woke)
+            }
+            Call::Update(_, update) => {
+                let updated = self.within(limit, self.table.update(&update)).await?;
+                let (Updated::Done(_, consumed) | Updated::Unmet(_, consumed)) = &updated;
+                self.meter.count(*consumed);
+                Ok(Answer::Updated(updated))
+            }
+            Call::Transact(changes) => {
+                let transacted = self.within(limit, self.table.transact(&changes)).await?;
+                let (Transacted::Done(consumed) | Transacted::Unmet(_, consumed)) = &transacted;
+                self.meter.count(*consumed);
+                Ok(Answer::Transacted(transacted))
+            }
+            Call::Read(keys) => {
+                let keys: Vec<ItemKey> = keys.iter().map(BucketItemKey::item_key).collect();
+                let read = self.table.read(&keys, Consistency::Strong);
+                let read = self.within(limit, read).await?;
+                self.meter.count(read.consumed);
+                let found = read.items.into_iter().filter_map(|item| Some((key_of(&item)?, item)));
+                let mut found: StdHashMap<ItemKey, _> = found.collect();
+                Ok(Answer::Read(keys.iter().map(|key| found.remove(key)).collect()))
+            }
+        }
+    }
+
+    /// A call within its time limit. After it the call is dropped, whatever may become of it at the
+    /// table: then it may have been applied, and its answer never comes.
+    pub(crate) async fn within<T>(
+        &self,
+        limit: Duration,
+        call: impl Future<Output = Result<T, TableError>>,
+    ) -> Result<T, CallError> {
+        let mut call = pin!(call);
+        // Most tables answer at once or soon: a timer is made only for a call that waits.
+        let mut timer = None;
+        let answered = poll_fn(|context| {
+            if let Poll::Ready(answered) = call.as_mut().poll(context) {
+                return Poll::Ready(Some(answered));
+            }
+            let timer = timer.get_or_insert_with(|| self.table.timeout(limit));
+            timer.as_mut().poll(context).map(|()| None)
+        });
+        let answered = answered.await.unwrap_or_else(|| {
+            let message = format!("the table did not answer within {limit:?}");
+            Err(TableError::new(TableErrorKind::Unavailable, message).maybe_applied())
+        });
+        if answered.is_err() {
+            self.meter.count(Consumed::default());
+        }
+        Ok(answered?)
+    }
+}
+
+/// The key of an item; every index holds it.
+pub(crate) fn key_of(item: &zae_limiter_schema::Item) -> Option<ItemKey> {
+    let text = |name| item.get(name).and_then(|value| value.as_str());
+    Some(ItemKey::new(text("PK")?, text("SK")?))
+}
+
+impl Bucket {
+    /// The machine. One that has panicked is replaced by a new one, which knows nothing; those who
+    /// waited for the old one get to know that their requests are gone.
+    fn lock(&self) -> MutexGuard<'_, BucketMachine<Sender>> {
+        match self.machine.lock() {
+            Ok(machine) => machine,
+            Err(poisoned) => {
+                self.machine.clear_poison();
+                let mut machine = poisoned.into_inner();
+                *machine = machine.anew();
+                machine
+            }
+        }
+    }
+}
+
+/// A call of a machine. Dropped before it was answered, because of a panic or an ended runtime, it
+/// counts as one that may have been applied.
+struct Running {
+    driver: Arc<Driver>,
+    bucket: Arc<Bucket>,
+    op: Op,
+    /// Absent once it was answered.
+    call: Option<Call>,
+}
+
+impl Running {
+    async fn go(self) {
+        let mut next = Some(self);
+        while let Some(mut running) = next.take() {
+            let Some(call) = running.call.clone() else { return };
+            let answered = running.driver.perform(call).await;
+            running.call = None;
+            let event = Event::Answered(running.op, answered);
+            next = running.driver.feed_within(&running.bucket, event);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.call.take().is_some() {
+            let message = "the call was dropped before the table answered; try again";
+            let error = TableError::new(TableErrorKind::Unavailable, message).maybe_applied();
+            let event = Event::Answered(self.op, Err(error.into()));
+            self.driver.feed(&self.bucket, event);
+        }
+    }
+}

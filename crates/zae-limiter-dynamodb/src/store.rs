@@ -1,0 +1,241 @@
+//! The store's calls: taking and settling through the driver, everything else through `records`, `lists`
+//! and `deletion`.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use zae_limiter_core::{
+    Admission, Answer, Applied, Bucket, BucketKey, BucketQuery, Cost, Key, Leg, LegTaken,
+    LimitStatus, NamespaceId, Page, PageRequest, Plan, Query, Record, ResourceList, ResourceName,
+    Scope, Settlement, Store, StoreError, StoredBucket, Target, Timestamp, Write, Written,
+};
+
+use crate::DynamoStore;
+use crate::bucket::decide::Request;
+use crate::bucket::message::{Task, credit};
+use crate::bucket::shards::Shards;
+use crate::driver::{Driver, Reply, Replying, received};
+
+/// Takes all that is asked from all buckets of the chain, or nothing.
+async fn acquire(driver: &Arc<Driver>, plan: &Plan) -> Result<Admission, StoreError> {
+    driver.check()?;
+    if let Some(statuses) = refused_by_memory(driver, plan) {
+        return Ok(Admission::Refused(statuses));
+    }
+    let asked = |leg: &Leg| LegState::Asked(driver.submit(Request::Take(leg.clone()), plan.now));
+    let mut legs = Legs { driver, plan, states: plan.legs.iter().map(asked).collect() };
+    legs.wait().await
+}
+
+/// The statuses of all limits, if what is known of all buckets is fresh and one of them refuses.
+fn refused_by_memory(driver: &Driver, plan: &Plan) -> Option<Vec<LimitStatus>> {
+    let mut is_refused = false;
+    let mut statuses = Vec::new();
+    for (level, leg) in plan.legs.iter().enumerate() {
+        let seen = driver.statuses_by_memory(level, leg, plan.now)?;
+        is_refused |= seen.iter().any(|status| status.exceeded);
+        statuses.extend(seen);
+    }
+    is_refused.then_some(statuses)
+}
+
+/// Applies differences to buckets that were taken from before.
+async fn settle(
+    driver: &Arc<Driver>,
+    settlements: &[Settlement],
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    driver.check()?;
+    let submitted = settlements.iter().filter(|settlement| !settlement.differences.is_empty());
+    let replies: Vec<Replying> = submitted
+        .map(|settlement| driver.submit(Request::Settle(settlement.clone()), now))
+        .collect();
+    let (mut failed, mut some_done) = (None, false);
+    for mut replying in replies {
+        match received(&mut replying).await {
+            Ok(_) => some_done = true,
+            Err(error) => {
+                some_done |= error.applied() == Applied::Maybe;
+                failed = failed.or(Some(error));
+            }
+        }
+    }
+    match failed {
+        None => Ok(()),
+        // Whoever tried all of it again would do a part of it twice.
+        Some(error) if some_done => Err(error.maybe_applied()),
+        Some(error) => Err(error),
+    }
+}
+
+/// Reads buckets, each as a whole.
+async fn peek(
+    driver: &Arc<Driver>,
+    keys: &[BucketKey],
+    now: Timestamp,
+) -> Result<Vec<Option<Bucket>>, StoreError> {
+    let shards = driver.read_all_shards(keys).await?;
+    Ok(shards.into_iter().map(|items| Shards::live(items, now).whole(Some(now))).collect())
+}
+
+/// The legs of an acquire. Dropped before the end, it gives back what was taken.
+struct Legs<'a> {
+    driver: &'a Arc<Driver>,
+    plan: &'a Plan,
+    states: SmallVec<[LegState; 1]>,
+}
+
+enum LegState {
+    Asked(Replying),
+    Taken(LegTaken),
+    Refused(Vec<LimitStatus>),
+    Failed(StoreError),
+    /// Nothing more to do for it.
+    Done,
+}
+
+impl Legs<'_> {
+    async fn wait(&mut self) -> Result<Admission, StoreError> {
+        for state in &mut self.states {
+            if let LegState::Asked(replying) = state {
+                *state = match received(replying).await {
+                    Ok(Reply::Taken(taken)) => LegState::Taken(taken),
+                    Ok(Reply::Refused(statuses)) => LegState::Refused(statuses),
+                    Ok(other) => unreachable!("a take is taken or refused, not {other:?}"),
+                    Err(error) => LegState::Failed(error),
+                };
+            }
+        }
+        if self.states.iter().all(|state| matches!(state, LegState::Taken(_))) {
+            let taken = self.states.drain(..).filter_map(|state| match state {
+                LegState::Taken(taken) => Some(taken),
+                _ => None,
+            });
+            return Ok(Admission::Taken(taken.collect()));
+        }
+        self.undo().await
+    }
+
+    /// Gives back what some have taken, because others have not.
+    async fn undo(&mut self) -> Result<Admission, StoreError> {
+        let legs = self.plan.legs.iter().zip(&mut self.states);
+        let credits: Vec<Settlement> = legs
+            .filter_map(|(leg, state)| {
+                let LegState::Taken(LegTaken { shard, .. }) = state else { return None };
+                let credit = credit(leg, *shard);
+                // From here on the settling sees to it, whatever becomes of this future.
+                *state = LegState::Done;
+                Some(credit)
+            })
+            .collect();
+        let mut some_taken = self.states.iter().any(
+            |state| matches!(state, LegState::Failed(error) if error.applied() == Applied::Maybe),
+        );
+        if let Err(error) = settle(self.driver, &credits, self.plan.now).await {
+            tracing::warn!(%error, "could not give back what a refused call had taken");
+            some_taken = true;
+        }
+        let mut statuses = Vec::new();
+        for (level, (leg, state)) in self.plan.legs.iter().zip(self.states.drain(..)).enumerate() {
+            match state {
+                LegState::Failed(error) if some_taken => return Err(error.maybe_applied()),
+                LegState::Failed(error) => return Err(error),
+                LegState::Refused(refused) => {
+                    statuses.extend(refused.into_iter().map(|one| LimitStatus { level, ..one }));
+                }
+                _ => statuses.extend(self.driver.as_remembered(level, leg, self.plan.now)),
+            }
+        }
+        Ok(Admission::Refused(statuses))
+    }
+}
+
+impl Drop for Legs<'_> {
+    fn drop(&mut self) {
+        for (leg, state) in self.plan.legs.iter().zip(&mut self.states) {
+            let taken_from = match state {
+                LegState::Taken(taken) => Some(taken.shard),
+                LegState::Asked(replying) => {
+                    // After this the machine sees that nobody waits. Before it, the reply lies here.
+                    replying.close();
+                    match replying.try_recv() {
+                        Ok(Ok(Reply::Taken(taken))) => Some(taken.shard),
+                        _ => None,
+                    }
+                }
+                LegState::Refused(_) | LegState::Failed(_) | LegState::Done => None,
+            };
+            if let Some(shard) = taken_from {
+                self.driver.refund(leg, shard, self.plan.now);
+            }
+        }
+    }
+}
+
+impl Store for DynamoStore {
+    fn cost(&self) -> Option<Cost> {
+        Some(self.driver.meter.so_far())
+    }
+
+    fn books_usage(&self) -> bool {
+        false
+    }
+
+    fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission> {
+        Box::pin(acquire(&self.driver, plan))
+    }
+
+    fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()> {
+        Box::pin(settle(&self.driver, settlements, now))
+    }
+
+    fn peek<'a>(
+        &'a self,
+        keys: &'a [BucketKey],
+        now: Timestamp,
+    ) -> Answer<'a, Vec<Option<Bucket>>> {
+        Box::pin(peek(&self.driver, keys, now))
+    }
+
+    fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()> {
+        let task = Task::Reconfigure(Arc::new(target.clone()));
+        Box::pin(async move { self.driver.run(target.key(), task, now).await.map(drop) })
+    }
+
+    fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>> {
+        Box::pin(self.driver.get(keys))
+    }
+
+    fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written> {
+        Box::pin(self.driver.write(batch))
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()> {
+        Box::pin(self.driver.delete(keys))
+    }
+
+    fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>> {
+        Box::pin(self.driver.list(query, page))
+    }
+
+    fn list_buckets<'a>(
+        &'a self,
+        query: &'a BucketQuery,
+        page: &'a PageRequest,
+    ) -> Answer<'a, Page<StoredBucket>> {
+        Box::pin(self.driver.list_buckets(query, page))
+    }
+
+    fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>> {
+        Box::pin(self.driver.list_keys(scope, page))
+    }
+
+    fn list_resources<'a>(
+        &'a self,
+        namespace: &'a NamespaceId,
+        which: ResourceList,
+        page: &'a PageRequest,
+    ) -> Answer<'a, Page<ResourceName>> {
+        Box::pin(self.driver.list_resources(namespace, which, page))
+    }
+}
