@@ -9,7 +9,9 @@ use std::time::Duration;
 use fastrand::Rng;
 use zae_limiter_core::{Answer, Target, Timestamp};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
-use zae_limiter_testkit::{ClientId, Divide, Excuses, Harsh, Report, Seeds, Simulation};
+use zae_limiter_testkit::{
+    ClientId, Divide, Excuses, Harsh, Report, Seeds, Simulation, Stack, StackReport,
+};
 
 const REPLAY: &str = "cargo test -p zae-limiter-dynamodb --test simulation -- --nocapture";
 
@@ -135,4 +137,35 @@ fn clients_of_the_original_in_the_mix_break_only_their_own_part_of_the_promise()
     }
     assert!(reports.iter().map(|report| report.admitted).sum::<u64>() > 0);
     assert!(reports.iter().any(|report| report.made > 0), "the original has made nothing");
+}
+
+fn play_stack(seed: u64) -> StackReport {
+    let shards_max = [1, 2, 4, 4, 8, 1, 2, 4, 16, 2][usize::try_from(seed % 10).unwrap_or(0)];
+    let stack = Stack::new(seed).harsh(HARSH).replayed_by(&format!("{REPLAY} stack"));
+    stack.run(move |table, client| {
+        Arc::new(DynamoStore::new(table, options(seed, client, shards_max)))
+    })
+}
+
+/// Limiters with their deadlines, retries, breakers and leases, on the store, on the table.
+#[test]
+fn the_whole_stack_keeps_its_deadlines_and_what_it_has_confirmed() {
+    let seeds = Seeds::from_env(8, &format!("{REPLAY} stack"));
+    let reports = seeds.play(play_stack);
+    if seeds.is_alone() {
+        println!("{reports:#?}");
+        return;
+    }
+    for (what, count) in [
+        ("admitted", reports.iter().map(|report| report.admitted).sum::<u64>()),
+        ("refused", reports.iter().map(|report| report.refused).sum()),
+        ("degraded", reports.iter().map(|report| report.degraded).sum()),
+        ("unavailable", reports.iter().map(|report| report.unavailable).sum()),
+        ("committed", reports.iter().map(|report| report.committed).sum()),
+        ("audited writes", reports.iter().map(|report| report.steps).sum()),
+    ] {
+        println!("stack: {what}: {count}");
+        assert!(count > 0 || reports.is_empty(), "nothing was {what}");
+    }
+    assert_eq!(play_stack(1), play_stack(1));
 }

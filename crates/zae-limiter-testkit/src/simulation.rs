@@ -12,7 +12,9 @@ mod original;
 mod reading;
 mod scene;
 mod seeds;
+mod stack;
 mod time;
+mod watched;
 mod workload;
 
 use std::future::poll_fn;
@@ -24,6 +26,7 @@ use tokio::runtime::Builder;
 
 pub use audit::{Excuse, Excuses};
 pub use seeds::Seeds;
+pub use stack::{Stack, StackReport};
 pub use time::{ClientClock, VirtualTime};
 pub use workload::{Companion, Divide, Harsh, Report, Simulation};
 

@@ -154,6 +154,11 @@ fn pick<'a, T>(rng: &mut Rng, from: &'a [T]) -> &'a T {
 }
 
 fn draw_limits(rng: &mut Rng) -> Arc<LimitSet> {
+    Arc::new(LimitSet::new(draw_limit_list(rng)).expect("valid limits"))
+}
+
+/// One to four limits.
+pub(super) fn draw_limit_list(rng: &mut Rng) -> Vec<Limit> {
     let rps = rng.u64(2..=20);
     let rpm = rng.u64(5..=600);
     let all = [
@@ -167,7 +172,7 @@ fn draw_limits(rng: &mut Rng) -> Arc<LimitSet> {
     if kept.is_empty() {
         kept.push(Limit::per_minute("rpm", rpm));
     }
-    Arc::new(LimitSet::new(kept).expect("valid limits"))
+    kept
 }
 
 fn draw_faults(rng: &mut Rng) -> Faults {

@@ -13,13 +13,14 @@ use fastrand::Rng;
 use tokio::task::JoinHandle;
 use zae_limiter_core::{
     Admission, Answer, Clock, Key, Leg, Lifetime, LimitStatus, Plan, Settlement, Store, StoreError,
-    Take, Takes, Target, Timestamp,
+    Take, Target, Timestamp,
 };
 use zae_limiter_schema::{ItemKey, Table, Value, bucket_partition};
 
 use super::audit::{Ended, Excuse, Excuses, Kind, Part};
 use super::original::Original;
 use super::scene::{Scene, draw_amounts, draw_differences, draw_nothing, draw_payment};
+use super::watched::{ended_of, parts_of};
 use super::{ClientClock, World};
 use crate::table::{ClientId, Faults, Totals};
 
@@ -396,9 +397,9 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
 }
 
 /// How long what has begun may take once nothing goes wrong any more, in virtual time.
-const CALM_MAX: Duration = Duration::from_secs(30);
+pub(super) const CALM_MAX: Duration = Duration::from_secs(30);
 
-async fn join(tasks: impl IntoIterator<Item = JoinHandle<()>>) {
+pub(super) async fn join(tasks: impl IntoIterator<Item = JoinHandle<()>>) {
     for task in tasks {
         if let Err(error) = task.await
             && error.is_panic()
@@ -658,23 +659,6 @@ impl Client {
         let answer = self.store.reconfigure(&target, now).await;
         auditor.end(self.id, call, ended_of(Some(&answer)));
     }
-}
-
-fn ended_of(answer: Option<&Result<(), StoreError>>) -> Ended {
-    match answer {
-        None => Ended::Cancelled,
-        Some(Ok(())) => Ended::Done,
-        Some(Err(error)) => Ended::Failed(error.applied()),
-    }
-}
-
-fn parts_of(target: &Target, takes: &Takes) -> Vec<Part> {
-    let part = |take: &Take| Part {
-        bucket: target.key().clone(),
-        limit: target.limits().names()[take.cell].to_string(),
-        amount: take.amount.get(),
-    };
-    takes.iter().map(part).collect()
 }
 
 /// A refusal names every limit that was asked, and says which of them stand in the way.

@@ -90,8 +90,14 @@ impl Step<'_> {
             if reading.shard > 0 && self.old.is_none() && self.anew {
                 return self.same(tokens + net, 0, "a part that was missing starts with nothing");
             }
-            // A limit that was not there is full, for charges too, which may leave a debt.
+            // A limit that was not there is full, for charges too, which may leave a debt. What is given
+            // back to it is lost at the ceiling, but counts as not consumed.
             self.check_debt(net, tokens, ceiling)?;
+            let credited = ceiling - tokens - net;
+            if (1..=self.book.may_credit(self.place)).contains(&credited) {
+                excuses.count(Excuse::FullInBetween);
+                return Ok(());
+            }
             return self.same(tokens + net, ceiling, "a new limit is full less what is taken");
         };
         let elapsed = u64::try_from(reading.rf - before.rf).unwrap_or(0);
