@@ -1,8 +1,8 @@
 //! Usage from the stream is what the buckets say: many clients, an aggregator beside them that is
 //! delivered every batch up to three times, split, out of step between shards, and that crashes.
 //!
-//! `ZAEL_SIM_SEEDS` says how many seeds are played (6), `ZAEL_SIM_SEED` which one alone. Even ones play
-//! with buckets in one part, odd ones with buckets that are divided and put together all the time.
+//! `ZAEL_SIM_SEEDS` says how many seeds are played (6), `ZAEL_SIM_BASE` from which one on (0), and
+//! `ZAEL_SIM_SEED` which one alone. Even ones play with buckets in one part, odd ones with buckets that are divided and put together all the time.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -30,17 +30,13 @@ use zae_limiter_schema::{
     parse_key, records,
 };
 use zae_limiter_testkit::{
-    Changed, ClientClock, ClientId, Companion, Divide, SimTable, Simulation, World,
+    Changed, ClientClock, ClientId, Companion, Divide, Seeds, SimTable, Simulation, World,
 };
 
+const REPLAY: &str = "cargo test -p zae-limiter-aggregator --test differential -- --nocapture";
 const STREAM_SHARDS: usize = 3;
 /// The stream's time passes so much faster than the clients': minutes of work fill days of usage.
 const STRETCH: u64 = 90;
-
-fn number_from(variable: &str) -> Option<u64> {
-    let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {text}")))
-}
 
 /// A table that turns away all updates of some items, as one with a hot partition does.
 #[derive(Debug)]
@@ -374,8 +370,7 @@ impl Divide for Dividing {
 
 fn play(seed: u64) -> (Tally, usize) {
     let pump = Arc::new(Pump::new(seed));
-    let replay = "cargo test -p zae-limiter-aggregator --test differential -- --nocapture";
-    let simulation = Simulation::new(seed).replayed_by(replay);
+    let simulation = Simulation::new(seed).replayed_by(REPLAY);
     let simulation = simulation.with(Arc::clone(&pump) as Arc<dyn Companion>);
     match seed % 2 {
         0 => simulation.run(|table, _| {
@@ -394,20 +389,13 @@ fn play(seed: u64) -> (Tally, usize) {
     (Tally { parts, ..stream.tally }, ledger(&stream.all).len())
 }
 
-/// Plays every second seed, from this one on: the tests share the seeds, and the processors.
-fn play_from(first: u64) -> Tally {
-    if let Some(seed) = number_from("ZAEL_SIM_SEED") {
-        if seed % 2 == first {
-            println!("{:?}", play(seed));
-        }
-        return Tally::default();
-    }
-    let seeds = number_from("ZAEL_SIM_SEEDS").unwrap_or(6);
+/// Plays the even seeds, or the odd ones: the tests share the seeds, and the processors.
+fn play_every_second(odd: bool) -> Option<Tally> {
+    let seeds = Seeds::from_env(6, REPLAY).every_second(odd);
+    let played = seeds.play(play);
     let mut sum = Tally::default();
     let mut records = 0;
-    for seed in (first..seeds).step_by(2) {
-        println!("seed {seed}");
-        let (tally, usage) = play(seed);
+    for (tally, usage) in &played {
         sum.booked += tally.booked;
         sum.refilled += tally.refilled;
         sum.again += tally.again;
@@ -417,6 +405,9 @@ fn play_from(first: u64) -> Tally {
         records += usage;
     }
     println!("{sum:?}, {records} usage records");
+    if seeds.is_alone() || played.is_empty() {
+        return None;
+    }
     // A run in which nothing happens proves nothing.
     for (what, count) in [
         ("booked", sum.booked),
@@ -425,18 +416,17 @@ fn play_from(first: u64) -> Tally {
         ("crashed", sum.crashed),
         ("failed", sum.failed),
     ] {
-        assert!(count > 0, "nothing was {what} in {seeds} runs");
+        assert!(count > 0, "nothing was {what} in {} runs", played.len());
     }
-    sum
+    Some(sum)
 }
 
 #[test]
 fn usage_is_what_the_buckets_have_counted() {
-    assert_eq!(play_from(0).parts, 0);
+    assert!(play_every_second(false).is_none_or(|sum| sum.parts == 0));
 }
 
 #[test]
 fn usage_is_what_the_parts_of_buckets_have_counted() {
-    let is_one_alone = number_from("ZAEL_SIM_SEED").is_some();
-    assert!(play_from(1).parts > 0 || is_one_alone, "no bucket was divided");
+    assert!(play_every_second(true).is_none_or(|sum| sum.parts > 0), "no bucket was split");
 }

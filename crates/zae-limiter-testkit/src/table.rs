@@ -279,6 +279,8 @@ impl SimTable {
             let (answer, answering) = oneshot::channel();
             let journey = inside.depart(client);
             let Some(journey) = journey else { return pending().await };
+            // Whoever waits for an answer that never comes has something in hand until it gives up.
+            let _in_hand = journey.fate.is_hung().then(|| InHand::begin(&inside, client));
             let there = Arc::clone(&inside);
             let back = Arc::clone(&time);
             time.after(journey.there_us, move || {
@@ -379,7 +381,8 @@ impl Inside {
             return;
         }
         time.after(journey.back_us, move || {
-            let faulted = fate != Fate::Answered || answered.is_err();
+            // Whoever gave the call up knows as little as after a lost answer.
+            let faulted = fate != Fate::Answered || answered.is_err() || answer.is_closed();
             if let Some(watch) = &self.watch {
                 watch.done(client, faulted);
             }

@@ -120,7 +120,8 @@ impl Inside {
 
     /// How many tasks of clients that have not crashed still run.
     pub(super) fn running(&self) -> usize {
-        self.tasks().running.len()
+        let crashed = self.lock().crashed.clone();
+        self.tasks().running.keys().filter(|(client, _)| !crashed.contains(client)).count()
     }
 
     /// Drops all tasks of a client at once, as the end of their runtime does. True when there were some.
