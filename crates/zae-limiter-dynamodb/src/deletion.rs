@@ -1,8 +1,8 @@
 //! Deleting any number of items, and what belongs to them: the further shards of a bucket, the
 //! registries' share of limits, and with a namespace's own record what no key names.
 
-use std::sync::Arc;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use zae_limiter_core::{BucketKey, ConfigLevel, Key, NamespaceId, StoreError, StoreErrorKind};
 use zae_limiter_schema::bucket::shards_seen;

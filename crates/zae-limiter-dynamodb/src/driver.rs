@@ -186,7 +186,11 @@ impl Driver {
 
     /// Feeds an event to a machine and carries out what it wants. The first call comes back, to be made
     /// by a task that is there already; the others get tasks of their own.
-    fn feed_within(self: &Arc<Self>, bucket: &Arc<Bucket>, event: Event<Sender>) -> Option<Running> {
+    fn feed_within(
+        self: &Arc<Self>,
+        bucket: &Arc<Bucket>,
+        event: Event<Sender>,
+    ) -> Option<Running> {
         let (mut mine, mut is_behind_a_task) = (None, false);
         let mut events = vec![event];
         while let Some(event) = events.pop() {

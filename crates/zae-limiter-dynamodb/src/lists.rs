@@ -5,8 +5,8 @@
 //! Of all separators, `#` sorts before everything a name is made of, so that the order of
 //! `{name}#{more}` is that of the names.
 
-use std::sync::Arc;
 use std::ops::Range as Span;
+use std::sync::Arc;
 
 use zae_limiter_core::{
     BucketKey, BucketQuery, Key, NamespaceId, PAGE_MAX, Page, PageRequest, Query, Record,
@@ -19,10 +19,10 @@ use zae_limiter_schema::{
     namespace_partition, parse_key, resource_partition, system_partition,
 };
 
-use crate::driver::{Driver, key_of};
-use crate::cursor;
-use crate::error::CallError;
 use crate::bucket::shards::Shards;
+use crate::cursor;
+use crate::driver::{Driver, key_of};
+use crate::error::CallError;
 use crate::records::record_key;
 use crate::usage::OfEntity;
 
@@ -257,7 +257,9 @@ impl Driver {
         };
         let item = self.read_items([key.clone()]).await?.remove(&key).unwrap_or_default();
         let names = match which {
-            ResourceList::WithDefaults => registry::resources(ns, &item).map_err(CallError::from)?,
+            ResourceList::WithDefaults => {
+                registry::resources(ns, &item).map_err(CallError::from)?
+            }
             ResourceList::WithEntityConfigs => registry::resources_of_entities(&item),
         };
         let is_left =

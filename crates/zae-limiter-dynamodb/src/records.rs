@@ -1,8 +1,8 @@
 //! Reading and writing records. Batches are transactions, in which the registries keep in step with
 //! the limits they name.
 
-use std::sync::Arc;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use zae_limiter_core::{
     ConfigLevel, Key, NamespaceId, Record, StoreError, StoreErrorKind, Timestamp, When, Write,
@@ -14,8 +14,8 @@ use zae_limiter_schema::{
     Change, Condition, Item, ItemKey, ParsedKey, Transacted, Update, Updated, Value, parse_key,
 };
 
-use crate::driver::Driver;
 use crate::deletion::further_shards;
+use crate::driver::Driver;
 use crate::error::CallError;
 
 /// How often a batch is tried because others changed what it was computed from.
@@ -23,7 +23,10 @@ const ATTEMPTS_MAX: u32 = 16;
 
 impl Driver {
     /// Reads records, in the order of the keys.
-    pub(crate) async fn get(self: &Arc<Self>, keys: &[Key]) -> Result<Vec<Option<Record>>, StoreError> {
+    pub(crate) async fn get(
+        self: &Arc<Self>,
+        keys: &[Key],
+    ) -> Result<Vec<Option<Record>>, StoreError> {
         let is_record = |key: &&Key| !matches!(key, Key::Bucket(_));
         let items = self.read_items(keys.iter().filter(is_record).map(ItemKey::of)).await?;
         let mut found = Vec::with_capacity(keys.len());

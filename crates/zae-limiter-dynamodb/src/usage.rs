@@ -13,8 +13,8 @@ use zae_limiter_schema::{
     records, resource_partition,
 };
 
-use crate::driver::{Driver, key_of};
 use crate::cursor;
+use crate::driver::{Driver, key_of};
 use crate::error::CallError;
 use crate::lists::{Walk, labels, size};
 use crate::records::record_key;

@@ -1,47 +1,71 @@
 //! The store under many clients and everything that can go wrong, from seeds.
 //!
-//! `ZAEL_SIM_SEEDS` says how many seeds are played (8), `ZAEL_SIM_SEED` which one alone.
+//! `ZAEL_SIM_SEEDS` says how many seeds are played (8), `ZAEL_SIM_BASE` from which one on (0), and
+//! `ZAEL_SIM_SEED` which one alone.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use zae_limiter_core::{Answer, Store, Target, Timestamp};
+use fastrand::Rng;
+use zae_limiter_core::{Answer, Target, Timestamp};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
-use zae_limiter_schema::Table;
-use zae_limiter_testkit::{ClientId, Divide, Report, Simulation};
+use zae_limiter_testkit::{
+    ClientId, Divide, Excuses, Harsh, Report, Seeds, Simulation, Stack, StackReport,
+};
 
 const REPLAY: &str = "cargo test -p zae-limiter-dynamodb --test simulation -- --nocapture";
 
-fn number_from(variable: &str) -> Option<u64> {
-    let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {text}")))
+/// Plays the seeds of a test, and prints how often the auditor could not be exact.
+fn play_all(name: &str, play: impl Fn(u64) -> Report) -> Vec<Report> {
+    let seeds = Seeds::from_env(8, &format!("{REPLAY} {name}"));
+    let reports = seeds.play(play);
+    let mut excuses = Excuses::default();
+    reports.iter().for_each(|report| excuses.add(&report.excuses));
+    let steps: u64 = reports.iter().map(|report| report.steps).sum();
+    let asked: u64 = reports.iter().map(|report| report.totals.calls).sum();
+    println!("{name}: {steps} writes audited, {asked} table calls");
+    for (excuse, count) in excuses.iter() {
+        println!("{name}: {excuse:?}: {count}");
+    }
+    if seeds.is_alone() {
+        println!("{reports:#?}");
+        return Vec::new();
+    }
+    reports
 }
 
-/// Most clients are as they come; some lack what makes them fast, and must be as right.
-fn store(table: Arc<dyn Table>, client: ClientId, parts_max: u32) -> Arc<dyn Store> {
-    let options = DynamoOptions::default().seed(client.into()).parts_max(parts_max);
-    let options = options.merge_after(Duration::from_secs(20));
-    let options = match client % 7 {
-        0 => options.without_group_commit(),
-        1 => options.local_refusal(Duration::ZERO),
-        _ => options,
-    };
-    Arc::new(DynamoStore::new(table, options))
+/// What only a store with time limits, and with tasks of its own, can take.
+const HARSH: Harsh = Harsh { hung_calls: false, ended_tasks: false, deletions: false };
+
+/// Every option, drawn from the seed and the client's number. Most clients are as they come; some lack
+/// what makes them fast, and must be as right.
+fn options(seed: u64, client: ClientId, shards_max: u32) -> DynamoOptions {
+    let mut rng = Rng::with_seed(seed ^ (u64::from(client) << 32));
+    let mut pick = |from: &[u64]| from[rng.usize(..from.len())];
+    let options = DynamoOptions::default().seed(client.into()).parts_max(shards_max);
+    let options = options.merge_after(Duration::from_secs(pick(&[1, 20, 20, 60])));
+    let local_refusal = Duration::from_millis(pick(&[0, 50, 1_000, 1_000, 10_000]));
+    let options = options.local_refusal(local_refusal);
+    let remembered = usize::try_from(pick(&[1, 2, 100_000, 100_000])).unwrap_or(1);
+    let options = options.remembered_buckets(remembered);
+    if pick(&[0, 1, 1, 1, 1, 1, 1]) == 0 { options.without_group_commit() } else { options }
 }
 
 fn play(seed: u64) -> Report {
-    // Many parts are slow to play; most is seen with few.
-    let parts_max = [1, 2, 4, 4, 8, 1, 2, 4, 16, 2][usize::try_from(seed % 10).unwrap_or(0)];
-    Simulation::new(seed).replayed_by(REPLAY).run(move |table, id| store(table, id, parts_max))
+    // Many shards are slow to play; most is seen with few.
+    let shards_max = [1, 2, 4, 4, 8, 1, 2, 4, 16, 2][usize::try_from(seed % 10).unwrap_or(0)];
+    let simulation = Simulation::new(seed).harsh(HARSH).replayed_by(REPLAY);
+    simulation.run(move |table, client| {
+        Arc::new(DynamoStore::new(table, options(seed, client, shards_max)))
+    })
 }
 
 #[test]
 fn no_invariant_is_ever_violated() {
-    if let Some(seed) = number_from("ZAEL_SIM_SEED") {
-        println!("{:#?}", play(seed));
+    let reports = play_all("no_invariant", play);
+    if reports.is_empty() {
         return;
     }
-    let reports: Vec<Report> = (0..number_from("ZAEL_SIM_SEEDS").unwrap_or(8)).map(play).collect();
     // A run in which nothing happens proves nothing.
     for (what, count) in [
         ("admitted", reports.iter().map(|report| report.admitted).sum::<u64>()),
@@ -78,18 +102,14 @@ impl Divide for Dividing {
 }
 
 fn walk(seed: u64) -> Report {
-    walk_of(&Simulation::new(seed).replayed_by(&format!("{REPLAY} walks")), seed)
+    let simulation = Simulation::new(seed).harsh(HARSH);
+    walk_of(&simulation.replayed_by(&format!("{REPLAY} walks")), seed)
 }
 
 fn walk_of(simulation: &Simulation, seed: u64) -> Report {
-    let parts_max = [4, 8, 4, 64][usize::try_from(seed % 4).unwrap_or(0)];
+    let shards_max = [4, 8, 4, 8, 4, 8, 4, 64][usize::try_from(seed % 8).unwrap_or(0)];
     simulation.run_dividing(move |table, client| {
-        let options = DynamoOptions::default().seed(client.into()).parts_max(parts_max);
-        let options = match client % 5 {
-            0 => options.without_group_commit(),
-            _ => options,
-        };
-        let store = DynamoStore::new(table, options.merge_after(Duration::from_secs(20)));
+        let store = DynamoStore::new(table, options(seed, client, shards_max));
         (store.clone(), Dividing(store))
     })
 }
@@ -98,13 +118,8 @@ fn walk_of(simulation: &Simulation, seed: u64) -> Report {
 /// which may crash between any two calls.
 #[test]
 fn walks_from_one_part_to_many_and_back_violate_nothing() {
-    if let Some(seed) = number_from("ZAEL_SIM_SEED") {
-        println!("{:#?}", walk(seed));
-        return;
-    }
-    let seeds = number_from("ZAEL_SIM_SEEDS").unwrap_or(8);
-    let reports: Vec<Report> = (0..seeds).map(walk).collect();
-    assert!(reports.iter().map(|report| report.admitted).sum::<u64>() > 0);
+    let reports = play_all("walks", walk);
+    assert!(reports.is_empty() || reports.iter().map(|report| report.admitted).sum::<u64>() > 0);
 }
 
 fn walk_beside_originals(seed: u64) -> Report {
@@ -116,12 +131,41 @@ fn walk_beside_originals(seed: u64) -> Report {
 /// beside it write as exactly as ever, always get an answer, and admit no more in excess than was made.
 #[test]
 fn clients_of_the_original_in_the_mix_break_only_their_own_part_of_the_promise() {
-    if let Some(seed) = number_from("ZAEL_SIM_SEED") {
-        println!("{:#?}", walk_beside_originals(seed));
+    let reports = play_all("original", walk_beside_originals);
+    if reports.is_empty() {
         return;
     }
-    let seeds = number_from("ZAEL_SIM_SEEDS").unwrap_or(8);
-    let reports: Vec<Report> = (0..seeds).map(walk_beside_originals).collect();
     assert!(reports.iter().map(|report| report.admitted).sum::<u64>() > 0);
     assert!(reports.iter().any(|report| report.made > 0), "the original has made nothing");
+}
+
+fn play_stack(seed: u64) -> StackReport {
+    let shards_max = [1, 2, 4, 4, 8, 1, 2, 4, 16, 2][usize::try_from(seed % 10).unwrap_or(0)];
+    let stack = Stack::new(seed).harsh(HARSH).replayed_by(&format!("{REPLAY} stack"));
+    stack.run(move |table, client| {
+        Arc::new(DynamoStore::new(table, options(seed, client, shards_max)))
+    })
+}
+
+/// Limiters with their deadlines, retries, breakers and leases, on the store, on the table.
+#[test]
+fn the_whole_stack_keeps_its_deadlines_and_what_it_has_confirmed() {
+    let seeds = Seeds::from_env(8, &format!("{REPLAY} stack"));
+    let reports = seeds.play(play_stack);
+    if seeds.is_alone() {
+        println!("{reports:#?}");
+        return;
+    }
+    for (what, count) in [
+        ("admitted", reports.iter().map(|report| report.admitted).sum::<u64>()),
+        ("refused", reports.iter().map(|report| report.refused).sum()),
+        ("degraded", reports.iter().map(|report| report.degraded).sum()),
+        ("unavailable", reports.iter().map(|report| report.unavailable).sum()),
+        ("committed", reports.iter().map(|report| report.committed).sum()),
+        ("audited writes", reports.iter().map(|report| report.steps).sum()),
+    ] {
+        println!("stack: {what}: {count}");
+        assert!(count > 0 || reports.is_empty(), "nothing was {what}");
+    }
+    assert_eq!(play_stack(1), play_stack(1));
 }

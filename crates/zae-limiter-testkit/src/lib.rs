@@ -35,6 +35,9 @@ mod table;
 pub use conformance::{Fixture, run, run_on_threads};
 pub use cut_off::CutOff;
 pub use faulty::{Call, Fault, Faulty, Gate};
-pub use simulation::{ClientClock, Companion, Divide, Report, Simulation, VirtualTime, World};
+pub use simulation::{
+    ClientClock, Companion, Divide, Excuse, Excuses, Harsh, Report, Seeds, Simulation, Stack,
+    StackReport, VirtualTime, World,
+};
 pub use split::Split;
 pub use table::{Changed, ClientId, Faults, Projection, SimTable, Totals, Watch, Wrote};

@@ -11,7 +11,10 @@ mod ledger;
 mod original;
 mod reading;
 mod scene;
+mod seeds;
+mod stack;
 mod time;
+mod watched;
 mod workload;
 
 use std::future::poll_fn;
@@ -21,8 +24,11 @@ use std::task::{Poll, Waker};
 
 use tokio::runtime::Builder;
 
+pub use audit::{Excuse, Excuses};
+pub use seeds::Seeds;
+pub use stack::{Stack, StackReport};
 pub use time::{ClientClock, VirtualTime};
-pub use workload::{Companion, Divide, Report, Simulation};
+pub use workload::{Companion, Divide, Harsh, Report, Simulation};
 
 use crate::table::{SimTable, Watch};
 use audit::Auditor;
@@ -40,16 +46,19 @@ pub struct World {
 /// Whether anything can still happen.
 #[derive(Default)]
 struct Stuck {
-    is: bool,
+    why: Option<&'static str>,
     waker: Option<Waker>,
 }
+
+/// A run of more events never ends.
+const STEPS_MAX: u64 = 20_000_000;
 
 impl World {
     /// Plays a scenario in a new world, in which clocks are at most so far ahead.
     ///
     /// # Panics
     ///
-    /// When everybody waits and nothing will ever happen again.
+    /// When everybody waits and nothing will ever happen again, or it never ends.
     pub fn play<T>(
         seed: u64,
         ahead_ms: i64,
@@ -63,12 +72,17 @@ impl World {
             Arc::new(World { time: Arc::clone(&time), table, auditor: Arc::clone(&auditor) });
         let stuck: Arc<Mutex<Stuck>> = Arc::default();
         let hook = Arc::clone(&stuck);
+        let watching = Arc::clone(&auditor);
         let runtime = Builder::new_current_thread()
             .on_thread_park(move || {
                 auditor.at_rest();
                 let goes_on = time.step();
                 let mut stuck = hook.lock().unwrap_or_else(PoisonError::into_inner);
-                stuck.is |= !goes_on;
+                if !goes_on {
+                    stuck.why = Some("everybody waits for ever");
+                } else if time.steps() > STEPS_MAX {
+                    stuck.why = Some("the run does not end");
+                }
                 // An event need not wake anybody. Without work the thread would park for good, so
                 // the scenario is looked at after each.
                 if let Some(waker) = stuck.waker.take() {
@@ -82,7 +96,10 @@ impl World {
             poll_fn(move |context| {
                 let played = scenario.as_mut().poll(context);
                 let mut stuck = stuck.lock().unwrap_or_else(PoisonError::into_inner);
-                assert!(played.is_ready() || !stuck.is, "everybody waits for ever");
+                if let (Some(why), Poll::Pending) = (stuck.why, &played) {
+                    let unended = watching.unended(u64::MAX);
+                    panic!("{why}: {unended:#?}, before that: {:?}", watching.violation());
+                }
                 stuck.waker = Some(context.waker().clone());
                 match played {
                     Poll::Ready(value) => Poll::Ready(value),

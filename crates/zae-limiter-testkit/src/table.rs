@@ -9,6 +9,7 @@ mod faults;
 mod index;
 mod items;
 mod number;
+mod tasks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -31,6 +32,7 @@ pub use index::Projection;
 use crate::simulation::VirtualTime;
 use faults::{Fate, Journey, lost};
 use items::Items;
+use tasks::Tasks;
 
 /// Who makes a call. Nobody in particular is client 0.
 pub type ClientId = u32;
@@ -93,6 +95,10 @@ pub trait Watch: Send + Sync {
     }
     /// A call is over: answered, failed (`faulted`), or lost with its client.
     fn done(&self, client: ClientId, faulted: bool);
+    /// A task that the client's store started panicked, and not because the simulation made it.
+    fn task_panicked(&self, client: ClientId, message: &str) {
+        let _ = (client, message);
+    }
 }
 
 /// What all calls so far came to.
@@ -131,6 +137,7 @@ struct Inside {
     watch: Option<Arc<dyn Watch>>,
     // A std mutex: it is never held across an await.
     state: Mutex<State>,
+    tasks: Mutex<Tasks>,
 }
 
 struct State {
@@ -138,6 +145,8 @@ struct State {
     faults: Faults,
     rng: Rng,
     crashed: BTreeSet<ClientId>,
+    /// Tasks that ended before their time.
+    ended_tasks: u64,
     /// Of every call that arrived and what became of it.
     digest: DefaultHasher,
     /// What has changed since it was last asked for, once somebody has.
@@ -163,10 +172,12 @@ impl SimTable {
             faults: Faults::none(),
             rng: Rng::with_seed(seed),
             crashed: BTreeSet::new(),
+            ended_tasks: 0,
             digest: DefaultHasher::new(),
             stream: None,
         };
-        Self { inside: Arc::new(Inside { time, watch, state: Mutex::new(state) }), client: 0 }
+        let inside = Inside { time, watch, state: Mutex::new(state), tasks: Mutex::default() };
+        Self { inside: Arc::new(inside), client: 0 }
     }
 
     /// An empty table in a world with time.
@@ -182,7 +193,9 @@ impl SimTable {
 
     /// From now on these things go wrong.
     pub fn set_faults(&self, faults: Faults) {
-        self.inside.lock().faults = faults;
+        let state = &mut *self.inside.lock();
+        state.items.cool();
+        state.faults = faults;
     }
 
     /// What an index shows; only while the table is empty.
@@ -218,6 +231,26 @@ impl SimTable {
     /// Ends a client. Its requests that are on the way arrive or not; it hears of none of them.
     pub fn crash(&self, client: ClientId) {
         self.inside.lock().crashed.insert(client);
+        self.inside.drop_tasks(client);
+    }
+
+    /// Ends the runtime on which a client's tasks run: all of them are dropped. Those that the client
+    /// starts later run on another one.
+    pub fn end_runtime(&self, client: ClientId) {
+        if self.inside.drop_tasks(client) {
+            self.inside.note_fault(client);
+            self.inside.lock().ended_tasks += 1;
+        }
+    }
+
+    /// How many tasks of clients that have not crashed still run.
+    pub fn running_tasks(&self) -> usize {
+        self.inside.running()
+    }
+
+    /// How many tasks were dropped or panicked because the simulation had it so.
+    pub fn ended_tasks(&self) -> u64 {
+        self.inside.lock().ended_tasks
     }
 
     /// Removes the items whose `ttl` lies before a moment, as the table does when it gets to it.
@@ -251,6 +284,7 @@ impl SimTable {
             time.after(journey.there_us, move || {
                 there.travel(client, journey, work, answer, &back);
             });
+            inside.panic_if_doomed();
             match answering.await {
                 Ok(answered) => answered,
                 // The client is no more.
@@ -272,6 +306,8 @@ struct Site<'a> {
     /// How far behind this read is, if it may be.
     read_lag_us: u64,
     partition_units: Option<f64>,
+    /// The partition that is written to becomes hot for so long.
+    heats_us: Option<u64>,
     wrote: Vec<(ItemKey, Option<Item>, Option<Item>)>,
 }
 
@@ -335,6 +371,13 @@ impl Inside {
             fate = if self.lock().rng.bool() { Fate::LostAnswer } else { Fate::LostRequest };
         }
         let answered = self.arrive(client, fate, work);
+        if fate.is_hung() {
+            // Nobody will ever say more of it; the caller waits for as long as it likes.
+            if let Some(watch) = &self.watch {
+                watch.done(client, true);
+            }
+            return;
+        }
         time.after(journey.back_us, move || {
             let faulted = fate != Fate::Answered || answered.is_err();
             if let Some(watch) = &self.watch {
@@ -362,13 +405,17 @@ impl Inside {
             lag_us: rng.u64(0..=faults.lag_us),
             read_lag_us: rng.u64(0..=faults.lag_us),
             partition_units: faults.partition_units,
+            heats_us: match faults.hot_partition > 0.0 && rng.f64() < faults.hot_partition {
+                true => Some(rng.u64(faults.hot_us.clone())),
+                false => None,
+            },
             wrote: Vec::new(),
         };
         let answered = match fate {
-            Fate::LostRequest => Err(lost()),
+            Fate::LostRequest | Fate::HungRequest => Err(lost()),
             Fate::Turned(kind) => Err(TableError::new(kind, "turned away by the simulated table")),
             Fate::Answered => work(&mut site),
-            Fate::LostAnswer => work(&mut site).and_then(|_| Err(lost())),
+            Fate::LostAnswer | Fate::HungAnswer => work(&mut site).and_then(|_| Err(lost())),
         };
         let wrote = std::mem::take(&mut site.wrote);
         state.items.totals.failed += u64::from(answered.is_err());
@@ -424,9 +471,9 @@ impl Table for SimTable {
         Box::pin(async move {
             over.await;
             let is_crashed = in_hand.inside.lock().crashed.contains(&in_hand.client);
+            // A client that is no more has nothing in hand.
             drop(in_hand);
             if is_crashed {
-                // The client is no more.
                 pending::<()>().await;
             }
         })
@@ -441,7 +488,10 @@ impl Table for SimTable {
 
     /// In the runtime of the simulated world, which is the one that calls.
     fn spawn(&self, task: Task) -> Result<(), Task> {
-        tokio::spawn(task);
+        match self.inside.time {
+            Some(_) => self.inside.spawn(self.client, task),
+            None => drop(tokio::spawn(task)),
+        }
         Ok(())
     }
 }

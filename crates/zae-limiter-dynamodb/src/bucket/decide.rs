@@ -177,7 +177,12 @@ impl Movements {
     }
 }
 
-fn on_item(key: &BucketItemKey, item: &BucketItem, requests: &[&Request], now: Timestamp) -> Decision {
+fn on_item(
+    key: &BucketItemKey,
+    item: &BucketItem,
+    requests: &[&Request],
+    now: Timestamp,
+) -> Decision {
     let mut movements = Movements::of(item, now);
     let mut bucket = item.bucket.clone();
     bucket.refill(now);

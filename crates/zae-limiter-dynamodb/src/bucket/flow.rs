@@ -42,7 +42,11 @@ pub(crate) enum Note<C> {
     /// Ask the shard that seems right.
     Dispatch(Waiting<C>),
     /// These asked a shard that is not there; its share is at another, or knows more of it.
-    Redirect { from: u32, to: Result<u32, CallError>, batch: Vec<Waiting<C>> },
+    Redirect {
+        from: u32,
+        to: Result<u32, CallError>,
+        batch: Vec<Waiting<C>>,
+    },
 }
 
 struct Slots<C> {

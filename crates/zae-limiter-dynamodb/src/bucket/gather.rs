@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use zae_limiter_core::{Bucket, Leg, LegTaken, Millitokens, Settlement, StoreError, Take, Takes, Timestamp};
+use zae_limiter_core::{
+    Bucket, Leg, LegTaken, Millitokens, Settlement, StoreError, Take, Takes, Timestamp,
+};
 use zae_limiter_schema::bucket::BucketItem;
 use zae_limiter_schema::{BucketItemKey, Change, SHARD_ZERO, Transacted};
 

@@ -569,8 +569,7 @@ impl<C: Caller> BucketMachine<C> {
                 continue;
             }
             let Some(settlement) = waiting.request.settlement() else {
-                let taken =
-                    self.taken(batch.shard, &waiting.request, snapshot, &later, batch.now);
+                let taken = self.taken(batch.shard, &waiting.request, snapshot, &later, batch.now);
                 later.extend(amounts(&waiting.request));
                 replies.push((waiting, Reply::Taken(taken)));
                 continue;
@@ -638,7 +637,8 @@ impl<C: Caller> BucketMachine<C> {
             self.redirect(shard, Ok(origin_of(shard)), batch.members, now);
             return true;
         }
-        let kind = if self.options.group_commit { FlowKind::Restore(shard) } else { FlowKind::Other };
+        let kind =
+            if self.options.group_commit { FlowKind::Restore(shard) } else { FlowKind::Other };
         self.start(kind, now, async move |port| {
             let to = reshard::restore(&port, shard).await;
             port.note(Note::Redirect { from: shard, to, batch: batch.members });

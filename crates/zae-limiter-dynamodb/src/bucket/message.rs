@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use zae_limiter_core::{Leg, LegTaken, LimitStatus, Settlement, StoreError, Take, Target, Timestamp};
+use zae_limiter_core::{
+    Leg, LegTaken, LimitStatus, Settlement, StoreError, Take, Target, Timestamp,
+};
 use zae_limiter_schema::bucket::BucketItem;
 use zae_limiter_schema::{BucketItemKey, Change, Item, Transacted, Update, Updated};
 
@@ -127,7 +129,11 @@ pub(crate) enum Event<C> {
 pub(crate) enum Command<C> {
     Call(Op, Call),
     /// Send a reply. When the caller has gone, `undo` is asked for instead.
-    Reply { caller: C, reply: Result<Reply, StoreError>, undo: Option<Box<Waiting<C>>> },
+    Reply {
+        caller: C,
+        reply: Result<Reply, StoreError>,
+        undo: Option<Box<Waiting<C>>>,
+    },
     /// A background refund failed.
     LostRefund(StoreError),
     Count(Counted),

@@ -21,6 +21,7 @@
 
 mod beside;
 mod calls;
+mod excuses;
 mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,6 +41,7 @@ use calls::{Call, ClientBook};
 use step::Written;
 
 pub(crate) use calls::{Ended, Kind, Part};
+pub use excuses::{Excuse, Excuses};
 
 #[derive(Debug, Default)]
 struct Books {
@@ -63,6 +65,7 @@ struct Books {
     mixed: BTreeSet<Place>,
     /// Where there are clients of the original.
     ledger: Option<Ledger>,
+    excuses: Excuses,
     calls: u64,
     steps: u64,
     violation: Option<String>,
@@ -89,6 +92,16 @@ impl Auditor {
     /// The first violation, if there is one.
     pub(crate) fn violation(&self) -> Option<String> {
         self.lock().violation.clone()
+    }
+
+    /// Takes note that something could not be checked exactly.
+    pub(crate) fn excuse(&self, excuse: Excuse) {
+        self.lock().excuses.count(excuse);
+    }
+
+    /// How often each excuse was used.
+    pub(crate) fn excuses(&self) -> Excuses {
+        self.lock().excuses.clone()
     }
 
     /// How many changes it has looked at.
@@ -132,10 +145,11 @@ impl Auditor {
                 .map(|part| ((pk(&part.bucket), part.limit.clone()), part.amount))
                 .collect(),
             ended: None,
-            may_pass_over: false,
+            may_vanish: BTreeSet::new(),
         };
         let mut books = self.lock();
-        call.may_pass_over = call.parts.iter().any(|(place, _)| !books.limits.contains_key(place));
+        let lacking = call.parts.iter().filter(|(place, _)| !books.limits.contains_key(place));
+        call.may_vanish = lacking.map(|(place, _)| place.clone()).collect();
         books.calls += 1;
         let id = books.calls;
         books.clients.entry(client).or_default().calls.insert(id, call);
@@ -146,7 +160,11 @@ impl Auditor {
     pub(crate) fn end(&self, client: ClientId, call: u64, ended: Ended) {
         let mut books = self.lock();
         let book = books.clients.get_mut(&client).expect("a client that called");
-        book.calls.get_mut(&call).expect("a call that began").ended = Some(ended);
+        match book.calls.get_mut(&call) {
+            Some(call) => call.ended = Some(ended),
+            // Its calls may be dropped when nobody looks at them any more.
+            None => assert!(book.crashed, "a call that did not begin has ended"),
+        }
     }
 
     /// A client is no more.
@@ -159,28 +177,52 @@ impl Auditor {
         let now_us = self.time.now_us();
         let latest_s = (self.time.now().as_millis() + self.ahead_ms) / 1_000;
         let mut books = self.lock();
-        let Books { clients, violation, limits, vanished_us, expires_s, divided, mixed, .. } =
-            &mut *books;
+        let Books {
+            clients,
+            violation,
+            limits,
+            vanished_us,
+            expires_s,
+            divided,
+            mixed,
+            excuses,
+            ..
+        } = &mut *books;
         for (client, book) in clients.iter_mut() {
             let busy = book.calls.values().any(|call| call.ended.is_none());
             if book.in_flight > 0 || (busy && !book.crashed) {
                 continue;
             }
             for call in book.calls.values_mut() {
-                call.may_pass_over |= call.parts.iter().any(|(place, _)| {
+                let may_vanish = call.parts.iter().filter(|(place, _)| {
                     let vanished = vanished_us.get(&place.0).is_some_and(|at| *at >= call.began_us);
                     let expires = expires_s.get(&place.0).copied().flatten();
                     let expired = expires.is_some_and(|expires| expires <= latest_s);
                     vanished || expired || mixed.contains(place) || !limits.contains_key(place)
                 });
+                call.may_vanish.extend(may_vanish.map(|(place, _)| place.clone()));
             }
-            if let Err(what) = book.balance(divided) {
+            if let Err(what) = book.balance(divided, excuses) {
                 violation.get_or_insert(format!("at {now_us} us: client {client}: {what}"));
             }
             book.calls.clear();
             book.net.clear();
             book.faulted = false;
         }
+    }
+
+    /// Calls that began before a moment and have not ended, of clients that have not crashed.
+    pub(crate) fn unended(&self, before_us: u64) -> Vec<String> {
+        let books = self.lock();
+        let alive = books.clients.iter().filter(|(_, book)| !book.crashed);
+        let calls = alive.flat_map(|(client, book)| book.calls.values().map(move |c| (client, c)));
+        let unended = calls.filter(|(_, call)| call.ended.is_none() && call.began_us < before_us);
+        unended
+            .map(|(client, call)| {
+                let Call { kind, began_us, parts, .. } = call;
+                format!("client {client}: {kind:?} of {parts:?} since {began_us} us")
+            })
+            .collect()
     }
 
     /// Whether every client has nothing under way.
@@ -245,6 +287,10 @@ impl Watch for Auditor {
                 ledger.note(&reading.base, &reading.new, false);
             }
         }
+    }
+
+    fn task_panicked(&self, client: ClientId, message: &str) {
+        self.accuse(format!("a task of client {client} panicked: {message}"));
     }
 
     fn done(&self, client: ClientId, faulted: bool) {
@@ -312,6 +358,32 @@ impl Books {
         }
     }
 
+    /// A client has deleted an item. What follows starts anew, with at most a full bucket.
+    fn note_deletion(
+        &mut self,
+        base: &str,
+        shard: u32,
+        wrote: &Wrote<'_>,
+        client: ClientId,
+    ) -> Result<(), String> {
+        if !self.clients.entry(client).or_default().may_delete(base) {
+            return Err("a client deleted the bucket".to_owned());
+        }
+        self.vanished_us.insert(base.to_owned(), wrote.at_us);
+        self.limits.retain(|(at, _), _| *at != wrote.key.pk);
+        for (_, debts) in self.debts.iter_mut().filter(|((at, _), _)| at == base) {
+            debts.remove(&shard);
+        }
+        if shard == 0 {
+            self.expires_s.remove(base);
+            self.wholes.retain(|(at, _), _| at != base);
+        }
+        if let Some(ledger) = &mut self.ledger {
+            ledger.forget(base, shard);
+        }
+        Ok(())
+    }
+
     fn audit(
         &mut self,
         base: &str,
@@ -333,7 +405,9 @@ impl Books {
             }
             return Ok(());
         };
-        let new = wrote.new.ok_or("a client deleted the bucket")?;
+        let Some(new) = wrote.new else {
+            return self.note_deletion(base, shard, wrote, client);
+        };
         let new = Reading::of(shard, new).ok_or("the item is no bucket any more")?;
         let true_ms = true_ms(wrote);
         if !new.is_part() {
@@ -380,6 +454,9 @@ impl Books {
         if anew {
             self.vanished_us.insert(base.to_owned(), wrote.at_us);
         }
+        if anew && old.is_some() {
+            self.excuses.count(Excuse::Anew);
+        }
         // Which clock that was is not known: up to twice the error, between it and the last one,
         // and its life may have been measured from a moment before the refill time.
         let lag_ms = self.lag_ms.entry(pk.clone()).or_default();
@@ -399,10 +476,14 @@ impl Books {
         };
         let nets = written.nets();
         let at_ms = true_ms - ahead_ms - self.age_ms;
+        let excuses = &mut self.excuses;
         let (made, is_outdated) = match &mut self.ledger {
-            None => written.check(ahead_ms).map(|()| (vec![0; nets.len()], false))?,
-            Some(ledger) => written.check_beside(ledger, wrote, ahead_ms, at_ms)?,
+            None => written.check(ahead_ms, excuses).map(|()| (vec![0; nets.len()], false))?,
+            Some(ledger) => written.check_beside(ledger, wrote, ahead_ms, at_ms, excuses)?,
         };
+        if is_outdated {
+            excuses.count(Excuse::Outdated);
+        }
         let belongs = self.ledger.as_ref().is_none_or(|ledger| ledger.belongs(base, shard));
         let book = self.clients.entry(client).or_default();
         for ((limit, net), made) in nets.into_iter().zip(made) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use zae_limiter_core::{BucketKey, Lifetime, Limit, LimitSet, Millitokens, Take, Takes, Target};
 
+use super::workload::Harsh;
 use crate::given;
 use crate::table::Faults;
 
@@ -21,7 +22,24 @@ pub(super) struct Scene {
     pub(super) cancels: f64,
     pub(super) crashes: u32,
     pub(super) sweeps: bool,
+    /// How late expired items are removed at most, in seconds.
+    pub(super) sweep_late_s: i64,
+    /// How far clocks jump for a while, beyond the skew.
+    pub(super) jump_us: i64,
+    /// Some leases are held for up to two days.
+    pub(super) long_leases: bool,
+    /// How often a call takes nothing and pays afterwards.
+    pub(super) post_paid: f64,
+    /// How often a bucket is deleted.
+    pub(super) deletions: f64,
+    /// How many runtimes end, with all tasks of a client.
+    pub(super) runtimes_end: u32,
+    /// Everybody calls all the time.
+    pub(super) rush: bool,
 }
+
+/// An hour.
+const JUMP_US: i64 = 3_600_000_000;
 
 /// A bucket, and the bucket above.
 #[derive(Debug)]
@@ -62,12 +80,55 @@ impl Scene {
             cancels: *pick(rng, &[0.0, 0.1, 0.3]),
             crashes: *pick(rng, &[0, 3, 12]),
             sweeps: rng.bool(),
+            sweep_late_s: 10,
+            jump_us: 0,
+            long_leases: false,
+            post_paid: 0.0,
+            deletions: 0.0,
+            runtimes_end: 0,
+            rush: false,
         }
     }
 
-    /// Buckets do not expire, and their limits do not change.
+    /// What else is rare, and what only some stores can take.
+    pub(super) fn draw_harsh(&mut self, rng: &mut Rng, harsh: Harsh) {
+        self.sweep_late_s = *pick(rng, &[10, 10, 3_600, 48 * 3_600]);
+        self.jump_us = *pick(rng, &[0, 0, 0, JUMP_US]);
+        self.long_leases = rng.u32(..4) == 0;
+        self.post_paid = *pick(rng, &[0.0, 0.05, 0.4]);
+        self.rush = rng.u32(..5) == 0;
+        if self.rush {
+            self.config_changes = *pick(rng, &[0.0, 0.1, 0.3]);
+        }
+        if rng.u32(..4) == 0 {
+            self.faults.hot_partition = *pick(rng, &[0.0005, 0.002, 0.005]);
+        }
+        let (hung, ends) = (*pick(rng, &[0.0, 0.0, 0.01, 0.05]), *pick(rng, &[0, 0, 3, 10]));
+        let (dropped, panicked) = (*pick(rng, &[0.0, 0.0, 0.02]), *pick(rng, &[0.0, 0.0, 0.02]));
+        let deletions = *pick(rng, &[0.0, 0.0, 0.03]);
+        if harsh.hung_calls {
+            self.faults.hung = hung;
+        }
+        if harsh.ended_tasks {
+            self.runtimes_end = ends;
+            (self.faults.dropped_task, self.faults.panicked_task) = (dropped, panicked);
+        }
+        if harsh.deletions {
+            self.deletions = deletions;
+        }
+    }
+
+    /// How far any clock is ahead at most.
+    pub(super) fn ahead_ms(&self) -> i64 {
+        (self.skew_us + self.jump_us) / 1_000 + 1
+    }
+
+    /// Buckets do not expire, and their limits do not change. Clocks do not jump.
     pub(super) fn stay_as_they_are(&mut self) {
         self.config_changes = 0.0;
+        self.deletions = 0.0;
+        self.jump_us = 0;
+        self.long_leases = false;
         self.buckets.iter_mut().for_each(|place| place.lifetime_factor = None);
     }
 
@@ -93,6 +154,11 @@ fn pick<'a, T>(rng: &mut Rng, from: &'a [T]) -> &'a T {
 }
 
 fn draw_limits(rng: &mut Rng) -> Arc<LimitSet> {
+    Arc::new(LimitSet::new(draw_limit_list(rng)).expect("valid limits"))
+}
+
+/// One to four limits.
+pub(super) fn draw_limit_list(rng: &mut Rng) -> Vec<Limit> {
     let rps = rng.u64(2..=20);
     let rpm = rng.u64(5..=600);
     let all = [
@@ -106,7 +172,7 @@ fn draw_limits(rng: &mut Rng) -> Arc<LimitSet> {
     if kept.is_empty() {
         kept.push(Limit::per_minute("rpm", rpm));
     }
-    Arc::new(LimitSet::new(kept).expect("valid limits"))
+    kept
 }
 
 fn draw_faults(rng: &mut Rng) -> Faults {
@@ -156,6 +222,22 @@ pub(super) fn draw_amounts(
         _ => rng.i64(1..=(most / 6).max(1)),
     };
     named.into_iter().map(|(name, most)| (name, Millitokens::new(amount(rng, most)))).collect()
+}
+
+/// Nothing of any limit that all buckets share, to be paid for afterwards.
+pub(super) fn draw_nothing(targets: &[Arc<Target>]) -> BTreeMap<String, Millitokens> {
+    let names = targets.iter().flat_map(|target| target.limits().names().iter());
+    names.map(|name| (name.to_string(), Millitokens::new(0))).collect()
+}
+
+/// What a call has cost that has taken nothing: up to half more than a bucket holds.
+pub(super) fn draw_payment(rng: &mut Rng, target: &Target, takes: &Takes) -> Takes {
+    let payment = |take: &Take| {
+        let most = target.limits().rates()[take.cell].capacity().get();
+        let most = if rng.u32(..4) == 0 { most + most / 2 } else { most / 4 };
+        Take { cell: take.cell, amount: Millitokens::new(rng.i64(0..=most)) }
+    };
+    takes.iter().map(payment).collect()
 }
 
 /// All of it back, some of it back, or more.

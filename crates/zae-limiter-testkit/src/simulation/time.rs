@@ -25,6 +25,8 @@ struct State {
     /// By their moments, and then in the order in which they were planned.
     events: BTreeMap<(u64, u64), Event>,
     planned: u64,
+    /// How many have happened.
+    steps: u64,
 }
 
 impl fmt::Debug for VirtualTime {
@@ -62,10 +64,16 @@ impl VirtualTime {
             let mut state = self.lock();
             let Some(((at, _), event)) = state.events.pop_first() else { return false };
             state.now_us = at;
+            state.steps += 1;
             event
         };
         event();
         true
+    }
+
+    /// How many events have happened.
+    pub(crate) fn steps(&self) -> u64 {
+        self.lock().steps
     }
 
     /// Waits in true time.
@@ -83,33 +91,55 @@ impl VirtualTime {
 }
 
 /// A client's clock: off by a little, running too fast or too slow, and set anew now and then, but
-/// never further from the truth than its bound.
+/// never further from the truth than its bound, unless it is told to jump.
 #[derive(Debug)]
 pub struct ClientClock {
     time: Arc<VirtualTime>,
     bound_us: i64,
+    error: Mutex<ClockError>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ClockError {
+    offset_us: i64,
     drift_ppm: i64,
-    offset_us: Mutex<i64>,
+    /// How far it has jumped, beyond the bound.
+    jump_us: i64,
 }
 
 impl ClientClock {
     /// A clock that is never more than `bound_us` off.
     pub fn new(time: Arc<VirtualTime>, bound_us: i64, offset_us: i64, drift_ppm: i64) -> Self {
-        Self { time, bound_us, drift_ppm, offset_us: Mutex::new(offset_us) }
+        let error = ClockError { offset_us, drift_ppm, jump_us: 0 };
+        Self { time, bound_us, error: Mutex::new(error) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ClockError> {
+        self.error.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets it anew.
     pub fn set_offset(&self, offset_us: i64) {
-        *self.offset_us.lock().unwrap_or_else(PoisonError::into_inner) = offset_us;
+        self.lock().offset_us = offset_us;
+    }
+
+    /// Makes it jump, beyond its bound, until it jumps by another amount; 0 is back to normal.
+    pub fn jump(&self, us: i64) {
+        self.lock().jump_us = us;
+    }
+
+    /// From now on it is right.
+    pub fn correct(&self) {
+        *self.lock() = ClockError { offset_us: 0, drift_ppm: 0, jump_us: 0 };
     }
 }
 
 impl Clock for ClientClock {
     fn now(&self) -> Timestamp {
         let true_us = i64::try_from(self.time.now_us()).unwrap_or(i64::MAX / 2);
-        let drifted = true_us / 1_000 * self.drift_ppm / 1_000;
-        let offset = *self.offset_us.lock().unwrap_or_else(PoisonError::into_inner);
-        let error = (offset + drifted).clamp(-self.bound_us, self.bound_us);
+        let ClockError { offset_us, drift_ppm, jump_us } = *self.lock();
+        let drifted = true_us / 1_000 * drift_ppm / 1_000;
+        let error = (offset_us + drifted).clamp(-self.bound_us, self.bound_us) + jump_us;
         Timestamp::from_millis(NOW.as_millis() + (true_us + error).div_euclid(1_000))
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -11,14 +12,15 @@ use std::time::Duration;
 use fastrand::Rng;
 use tokio::task::JoinHandle;
 use zae_limiter_core::{
-    Admission, Answer, Clock, Leg, Lifetime, LimitStatus, Plan, Settlement, Store, StoreError,
-    Take, Takes, Target, Timestamp,
+    Admission, Answer, Clock, Key, Leg, Lifetime, LimitStatus, Plan, Settlement, Store, StoreError,
+    Take, Target, Timestamp,
 };
 use zae_limiter_schema::{ItemKey, Table, Value, bucket_partition};
 
-use super::audit::{Ended, Kind, Part};
+use super::audit::{Ended, Excuse, Excuses, Kind, Part};
 use super::original::Original;
-use super::scene::{Scene, draw_amounts, draw_differences};
+use super::scene::{Scene, draw_amounts, draw_differences, draw_nothing, draw_payment};
+use super::watched::{ended_of, parts_of};
 use super::{ClientClock, World};
 use crate::table::{ClientId, Faults, Totals};
 
@@ -31,6 +33,18 @@ pub struct Simulation {
     replay: String,
     companion: Option<Arc<dyn Companion>>,
     originals: u32,
+    harsh: Harsh,
+}
+
+/// What a store must be made for before it is played.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Harsh {
+    /// Table calls that never return: the store needs a time limit for each.
+    pub hung_calls: bool,
+    /// Tasks that are dropped or panic, and runtimes that end.
+    pub ended_tasks: bool,
+    /// Buckets that are deleted under traffic.
+    pub deletions: bool,
 }
 
 /// Somebody who is in the world beside the clients, and writes to the table too.
@@ -58,10 +72,16 @@ pub struct Report {
     pub settled: u64,
     /// Clients that crashed.
     pub crashed: u64,
+    /// Tasks of the store that were dropped or panicked, and runtimes that ended.
+    pub ended_tasks: u64,
+    /// Deletions of buckets.
+    pub deleted: u64,
     /// Changes of buckets that the auditor looked at.
     pub steps: u64,
     /// What clients of the original have made out of nothing, in millitokens of all limits.
     pub made: i128,
+    /// How often the auditor could not say exactly what must be.
+    pub excuses: Excuses,
     /// What the table was asked.
     pub totals: Totals,
     /// How long it took, in virtual time.
@@ -91,6 +111,7 @@ impl Simulation {
             replay,
             companion: None,
             originals: 0,
+            harsh: Harsh::default(),
         }
     }
 
@@ -105,6 +126,13 @@ impl Simulation {
     #[must_use]
     pub fn with(mut self, companion: Arc<dyn Companion>) -> Self {
         self.companion = Some(companion);
+        self
+    }
+
+    /// What else goes wrong, in some of the runs.
+    #[must_use]
+    pub fn harsh(mut self, harsh: Harsh) -> Self {
+        self.harsh = harsh;
         self
     }
 
@@ -153,10 +181,16 @@ impl Simulation {
     fn play(&self, build: Box<Build>) -> Report {
         let mut rng = Rng::with_seed(self.seed);
         let mut scene = Scene::draw(&mut rng);
+        scene.draw_harsh(&mut rng, self.harsh);
+        if self.companion.is_some() {
+            // Somebody who looks again every few seconds.
+            scene.long_leases = false;
+            scene.jump_us = 0;
+        }
         if self.originals > 0 {
             scene.stay_as_they_are();
         }
-        let (settings, ahead_ms) = (self.clone(), scene.skew_us / 1_000 + 1);
+        let (settings, ahead_ms) = (self.clone(), scene.ahead_ms());
         let (report, violation) = World::play(rng.u64(..), ahead_ms, async move |world| {
             let stage = Arc::new(Stage {
                 world,
@@ -165,6 +199,7 @@ impl Simulation {
                 tally: Mutex::default(),
                 rng: Mutex::new(rng),
                 next_client: Mutex::new(1),
+                is_calm: AtomicBool::new(false),
             });
             Box::pin(play(&stage, &settings)).await
         });
@@ -186,6 +221,7 @@ struct Tally {
     cancelled: u64,
     settled: u64,
     crashed: u64,
+    deleted: u64,
 }
 
 /// What all clients share.
@@ -196,6 +232,8 @@ pub(super) struct Stage {
     tally: Mutex<Tally>,
     rng: Mutex<Rng>,
     next_client: Mutex<ClientId>,
+    /// Nothing goes wrong any more.
+    is_calm: AtomicBool,
 }
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -222,7 +260,8 @@ impl Stage {
         });
         let clock = ClientClock::new(Arc::clone(&self.world.time), skew_us, offset, drift);
         let (store, divide) = (self.build)(table, id);
-        Arc::new(Client { id, store, divide, clock, seen: Mutex::default() })
+        let (seen, jumped) = (Mutex::default(), Mutex::default());
+        Arc::new(Client { id, store, divide, clock, seen, jumped })
     }
 
     /// Whether a bucket is in several parts.
@@ -235,6 +274,7 @@ impl Stage {
 
     pub(super) async fn pause(&self) {
         let wait = self.draw(|rng| match rng.u32(..20) {
+            _ if self.scene.rush => rng.u64(..200_000),
             0..=10 => rng.u64(..40_000),
             11..=17 => rng.u64(..1_500_000),
             18 => rng.u64(..15_000_000),
@@ -252,6 +292,8 @@ struct Client {
     clock: ClientClock,
     /// Which limits it believes to hold, and when it has looked.
     seen: Mutex<BTreeMap<usize, (usize, u64)>>,
+    /// For how many more calls its clock is an hour off.
+    jumped: Mutex<u32>,
 }
 
 impl fmt::Debug for Client {
@@ -272,25 +314,40 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
     }
     let originals: Vec<JoinHandle<()>> =
         (0..settings.originals).map(|_| start_original(stage, settings.calls)).collect();
-    for _ in 0..stage.scene.crashes {
+    for at in 0..stage.scene.crashes.max(stage.scene.runtimes_end) {
         stage.pause().await;
         if stage.scene.sweeps {
-            let late_s = stage.draw(|rng| rng.i64(0..10));
+            let late_s = stage.draw(|rng| rng.i64(0..stage.scene.sweep_late_s));
             stage.world.table.sweep(time.now().as_millis() / 1_000 - 2 - late_s);
         }
-        let at = stage.draw(|rng| rng.usize(..running.len()));
-        let (client, tasks) = std::mem::replace(&mut running[at], start(stage, settings.calls));
-        crash(stage, &client, tasks);
-    }
-    for task in running.into_iter().flat_map(|(_, tasks)| tasks).chain(originals) {
-        if let Err(error) = task.await
-            && error.is_panic()
-        {
-            std::panic::resume_unwind(error.into_panic());
+        if at < stage.scene.runtimes_end {
+            let whose = stage.draw(|rng| rng.usize(..running.len()));
+            stage.world.table.end_runtime(running[whose].0.id);
+        }
+        if at < stage.scene.crashes {
+            let at = stage.draw(|rng| rng.usize(..running.len()));
+            let (client, tasks) = std::mem::replace(&mut running[at], start(stage, settings.calls));
+            crash(stage, &client, tasks);
         }
     }
+    let clients: Vec<Arc<Client>> = running.iter().map(|(client, _)| Arc::clone(client)).collect();
+    let mut tasks: Vec<_> = running.into_iter().flat_map(|(_, tasks)| tasks).collect();
+    // When half of them are done everything goes well again, and what the others have begun ends soon.
+    let others = tasks.split_off(tasks.len() / 2);
+    join(tasks).await;
     let delay = stage.scene.faults.delay_us.clone();
     stage.world.table.set_faults(Faults { delay_us: delay, ..Faults::none() });
+    stage.is_calm.store(true, Ordering::Relaxed);
+    clients.iter().for_each(|client| client.clock.correct());
+    let calm_us = time.now_us();
+    time.sleep(CALM_MAX).await;
+    let unended = stage.world.auditor.unended(calm_us);
+    if !unended.is_empty() {
+        let what = format!("{CALM_MAX:?} after the last fault calls still wait: {unended:#?}");
+        stage.world.auditor.accuse(what);
+        return (report(stage), stage.world.violation());
+    }
+    join(others.into_iter().chain(originals)).await;
     if let (Some(beside), Some(companion)) = (beside, companion) {
         beside.abort();
         // Ended by us, or by a panic of its own.
@@ -301,9 +358,18 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
         }
         companion.afterwards(world()).await;
     }
-    while !stage.world.auditor.is_quiet() {
+    let done_us = time.now_us();
+    while !stage.world.auditor.is_quiet() || stage.world.table.running_tasks() > 0 {
         time.sleep(Duration::from_millis(10)).await;
+        if time.now_us() - done_us > u64::try_from(CALM_MAX.as_micros()).unwrap_or(u64::MAX) {
+            let tasks = stage.world.table.running_tasks();
+            let what = format!("{CALM_MAX:?} after the last call {tasks} tasks still run");
+            stage.world.auditor.accuse(what);
+            return (report(stage), stage.world.violation());
+        }
     }
+    // Time that a clock far ahead has paid out comes.
+    time.sleep(Duration::from_micros(2 * stage.scene.jump_us.unsigned_abs())).await;
     // A bucket that nobody has brought up to date refills by its old limits for as long as calls
     // under the new ones are refused: the wait they are told holds after the change has gone through.
     let last = stage.client(0);
@@ -317,8 +383,35 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
             check_whole(stage, bucket).await;
         }
     }
+    if stage.scene.deletions > 0.0 {
+        for bucket in 0..stage.scene.buckets.len() {
+            last.delete(stage, bucket).await;
+        }
+        let left = stage.world.table.items().into_iter();
+        let left: Vec<_> = left.filter(|item| item.contains_key("rf")).collect();
+        if !left.is_empty() {
+            stage.world.auditor.accuse(format!("left of buckets that were deleted: {left:#?}"));
+        }
+    }
+    (report(stage), stage.world.violation())
+}
+
+/// How long what has begun may take once nothing goes wrong any more, in virtual time.
+pub(super) const CALM_MAX: Duration = Duration::from_secs(30);
+
+pub(super) async fn join(tasks: impl IntoIterator<Item = JoinHandle<()>>) {
+    for task in tasks {
+        if let Err(error) = task.await
+            && error.is_panic()
+        {
+            std::panic::resume_unwind(error.into_panic());
+        }
+    }
+}
+
+fn report(stage: &Stage) -> Report {
     let tally = locked(&stage.tally);
-    let report = Report {
+    Report {
         digest: stage.world.table.digest(),
         admitted: tally.admitted,
         refused: tally.refused,
@@ -326,12 +419,14 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
         cancelled: tally.cancelled,
         settled: tally.settled,
         crashed: tally.crashed,
+        ended_tasks: stage.world.table.ended_tasks(),
+        deleted: tally.deleted,
         steps: stage.world.auditor.steps(),
         made: stage.world.auditor.made(),
+        excuses: stage.world.auditor.excuses(),
         totals: stage.world.table.totals(),
-        took: Duration::from_micros(time.now_us()),
-    };
-    (report, stage.world.violation())
+        took: Duration::from_micros(stage.world.time.now_us()),
+    }
 }
 
 fn start(stage: &Arc<Stage>, calls: u32) -> (Arc<Client>, Vec<JoinHandle<()>>) {
@@ -372,10 +467,7 @@ fn crash(stage: &Stage, client: &Client, tasks: Vec<JoinHandle<()>>) {
 
 impl Client {
     async fn call(&self, stage: &Stage) {
-        let skew_us = stage.scene.skew_us;
-        if stage.draw(|rng| rng.u32(..20)) == 0 {
-            self.clock.set_offset(stage.draw(|rng| rng.i64(-skew_us..=skew_us)));
-        }
+        self.disturb_clock(stage);
         let bucket = stage.draw(|rng| rng.usize(..stage.scene.buckets.len()));
         if let Some(divide) = &self.divide
             && stage.draw(|rng| rng.u32(..4)) == 0
@@ -386,11 +478,35 @@ impl Client {
         if choice < stage.scene.config_changes {
             let version = stage.draw(|rng| rng.usize(..3));
             self.reconfigure(stage, bucket, version).await;
+        } else if choice < stage.scene.config_changes + stage.scene.deletions {
+            self.delete(stage, bucket).await;
         } else if choice > 0.97 {
             let keys = [stage.scene.buckets[bucket].key.clone()];
             let _ = self.store.peek(&keys, self.clock.now()).await;
         } else {
             self.acquire(stage, bucket).await;
+        }
+    }
+
+    /// Its clock is set anew now and then; it may be an hour off for a few calls.
+    fn disturb_clock(&self, stage: &Stage) {
+        if stage.is_calm.load(Ordering::Relaxed) {
+            return;
+        }
+        let skew_us = stage.scene.skew_us;
+        if stage.draw(|rng| rng.u32(..20)) == 0 {
+            self.clock.set_offset(stage.draw(|rng| rng.i64(-skew_us..=skew_us)));
+        }
+        let jump_us = stage.scene.jump_us;
+        let mut jumped = locked(&self.jumped);
+        if *jumped > 0 {
+            *jumped -= 1;
+            if *jumped == 0 {
+                self.clock.jump(0);
+            }
+        } else if jump_us > 0 && stage.draw(|rng| rng.u32(..40)) == 0 {
+            *jumped = stage.draw(|rng| rng.u32(1..6));
+            self.clock.jump(if stage.draw(Rng::bool) { jump_us } else { -jump_us });
         }
     }
 
@@ -407,11 +523,14 @@ impl Client {
         stage.scene.target(bucket, *version)
     }
 
-    fn plan(&self, stage: &Stage, bucket: usize) -> Plan {
+    fn plan(&self, stage: &Stage, bucket: usize, is_post_paid: bool) -> Plan {
         let levels = stage.draw(|rng| rng.usize(1..=3));
         let chain = stage.scene.chain(bucket, levels);
         let targets: Vec<_> = chain.iter().map(|at| self.target(stage, *at)).collect();
-        let amounts = stage.draw(|rng| draw_amounts(rng, &targets));
+        let amounts = match is_post_paid {
+            true => draw_nothing(&targets),
+            false => stage.draw(|rng| draw_amounts(rng, &targets)),
+        };
         let leg = |target: Arc<Target>| {
             let asked = amounts.iter().filter_map(|(limit, amount)| {
                 let cell = target.limits().position(limit)?;
@@ -423,14 +542,19 @@ impl Client {
     }
 
     async fn acquire(&self, stage: &Stage, bucket: usize) {
-        let plan = self.plan(stage, bucket);
+        let is_post_paid = stage.draw(|rng| rng.f64() < stage.scene.post_paid);
+        let plan = self.plan(stage, bucket, is_post_paid);
         let patience = stage.draw(|rng| {
             (rng.f64() < stage.scene.cancels).then(|| Duration::from_micros(rng.u64(..30_000)))
         });
         let answer = self.ask(stage, &plan, patience).await;
         let Some(Ok(Admission::Taken(taken))) = answer else { return };
-        if stage.draw(|rng| rng.bool()) {
+        if !is_post_paid && stage.draw(|rng| rng.bool()) {
             return;
+        }
+        if stage.scene.long_leases && stage.draw(|rng| rng.u32(..8)) == 0 {
+            let wait = stage.draw(|rng| rng.u64(60..48 * 3_600));
+            stage.world.time.sleep(Duration::from_secs(wait)).await;
         }
         stage.pause().await;
         let settlements: Vec<Settlement> = plan
@@ -440,7 +564,10 @@ impl Client {
             .map(|(leg, taken)| Settlement {
                 target: Arc::clone(&leg.target),
                 shard: taken.shard,
-                differences: stage.draw(|rng| draw_differences(rng, &leg.takes)),
+                differences: stage.draw(|rng| match is_post_paid {
+                    true => draw_payment(rng, &leg.target, &leg.takes),
+                    false => draw_differences(rng, &leg.takes),
+                }),
             })
             .collect();
         self.settle(stage, &settlements).await;
@@ -511,6 +638,16 @@ impl Client {
         auditor.end(self.id, call, ended_of(Some(&answer)));
     }
 
+    async fn delete(&self, stage: &Stage, bucket: usize) {
+        let target = self.target(stage, bucket);
+        let auditor = &stage.world.auditor;
+        let call = auditor.begin(self.id, Kind::Delete, self.clock.now(), &[&target], &[]);
+        let keys = [Key::Bucket(target.key().clone())];
+        let answer = self.store.delete(&keys).await;
+        locked(&stage.tally).deleted += u64::from(answer.is_ok());
+        auditor.end(self.id, call, ended_of(Some(&answer)));
+    }
+
     async fn reconfigure(&self, stage: &Stage, bucket: usize, version: usize) {
         *locked(&stage.scene.buckets[bucket].current) = version;
         let now_us = stage.world.time.now_us();
@@ -522,23 +659,6 @@ impl Client {
         let answer = self.store.reconfigure(&target, now).await;
         auditor.end(self.id, call, ended_of(Some(&answer)));
     }
-}
-
-fn ended_of(answer: Option<&Result<(), StoreError>>) -> Ended {
-    match answer {
-        None => Ended::Cancelled,
-        Some(Ok(())) => Ended::Done,
-        Some(Err(error)) => Ended::Failed(error.applied()),
-    }
-}
-
-fn parts_of(target: &Target, takes: &Takes) -> Vec<Part> {
-    let part = |take: &Take| Part {
-        bucket: target.key().clone(),
-        limit: target.limits().names()[take.cell].to_string(),
-        amount: take.amount.get(),
-    };
-    takes.iter().map(part).collect()
 }
 
 /// A refusal names every limit that was asked, and says which of them stand in the way.
@@ -583,7 +703,7 @@ async fn check_liveness(stage: &Stage, bucket: usize) {
     // Its clock is wrong, but it stands by it.
     let offset = stage.draw(|rng| rng.i64(-skew_us..=skew_us));
     let steady = ClientClock::new(Arc::clone(&stage.world.time), skew_us, offset, 0);
-    let plan = |now| Plan { now, ..client.plan(stage, bucket) };
+    let plan = |now| Plan { now, ..client.plan(stage, bucket, false) };
     // Once in parts, always: while the client waits to hear that it has put them together, it refuses
     // by what it knows of them.
     let mut was_divided = false;
@@ -607,11 +727,17 @@ async fn check_liveness(stage: &Stage, bucket: usize) {
             let left = Duration::from_millis(moment.millis_since(steady.now()));
             // A bucket that expires by a clock that is wrong is full that much earlier.
             let is_kept = |leg: &Leg| leg.target.lifetime() == Lifetime::Forever;
-            let exact = skew_us == 0 || first.legs.iter().all(is_kept);
+            let exact =
+                (skew_us == 0 && stage.scene.jump_us == 0) || first.legs.iter().all(is_kept);
             // A part without debt admits while another repays, and what is less than a millitoken in
             // each of two parts may be one when they are put together.
             let exact = exact && !is_divided;
             if !admitted && (left.is_zero() || !exact) {
+                if !left.is_zero() {
+                    let sharded = Excuse::LivenessSharded;
+                    let excuse = if is_divided { sharded } else { Excuse::LivenessSkewed };
+                    stage.world.auditor.excuse(excuse);
+                }
                 continue;
             }
             stage.world.time.sleep(left).await;
@@ -623,6 +749,7 @@ async fn check_liveness(stage: &Stage, bucket: usize) {
                     break;
                 }
                 let more = again.iter().map(|one| one.retry_after).max().unwrap_or_default();
+                stage.world.auditor.excuse(Excuse::LivenessAgain);
                 stage.world.time.sleep(more).await;
                 answer = client.ask(stage, &at(steady.now()), None).await;
             }

@@ -28,6 +28,16 @@ pub struct Faults {
     pub lag_us: u64,
     /// How many write units a partition, of the table or of an index, takes in a second.
     pub partition_units: Option<f64>,
+    /// Calls that never return. The request arrives, or it does not.
+    pub hung: f64,
+    /// Writes with which a partition becomes hot: it turns every write away for [`hot_us`](Self::hot_us).
+    pub hot_partition: f64,
+    /// How long a partition stays hot.
+    pub hot_us: RangeInclusive<u64>,
+    /// Tasks of the store that are dropped at one of their first polls.
+    pub dropped_task: f64,
+    /// Tasks of the store that panic in one of their first table calls.
+    pub panicked_task: f64,
 }
 
 impl Faults {
@@ -44,6 +54,11 @@ impl Faults {
             conflict: 0.0,
             lag_us: 0,
             partition_units: None,
+            hung: 0.0,
+            hot_partition: 0.0,
+            hot_us: 1_000_000..=10_000_000,
+            dropped_task: 0.0,
+            panicked_task: 0.0,
         }
     }
 
@@ -66,6 +81,8 @@ impl Faults {
             (self.throttled, Fate::Turned(TableErrorKind::Throttled)),
             (self.partition_throttled, Fate::Turned(TableErrorKind::PartitionThrottled)),
             (self.conflict, Fate::Turned(TableErrorKind::Conflict)),
+            (self.hung / 2.0, Fate::HungRequest),
+            (self.hung / 2.0, Fate::HungAnswer),
         ];
         let mut fate = Fate::Answered;
         for (rate, one) in fates {
@@ -87,12 +104,23 @@ pub(crate) struct Journey {
     pub(crate) fate: Fate,
 }
 
+impl Fate {
+    /// Whether the caller never gets an answer.
+    pub(crate) fn is_hung(self) -> bool {
+        matches!(self, Self::HungRequest | Self::HungAnswer)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Answered,
     LostRequest,
     LostAnswer,
     Turned(TableErrorKind),
+    /// Never arrives, and nobody ever says so.
+    HungRequest,
+    /// Arrives and takes effect, and nobody ever says so.
+    HungAnswer,
 }
 
 /// What a client sees when a request or its answer is lost: it cannot tell which.

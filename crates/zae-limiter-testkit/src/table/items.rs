@@ -25,6 +25,8 @@ pub(crate) struct Items {
     before: BTreeMap<ItemKey, (Option<Item>, u64)>,
     indexes: [IndexView; 4],
     load: Load,
+    /// Partitions of the table that turn writes away, and until when.
+    hot_until_us: BTreeMap<String, u64>,
     pub(crate) totals: Totals,
 }
 
@@ -39,6 +41,7 @@ impl Default for Items {
             before: BTreeMap::new(),
             indexes,
             load: Load::new(),
+            hot_until_us: BTreeMap::new(),
             totals: Totals::default(),
         }
     }
@@ -48,6 +51,11 @@ impl Items {
     pub(crate) fn set_projection(&mut self, index: Index, projection: Projection) {
         assert!(self.items.is_empty(), "a projection is chosen with the table");
         self.indexes[place(index)] = IndexView::new(index, projection);
+    }
+
+    /// No partition is hot any more.
+    pub(crate) fn cool(&mut self) {
+        self.hot_until_us.clear();
     }
 
     pub(crate) fn get(&self, key: &ItemKey) -> Option<&Item> {
@@ -126,6 +134,13 @@ impl Site<'_> {
     /// Books a write; a partition that is at its end turns it away.
     fn book(&mut self, key: &ItemKey, bill: &Bill) -> Result<(), TableError> {
         let second = self.now_us / 1_000_000;
+        if let Some(us) = self.heats_us.take() {
+            self.items.hot_until_us.insert(key.pk.clone(), self.now_us + us);
+        }
+        if self.items.hot_until_us.get(&key.pk).is_some_and(|until| *until > self.now_us) {
+            let message = format!("partition {} is hot", key.pk);
+            return Err(TableError::new(TableErrorKind::PartitionThrottled, message));
+        }
         let mut loads = vec![((None, key.pk.clone()), bill.table)];
         for (index, partition, units) in &bill.indexes {
             loads.push(((Some(*index), partition.clone()), *units));

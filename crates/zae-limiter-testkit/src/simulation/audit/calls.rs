@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use zae_limiter_core::{Applied, BucketKey, Timestamp};
 
 use super::super::intervals::Place;
+use super::excuses::{Excuse, Excuses};
 
 /// A call that changes buckets, by what it asks of them: positive takes, negative gives back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +13,7 @@ pub(crate) enum Kind {
     Acquire { legs: usize },
     Settle,
     Reconfigure,
+    Delete,
 }
 
 /// What a call was told.
@@ -43,8 +45,8 @@ pub(super) struct Call {
     pub(super) ceilings: BTreeMap<Place, i64>,
     pub(super) parts: Vec<(Place, i64)>,
     pub(super) ended: Option<Ended>,
-    /// What it was to settle with may have gone away.
-    pub(super) may_pass_over: bool,
+    /// Limits that may have gone away, so that what is given back to them is passed over.
+    pub(super) may_vanish: BTreeSet<Place>,
 }
 
 #[derive(Debug, Default)]
@@ -59,32 +61,37 @@ pub(super) struct ClientBook {
 }
 
 impl Call {
-    /// What it has done, as far as can be said.
-    fn outcome(&self, book: &ClientBook) -> Outcome {
+    /// What it has done to one limit, as far as can be said. A charge always counts; only what is given
+    /// back, by a settlement or by an acquire that takes nothing, is passed over where nothing is left.
+    fn outcome(&self, book: &ClientBook, place: &Place, amount: i64) -> Outcome {
         let chain = matches!(self.kind, Kind::Acquire { legs } if legs > 1);
+        let vanished = self.may_vanish.contains(place);
         match (self.kind, self.ended) {
-            _ if book.crashed => Outcome::Unknown,
-            (_, None) => Outcome::Unknown,
-            (Kind::Settle, Some(Ended::Done)) if self.may_pass_over => Outcome::Unknown,
-            (_, Some(Ended::Done)) => Outcome::Whole,
-            (Kind::Settle, Some(Ended::Cancelled)) => match book.faulted || self.may_pass_over {
-                true => Outcome::Unknown,
-                false => Outcome::Whole,
-            },
-            (_, Some(Ended::Failed(Applied::Maybe))) => Outcome::Unknown,
+            _ if amount == 0 => Outcome::Nothing,
+            _ if book.crashed => Outcome::Unknown(Excuse::Crashed),
+            (_, None) => Outcome::Unknown(Excuse::Unended),
+            (_, Some(Ended::Failed(Applied::Maybe))) => Outcome::Unknown(Excuse::MaybeApplied),
+            (Kind::Settle, Some(Ended::Cancelled)) if book.faulted => {
+                Outcome::Unknown(Excuse::CancelledAndFaulted)
+            }
+            (Kind::Settle, Some(Ended::Done | Ended::Cancelled)) if vanished && amount < 0 => {
+                Outcome::Unknown(Excuse::RefundPassedOver)
+            }
+            (Kind::Settle, Some(Ended::Cancelled)) | (_, Some(Ended::Done)) => Outcome::Whole,
             // What was taken could not be given back: it is lost, on the safe side.
-            (Kind::Acquire { .. }, Some(Ended::Refused))
-                if chain && (book.faulted || self.may_pass_over) =>
-            {
-                Outcome::Unknown
+            (Kind::Acquire { .. }, Some(Ended::Cancelled)) if book.faulted => {
+                Outcome::Unknown(Excuse::CancelledAndFaulted)
             }
-            (Kind::Acquire { .. }, Some(Ended::Failed(_))) if chain && self.may_pass_over => {
-                Outcome::Unknown
+            (Kind::Acquire { .. }, Some(Ended::Refused)) if chain && book.faulted => {
+                Outcome::Unknown(Excuse::RefusedAndFaulted)
             }
-            (Kind::Acquire { .. }, Some(Ended::Cancelled))
-                if book.faulted || self.may_pass_over =>
+            (Kind::Acquire { .. }, Some(Ended::Cancelled)) if vanished => {
+                Outcome::Unknown(Excuse::TakePassedOver)
+            }
+            (Kind::Acquire { .. }, Some(Ended::Refused | Ended::Failed(_)))
+                if chain && vanished =>
             {
-                Outcome::Unknown
+                Outcome::Unknown(Excuse::TakePassedOver)
             }
             _ => Outcome::Nothing,
         }
@@ -95,36 +102,47 @@ impl Call {
 enum Outcome {
     Whole,
     Nothing,
-    Unknown,
+    Unknown(Excuse),
 }
 
 impl ClientBook {
-    /// Whether what was written is what was told.
-    pub(super) fn balance(&self, divided: &BTreeSet<String>) -> Result<(), String> {
+    /// Whether what was written is what the replies say.
+    pub(super) fn balance(
+        &self,
+        sharded: &BTreeSet<String>,
+        excuses: &mut Excuses,
+    ) -> Result<(), String> {
         let mut places: BTreeSet<&Place> = self.net.keys().collect();
         places.extend(self.calls.values().flat_map(|call| call.parts.iter().map(|(at, _)| at)));
         for place in places {
             let written = self.net.get(place).copied().unwrap_or(0);
-            let (mut told, mut unknown) = (0_i128, Vec::new());
+            let (mut replied, mut unknown, mut used) = (0_i128, Vec::new(), Vec::new());
             for call in self.calls.values() {
                 let amounts = call.parts.iter().filter(|(at, _)| at == place);
-                for amount in amounts.map(|(_, amount)| i128::from(*amount)) {
-                    match call.outcome(self) {
-                        Outcome::Whole => told += amount,
+                for amount in amounts.map(|(_, amount)| *amount) {
+                    match call.outcome(self, place, amount) {
+                        Outcome::Whole => replied += i128::from(amount),
                         Outcome::Nothing => {}
-                        Outcome::Unknown => unknown.push(amount),
+                        Outcome::Unknown(excuse) => {
+                            used.push(excuse);
+                            unknown.push(i128::from(amount));
+                        }
                     }
                 }
             }
-            let rest = written - told;
-            // What is given back to several parts may reach some of them.
-            let is_explained = match divided.contains(&place.0) {
-                true => is_within(rest, &unknown),
-                false => is_sum_of_some(rest, &unknown),
-            };
+            let rest = written - replied;
+            if rest != 0 {
+                used.into_iter().for_each(|excuse| excuses.count(excuse));
+            }
+            let mut is_explained = is_sum_of_some(rest, &unknown);
+            // What is given back to several shards may reach some of them.
+            if !is_explained && sharded.contains(&place.0) && is_within(rest, &unknown) {
+                excuses.count(Excuse::WithinBounds);
+                is_explained = true;
+            }
             if !is_explained {
                 return Err(format!(
-                    "{} {}: its writes took {written} net, its calls were told {told} and perhaps \
+                    "{} {}: its writes took {written} net, its replies say {replied} and perhaps \
                      some of {unknown:?} (faulted: {}, crashed: {})\n{:#?}",
                     place.0, place.1, self.faulted, self.crashed, self.calls
                 ));
@@ -156,6 +174,11 @@ impl ClientBook {
 
     pub(super) fn lowest_ceiling(&self, place: &Place) -> Option<i64> {
         self.calls.values().filter_map(|call| call.ceilings.get(place)).copied().min()
+    }
+
+    /// Whether it may delete items of this bucket.
+    pub(super) fn may_delete(&self, pk: &str) -> bool {
+        self.calls.values().any(|call| call.kind == Kind::Delete && call.buckets.contains(pk))
     }
 
     /// The earliest moment that a write to this bucket may carry.

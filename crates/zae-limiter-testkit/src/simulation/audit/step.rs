@@ -5,6 +5,7 @@ use zae_limiter_core::{Millitokens, share};
 use super::super::intervals::Place;
 use super::super::reading::{Cell, Reading};
 use super::calls::ClientBook;
+use super::excuses::{Excuse, Excuses};
 
 /// One write to one part.
 pub(super) struct Written<'a> {
@@ -31,7 +32,7 @@ impl Written<'_> {
         cells.map(|(limit, cell)| (limit.clone(), self.net(limit, cell))).collect()
     }
 
-    pub(super) fn check(&self, ahead_ms: i64) -> Result<(), String> {
+    pub(super) fn check(&self, ahead_ms: i64, excuses: &mut Excuses) -> Result<(), String> {
         for (limit, cell) in &self.new.cells {
             let place = (self.base.to_owned(), limit.clone());
             let step = Step {
@@ -44,7 +45,7 @@ impl Written<'_> {
                 is_outdated: self.is_outdated,
             };
             let net = self.net(limit, cell);
-            step.check(net).map_err(|what| format!("{limit}: {what}"))?;
+            step.check(net, excuses).map_err(|what| format!("{limit}: {what}"))?;
             step.check_expiry(net, ahead_ms).map_err(|what| format!("{limit}: {what}"))?;
         }
         Ok(())
@@ -65,7 +66,7 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    fn check(&self, net: i128) -> Result<(), String> {
+    fn check(&self, net: i128, excuses: &mut Excuses) -> Result<(), String> {
         let (reading, cell) = self.new;
         let (tokens, ceiling) = (i128::from(cell.tokens), i128::from(cell.rate.capacity().get()));
         // Whoever has put it above its ceiling was seen doing that.
@@ -89,7 +90,14 @@ impl Step<'_> {
             if reading.shard > 0 && self.old.is_none() && self.anew {
                 return self.same(tokens + net, 0, "a part that was missing starts with nothing");
             }
-            // A limit that was not there is full.
+            // A limit that was not there is full, for charges too, which may leave a debt. What is given
+            // back to it is lost at the ceiling, but counts as not consumed.
+            self.check_debt(net, tokens, ceiling)?;
+            let credited = ceiling - tokens - net;
+            if (1..=self.book.may_credit(self.place)).contains(&credited) {
+                excuses.count(Excuse::FullInBetween);
+                return Ok(());
+            }
             return self.same(tokens + net, ceiling, "a new limit is full less what is taken");
         };
         let elapsed = u64::try_from(reading.rf - before.rf).unwrap_or(0);
@@ -98,6 +106,7 @@ impl Step<'_> {
         let refilled = tokens + net - held;
         self.check_debt(net, tokens, held + refilled)?;
         if old.rate != cell.rate {
+            excuses.count(Excuse::NewLimits);
             let whole = (held + earned).min(old.rate.capacity().get().into());
             let least = whole.min(ceiling) - self.book.may_credit(self.place);
             let left = tokens + net;
@@ -117,6 +126,7 @@ impl Step<'_> {
             share(Millitokens::new(whole), reading.shard, reading.count).get().into()
         });
         if refilled < earned && lowest < ceiling && tokens + net + may_credit >= lowest {
+            excuses.count(Excuse::LowestCeiling);
             return Ok(());
         }
         if refilled < earned {
@@ -127,11 +137,16 @@ impl Step<'_> {
                     "{refilled} were refilled, {elapsed} ms earn {earned}, and it is not full"
                 ));
             }
-        } else if cell.remainder != remainder
-            && !(may_be_full && cell.remainder == 0)
-            && !self.is_outdated
-        {
-            return Err(format!("the remainder is {}, must be {remainder}", cell.remainder));
+            if credited > 0 {
+                excuses.count(Excuse::FullInBetween);
+            }
+        } else if cell.remainder != remainder {
+            if !(may_be_full && cell.remainder == 0) && !self.is_outdated {
+                return Err(format!("the remainder is {}, must be {remainder}", cell.remainder));
+            }
+            if held + earned < ceiling {
+                excuses.count(Excuse::RemainderDropped);
+            }
         }
         self.check_unmoved(net, elapsed, held, &old)
     }

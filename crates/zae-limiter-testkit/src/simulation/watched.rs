@@ -1,0 +1,162 @@
+//! A store that lets the auditor know of every call: what it asks, and what it is replied.
+
+use std::sync::Arc;
+
+use zae_limiter_core::{
+    Admission, Answer, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page, PageRequest,
+    Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store, StoreError,
+    StoredBucket, Take, Takes, Target, Timestamp, Write, Written,
+};
+
+use super::audit::{Auditor, Ended, Kind, Part};
+use crate::table::ClientId;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Watched {
+    store: Arc<dyn Store>,
+    auditor: Arc<Auditor>,
+    client: ClientId,
+}
+
+/// A call that ends when somebody says how, or when it is dropped.
+struct Watching<'a> {
+    watched: &'a Watched,
+    call: u64,
+    ended: Ended,
+}
+
+impl Drop for Watching<'_> {
+    fn drop(&mut self) {
+        self.watched.auditor.end(self.watched.client, self.call, self.ended);
+    }
+}
+
+impl Watched {
+    pub(super) fn new(store: Arc<dyn Store>, auditor: Arc<Auditor>, client: ClientId) -> Self {
+        Self { store, auditor, client }
+    }
+
+    fn begin(
+        &self,
+        kind: Kind,
+        now: Timestamp,
+        targets: &[&Target],
+        parts: &[Part],
+    ) -> Watching<'_> {
+        let call = self.auditor.begin(self.client, kind, now, targets, parts);
+        Watching { watched: self, call, ended: Ended::Cancelled }
+    }
+}
+
+/// What is asked of each limit of a bucket.
+pub(super) fn parts_of(target: &Target, takes: &Takes) -> Vec<Part> {
+    let part = |take: &Take| Part {
+        bucket: target.key().clone(),
+        limit: target.limits().names()[take.cell].to_string(),
+        amount: take.amount.get(),
+    };
+    takes.iter().map(part).collect()
+}
+
+/// How a call ended that gives nothing but its success; without a reply nobody waited for it.
+pub(super) fn ended_of(reply: Option<&Result<(), StoreError>>) -> Ended {
+    match reply {
+        None => Ended::Cancelled,
+        Some(Ok(())) => Ended::Done,
+        Some(Err(error)) => Ended::Failed(error.applied()),
+    }
+}
+
+impl Store for Watched {
+    fn cost(&self) -> Option<Cost> {
+        self.store.cost()
+    }
+
+    fn books_usage(&self) -> bool {
+        self.store.books_usage()
+    }
+
+    fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission> {
+        Box::pin(async move {
+            let parts = plan.legs.iter().flat_map(|leg| parts_of(&leg.target, &leg.takes));
+            let parts: Vec<Part> = parts.collect();
+            let targets: Vec<&Target> = plan.legs.iter().map(|leg| &*leg.target).collect();
+            let kind = Kind::Acquire { legs: plan.legs.len() };
+            let mut watching = self.begin(kind, plan.now, &targets, &parts);
+            let reply = self.store.acquire(plan).await;
+            watching.ended = match &reply {
+                Ok(Admission::Taken(_)) => Ended::Done,
+                Ok(Admission::Refused(_)) => Ended::Refused,
+                Err(error) => Ended::Failed(error.applied()),
+            };
+            reply
+        })
+    }
+
+    fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()> {
+        Box::pin(async move {
+            let parts = settlements.iter().flat_map(|one| parts_of(&one.target, &one.differences));
+            let parts: Vec<Part> = parts.collect();
+            let targets: Vec<&Target> = settlements.iter().map(|one| &*one.target).collect();
+            let mut watching = self.begin(Kind::Settle, now, &targets, &parts);
+            let reply = self.store.settle(settlements, now).await;
+            watching.ended = ended_of(Some(&reply));
+            reply
+        })
+    }
+
+    fn peek<'a>(
+        &'a self,
+        keys: &'a [BucketKey],
+        now: Timestamp,
+    ) -> Answer<'a, Vec<Option<Bucket>>> {
+        self.store.peek(keys, now)
+    }
+
+    fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()> {
+        Box::pin(async move {
+            let mut watching = self.begin(Kind::Reconfigure, now, &[target], &[]);
+            let reply = self.store.reconfigure(target, now).await;
+            watching.ended = ended_of(Some(&reply));
+            reply
+        })
+    }
+
+    fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>> {
+        self.store.get(keys)
+    }
+
+    fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written> {
+        self.store.write(batch)
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()> {
+        self.store.delete(keys)
+    }
+
+    fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>> {
+        self.store.list(query, page)
+    }
+
+    fn list_buckets<'a>(
+        &'a self,
+        query: &'a BucketQuery,
+        page: &'a PageRequest,
+    ) -> Answer<'a, Page<StoredBucket>> {
+        self.store.list_buckets(query, page)
+    }
+
+    fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>> {
+        self.store.list_keys(scope, page)
+    }
+
+    fn list_resources<'a>(
+        &'a self,
+        namespace: &'a NamespaceId,
+        which: ResourceList,
+        page: &'a PageRequest,
+    ) -> Answer<'a, Page<ResourceName>> {
+        self.store.list_resources(namespace, which, page)
+    }
+}
