@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use zae_limiter_core::{BucketKey, StoreError};
@@ -109,6 +110,17 @@ impl Driver {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Waits by the table's clock.
+    pub(crate) async fn pause(self: &Arc<Self>, wait: Duration) -> Result<(), CallError> {
+        self.ask(move |driver| {
+            Box::pin(async move {
+                driver.table.pause(wait).await;
+                Ok(())
+            })
+        })
+        .await
     }
 
     /// Deletes items, whether they are there or not.

@@ -3,16 +3,18 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use zae_limiter_core::{BucketKey, ConfigLevel, Key, NamespaceId, StoreError, StoreErrorKind};
-use zae_limiter_schema::bucket::shards_seen;
+use zae_limiter_schema::bucket::{delete_together, further_shards};
 use zae_limiter_schema::records::registry::{self, ResourceChanges};
 use zae_limiter_schema::{
-    BucketItemKey, Change, Condition, Consistency, Index, Item, ItemKey, PAGE_ITEMS_MAX, Query,
-    Range, SHARD_ZERO, Step, Transacted, entity_partition, namespace_partition, system_partition,
+    BucketItemKey, Change, Condition, Consistency, Index, ItemKey, PAGE_ITEMS_MAX, Query, Range,
+    SHARD_ZERO, Step, Transacted, entity_partition, namespace_partition, system_partition,
 };
 
 use crate::driver::{Driver, key_of};
+use crate::error::contended;
 use crate::records::{Counts, count, count_changes, record_key};
 
 /// How many limits go in one transaction, with room for the registries of as many namespaces.
@@ -21,17 +23,9 @@ const CONFIGS_MAX: usize = 25;
 /// How often a transaction is put together again because others deleted the same limits.
 const ATTEMPTS_MAX: u32 = 16;
 
-/// More shards than a bucket is ever divided into.
-const SHARDS_MAX: i64 = 4_096;
-
-/// The items of a bucket beyond the first, as the first one counts them. Whatever else may be wrong
-/// with that item, it can be deleted.
-pub(crate) fn further_shards(bucket: &BucketKey, first: &Item) -> Vec<ItemKey> {
-    let count = shards_seen(first);
-    let count = u32::try_from(count.clamp(1, SHARDS_MAX)).unwrap_or(1);
-    let key = |shard| BucketItemKey { bucket: bucket.clone(), shard }.item_key();
-    (SHARD_ZERO + 1..count).map(key).collect()
-}
+/// How often deleting a sharded bucket is tried, and how long it waits in between: others write to it.
+const DELETIONS_MAX: u32 = 64;
+const BETWEEN_DELETIONS: Duration = Duration::from_millis(10);
 
 impl Driver {
     /// Removes items; those that are not there are passed over.
@@ -59,24 +53,52 @@ impl Driver {
         Ok(())
     }
 
-    /// The first shard goes last: it says how many there are, should the deletion be cut short.
+    /// Buckets of one shard are deleted together. Somebody may have split one meanwhile: its second shard
+    /// tells.
     async fn delete_buckets(self: &Arc<Self>, buckets: &[&BucketKey]) -> Result<(), StoreError> {
-        let first = |bucket: &BucketKey| ItemKey::of(&Key::Bucket(bucket.clone()));
-        let items = self.read_items(buckets.iter().map(|bucket| first(bucket))).await?;
-        let (mut firsts, mut further) = (Vec::new(), Vec::new());
-        for bucket in buckets {
-            match items.get(&first(bucket)) {
-                Some(item) => {
-                    further.extend(further_shards(bucket, item));
-                    firsts.push(first(bucket));
-                }
-                None => further.extend(self.find_shards(bucket).await?),
-            }
+        let shard =
+            |bucket: &BucketKey, shard| BucketItemKey { bucket: bucket.clone(), shard }.item_key();
+        let items = self.read_items(buckets.iter().map(|bucket| shard(bucket, SHARD_ZERO))).await?;
+        let is_single = |bucket: &&&BucketKey| {
+            let first = items.get(&shard(bucket, SHARD_ZERO));
+            first.is_some_and(|first| further_shards(bucket, first).is_empty())
+        };
+        let (single, mut others): (Vec<&BucketKey>, Vec<&BucketKey>) =
+            buckets.iter().copied().partition(|bucket| is_single(&bucket));
+        let firsts = single.iter().map(|bucket| shard(bucket, SHARD_ZERO));
+        self.remove(&firsts.collect::<Vec<ItemKey>>()).await?;
+        let seconds = self.read_items(single.iter().map(|bucket| shard(bucket, 1))).await?;
+        others.extend(single.iter().filter(|bucket| seconds.contains_key(&shard(bucket, 1))));
+        for bucket in others {
+            self.delete_sharded(bucket).await?;
         }
-        self.remove(&further).await?;
-        self.remove(&firsts).await?;
         buckets.iter().for_each(|bucket| self.forget(bucket));
         Ok(())
+    }
+
+    /// Deletes a bucket and all its shards in one step, however many there are by then.
+    async fn delete_sharded(self: &Arc<Self>, bucket: &BucketKey) -> Result<(), StoreError> {
+        let first_key = BucketItemKey { bucket: bucket.clone(), shard: SHARD_ZERO }.item_key();
+        for _ in 0..DELETIONS_MAX {
+            let first = self.read_items([first_key.clone()]).await?.remove(&first_key);
+            let mut further = match &first {
+                Some(first) => further_shards(bucket, first),
+                None => self.find_shards(bucket).await?,
+            };
+            further.retain(|key| *key != first_key);
+            if first.is_none() && further.is_empty() {
+                return Ok(());
+            }
+            let changes = delete_together(bucket, first.as_ref(), &further);
+            match self.transact(&changes).await {
+                Ok(Transacted::Done(_)) if changes.len() > further.len() => return Ok(()),
+                // More than a transaction holds, or somebody was faster: once more for the rest.
+                Ok(_) => {}
+                Err(error) if error.is_transient() => self.pause(BETWEEN_DELETIONS).await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(contended(DELETIONS_MAX))
     }
 
     /// The shards of a bucket that has lost its first one.

@@ -191,7 +191,7 @@ impl Driver {
         bucket: &Arc<Bucket>,
         event: Event<Sender>,
     ) -> Option<Running> {
-        let mut mine = None;
+        let (mut mine, mut is_behind_a_task) = (None, false);
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             let commands = bucket.lock().on(event);
@@ -199,12 +199,14 @@ impl Driver {
                 match command {
                     Command::Call(op, call) => {
                         let (driver, bucket) = (Arc::clone(self), Arc::clone(bucket));
-                        let running = Running { driver, bucket, op, call: Some(call) };
+                        let call = Some(call);
+                        let running = Running { driver, bucket, op, call, is_behind_a_task };
                         if let Some(other) = mine.replace(running) {
                             self.spawn(Box::pin(other.go()));
                         }
                     }
                     Command::Reply { caller, reply, undo } => {
+                        is_behind_a_task |= matches!(reply, Ok(Reply::Done(_)));
                         // A caller who has gone just now keeps nothing.
                         if caller.0.send(reply).is_err() {
                             events.extend(undo.map(|undo| Event::Asked(*undo)));
@@ -339,6 +341,8 @@ struct Running {
     op: Op,
     /// Absent once it was answered.
     call: Option<Call>,
+    /// A task of the bucket was replied to just before.
+    is_behind_a_task: bool,
 }
 
 impl Running {
@@ -350,6 +354,10 @@ impl Running {
             running.call = None;
             let event = Event::Answered(running.op, answered);
             next = running.driver.feed_within(&running.bucket, event);
+            if next.as_ref().is_some_and(|next| next.is_behind_a_task) {
+                // What goes on behind a reply lets whoever waited for it go on, too.
+                tokio::task::yield_now().await;
+            }
         }
     }
 }

@@ -8,13 +8,13 @@ use zae_limiter_core::{
     ConfigLevel, Key, NamespaceId, Record, StoreError, StoreErrorKind, Timestamp, When, Write,
     Written,
 };
+use zae_limiter_schema::bucket::further_shards;
 use zae_limiter_schema::records::registry::{self, ResourceChanges};
 use zae_limiter_schema::records::{self, Before, CONFIG_VERSION};
 use zae_limiter_schema::{
     Change, Condition, Item, ItemKey, ParsedKey, Transacted, Update, Updated, Value, parse_key,
 };
 
-use crate::deletion::further_shards;
 use crate::driver::Driver;
 use crate::error::CallError;
 

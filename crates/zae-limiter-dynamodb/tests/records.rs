@@ -162,7 +162,7 @@ async fn a_transaction_that_meets_another_is_sent_again() {
     assert_eq!(write(&store, &put).await, Written::Done);
     *table.collisions.lock().unwrap() = 100;
     let error = store.delete(&[key(of("a", "r"))]).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    assert_eq!(error.kind(), StoreErrorKind::Busy);
     assert_eq!(counts(&table), [("r".to_owned(), 1)], "nothing was done");
 }
 

@@ -37,7 +37,7 @@ use zae_limiter_core::{Bucket, BucketKey, EntityId, LimitName, LimitSet, Rate, T
 pub use division::{Halves, bring_back, merge, split};
 pub use item::{BucketItem, shards_seen, share_of};
 
-pub use count::carry_shard_count;
+pub use count::{carry_shard_count, delete_together, further_shards};
 
 use crate::expression::{Action, Condition};
 use crate::keys::{BucketItemKey, Index};

@@ -45,8 +45,9 @@ const ALL: &[&str] = &[
     "ttl",
 ];
 
-/// All of them. Besides, an item is deleted as a whole, which pins nothing: an absent bucket is a full
-/// one, and every other writer but `create` pins something that an absent item does not have.
+/// All of them. Besides, a bucket is deleted as a whole, which pins nothing but the count of its shards: an
+/// absent bucket is a full one, and every other writer but `create` and `bring_back` pins something that an
+/// absent item does not have. `bring_back` pins the shard that the new one was split from.
 pub const WRITERS: &[Writer] = &[
     Writer {
         name: "add",

@@ -98,18 +98,21 @@ impl<C> Lane<C> {
         !self.is_busy && self.queue.is_empty()
     }
 
-    /// How long those who wait now wait for others to join them, because several processes write to
-    /// the shard more than a partition bears, or are in each other's way. The more, the longer:
-    /// processes that all do so settle where it bears them.
+    /// How long those who wait now wait for others to join them, because the shard is written more than
+    /// a partition bears, or others are ahead of us. The more, the longer: processes that all do so
+    /// settle where it bears them. A process by itself is in nobody's way: it pauses only when more than
+    /// half of the shard's budget is gone.
     fn pause(&mut self) -> Option<Duration> {
         let lost = std::mem::take(&mut self.lost);
         let Some((Snapshot::Item(item), at)) = &self.snapshot else { return None };
         let writes = item.writes - std::mem::replace(&mut self.writes, item.writes);
-        // A process by itself is as fast as it is answered, and nobody is helped by waiting alone.
-        if (writes <= 1 && lost == 0) || self.queue.is_empty() {
+        let is_alone = writes <= 1 && lost == 0;
+        if self.queue.is_empty() {
             return None;
         }
-        let short = u32::try_from(WRITES_MAX - item.writes_left(*at)).unwrap_or(0);
+        let spared = if is_alone { WRITES_MAX / 2 } else { 0 };
+        let short = WRITES_MAX - item.writes_left(*at) - spared;
+        let short = u32::try_from(short).unwrap_or(0);
         let pause = PAUSE_PER_WRITE * short + PAUSE_PER_LOST * lost;
         (!pause.is_zero()).then_some(pause.min(PAUSE_MAX))
     }

@@ -1,10 +1,51 @@
-//! Into how many parts a bucket is divided, carried from the first part to the others.
+//! How many shards a bucket has: carried from the first shard to the others, and deleted with it.
 
-use super::SHARD_COUNT;
+use zae_limiter_core::BucketKey;
+
+use super::{SHARD_COUNT, shards_seen};
 use crate::expression::{Action, Condition};
-use crate::keys::BucketItemKey;
-use crate::table::Update;
-use crate::value::Value;
+use crate::keys::{BucketItemKey, ItemKey};
+use crate::table::{Change, Update};
+use crate::value::{Item, Value};
+
+/// More shards than a bucket ever has.
+const SHARDS_MAX: i64 = 4_096;
+
+/// How many items one transaction names.
+const CHANGES_MAX: usize = 100;
+
+/// The items of a bucket beyond the first, as the first one counts them. Whatever else may be wrong with
+/// that item, it can be deleted.
+pub fn further_shards(bucket: &BucketKey, first: &Item) -> Vec<ItemKey> {
+    let count = shards_seen(first);
+    let count = u32::try_from(count.clamp(1, SHARDS_MAX)).unwrap_or(1);
+    let key = |shard| BucketItemKey { bucket: bucket.clone(), shard }.item_key();
+    (1..count).map(key).collect()
+}
+
+/// Deletes a bucket with all its shards in one step, if it still has as many: a shard left behind would
+/// go on admitting beside the full bucket that an absent one is. Where the first shard is gone already,
+/// `further` are deleted unless it comes back.
+pub fn delete_together(
+    bucket: &BucketKey,
+    first: Option<&Item>,
+    further: &[ItemKey],
+) -> Vec<Change> {
+    let first_key = BucketItemKey { bucket: bucket.clone(), shard: 0 }.item_key();
+    let count = first.and_then(|first| first.get(SHARD_COUNT));
+    let first = match (first, count) {
+        (None, _) => Change::Check(first_key, vec![Condition::Absent("PK".to_owned())]),
+        (Some(_), None) => {
+            Change::Delete(first_key, vec![Condition::Absent(SHARD_COUNT.to_owned())])
+        }
+        (Some(_), Some(count)) => {
+            Change::Delete(first_key, vec![Condition::Equal(SHARD_COUNT.to_owned(), count.clone())])
+        }
+    };
+    let further = further.iter().take(CHANGES_MAX - 1);
+    let further = further.map(|key| Change::Delete(key.clone(), Vec::new()));
+    [first].into_iter().chain(further).collect()
+}
 
 /// Tells an existing part of a bucket into how many it is divided now; one that knows of more, and
 /// one that is not there, stays as it is. The part's share only gets smaller.

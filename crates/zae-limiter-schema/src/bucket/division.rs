@@ -19,8 +19,8 @@ use super::item::share_of;
 use super::{
     After, Alive, BucketItem, Expiry, ONE_WRITE, Owner, REFILLED_AT, REMAINDERS_AT, SHARD_COUNT,
     SHARDS_SEEN, TTL, WCU, WCU_CAPACITY, attribute, count_write, create, next_generation,
-    pin_balances, pin_known, pin_rate, push_copies, push_limits, push_limits_at, push_remainder, push_whole_wcu,
-    ttl_of, undivided,
+    pin_balances, pin_known, pin_rate, push_copies, push_limits, push_limits_at, push_remainder,
+    push_whole_wcu, ttl_of, undivided,
 };
 use crate::expression::{Action, Condition};
 use crate::keys::BucketItemKey;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use zae_limiter_core::{Bucket, Cell, EntityId, LimitName, LimitSet, Millitokens, Rate, Timestamp};
 
 use super::{
-    GENERATION, LIMITS_AT, REFILLED_AT, REMAINDERS_AT, SHARD_COUNT, SHARDS_SEEN, TTL, WCU, WCU_CAPACITY,
-    WCU_PAID_OUT_AFTER_MS, attribute,
+    GENERATION, LIMITS_AT, REFILLED_AT, REMAINDERS_AT, SHARD_COUNT, SHARDS_SEEN, TTL, WCU,
+    WCU_CAPACITY, WCU_PAID_OUT_AFTER_MS, attribute,
 };
 use crate::keys::BucketItemKey;
 use crate::value::{Item, Malformed, Value};
