@@ -98,6 +98,14 @@ impl Step<'_> {
                 excuses.count(Excuse::FullInBetween);
                 return Ok(());
             }
+            // The first call of a batch may have created it under a lower ceiling: what raises that
+            // grants nothing.
+            if credited > 0
+                && tokens + net + self.book.may_credit(self.place) >= self.lowest(ceiling)
+            {
+                excuses.count(Excuse::LowestCeiling);
+                return Ok(());
+            }
             return self.same(tokens + net, ceiling, "a new limit is full less what is taken");
         };
         let elapsed = u64::try_from(reading.rf - before.rf).unwrap_or(0);
@@ -122,9 +130,7 @@ impl Step<'_> {
         let may_credit = self.book.may_credit(self.place);
         let may_be_full = held + earned + may_credit >= ceiling;
         // Calls under different limits can go together in one write: the lowest ceiling cuts.
-        let lowest = self.book.lowest_ceiling(self.place).map_or(ceiling, |whole| {
-            share(Millitokens::new(whole), reading.shard, reading.count).get().into()
-        });
+        let lowest = self.lowest(ceiling);
         if refilled < earned && lowest < ceiling && tokens + net + may_credit >= lowest {
             excuses.count(Excuse::LowestCeiling);
             return Ok(());
@@ -149,6 +155,14 @@ impl Step<'_> {
             }
         }
         self.check_unmoved(net, elapsed, held, &old)
+    }
+
+    /// The lowest ceiling under which one of the client's calls was made.
+    fn lowest(&self, ceiling: i128) -> i128 {
+        let reading = self.new.0;
+        self.book.lowest_ceiling(self.place).map_or(ceiling, |whole| {
+            share(Millitokens::new(whole), reading.shard, reading.count).get().into()
+        })
     }
 
     /// An item that expires is full by then: starting anew it is the same. The clock by which its
