@@ -20,6 +20,9 @@ use crate::records::{Counts, count, count_changes, record_key};
 /// How many limits go in one transaction, with room for the registries of as many namespaces.
 const CONFIGS_MAX: usize = 25;
 
+/// How many buckets go in one transaction. One that others write to makes all of them wait.
+const BUCKETS_MAX: usize = 25;
+
 /// How often a transaction is put together again because others deleted the same limits.
 const ATTEMPTS_MAX: u32 = 16;
 
@@ -53,22 +56,29 @@ impl Driver {
         Ok(())
     }
 
-    /// Buckets of one shard are deleted together. Somebody may have split one meanwhile: its second shard
-    /// tells.
+    /// Deletes buckets, each in one step. Those of one shard go together, many to a transaction; where one
+    /// of them stands in the way, each goes by itself.
     async fn delete_buckets(self: &Arc<Self>, buckets: &[&BucketKey]) -> Result<(), StoreError> {
-        let shard =
-            |bucket: &BucketKey, shard| BucketItemKey { bucket: bucket.clone(), shard }.item_key();
-        let items = self.read_items(buckets.iter().map(|bucket| shard(bucket, SHARD_ZERO))).await?;
-        let is_single = |bucket: &&&BucketKey| {
-            let first = items.get(&shard(bucket, SHARD_ZERO));
-            first.is_some_and(|first| further_shards(bucket, first).is_empty())
+        let first_key = |bucket: &BucketKey| {
+            BucketItemKey { bucket: bucket.clone(), shard: SHARD_ZERO }.item_key()
+        };
+        let items = self.read_items(buckets.iter().map(|bucket| first_key(bucket))).await?;
+        let first = |bucket: &BucketKey| items.get(&first_key(bucket));
+        let is_single = |bucket: &BucketKey| {
+            first(bucket).is_some_and(|first| further_shards(bucket, first).is_empty())
         };
         let (single, mut others): (Vec<&BucketKey>, Vec<&BucketKey>) =
-            buckets.iter().copied().partition(|bucket| is_single(&bucket));
-        let firsts = single.iter().map(|bucket| shard(bucket, SHARD_ZERO));
-        self.remove(&firsts.collect::<Vec<ItemKey>>()).await?;
-        let seconds = self.read_items(single.iter().map(|bucket| shard(bucket, 1))).await?;
-        others.extend(single.iter().filter(|bucket| seconds.contains_key(&shard(bucket, 1))));
+            buckets.iter().copied().partition(|bucket| is_single(bucket));
+        for chunk in single.chunks(BUCKETS_MAX) {
+            let delete = |bucket: &&BucketKey| delete_together(bucket, first(bucket), &[]);
+            let changes: Vec<Change> = chunk.iter().flat_map(delete).collect();
+            match self.transact(&changes).await {
+                Ok(Transacted::Done(_)) => {}
+                Ok(Transacted::Unmet(..)) => others.extend(chunk),
+                Err(error) if error.is_transient() => others.extend(chunk),
+                Err(error) => return Err(error.into()),
+            }
+        }
         for bucket in others {
             self.delete_sharded(bucket).await?;
         }

@@ -148,8 +148,8 @@ impl<C: Caller> BucketMachine<C> {
                 self.sweep();
             }
         }
-        // Background refunds were let in with what they give back.
-        if queued >= queue_max && waiting.caller.is_some() && self.waiting() >= queue_max {
+        // A refund was let in with what it gives back: refused, the tokens would be lost.
+        if queued >= queue_max && !waiting.request.is_refund() && self.waiting() >= queue_max {
             let message = format!("{queue_max} callers wait for this bucket already; try later");
             return self.reply(waiting, Err(StoreError::new(StoreErrorKind::Busy, message)));
         }
