@@ -130,6 +130,7 @@ impl Totals {
 pub struct SimTable {
     inside: Arc<Inside>,
     client: ClientId,
+    leaves_tasks: bool,
 }
 
 struct Inside {
@@ -177,7 +178,7 @@ impl SimTable {
             stream: None,
         };
         let inside = Inside { time, watch, state: Mutex::new(state), tasks: Mutex::default() };
-        Self { inside: Arc::new(inside), client: 0 }
+        Self { inside: Arc::new(inside), client: 0, leaves_tasks: false }
     }
 
     /// An empty table in a world with time.
@@ -188,7 +189,13 @@ impl SimTable {
     /// The table as that client sees it.
     #[must_use]
     pub fn for_client(&self, client: ClientId) -> Self {
-        Self { inside: Arc::clone(&self.inside), client }
+        Self { client, ..self.clone() }
+    }
+
+    /// The same table, on which a store runs its tasks on a runtime of its own, as on DynamoDB.
+    #[must_use]
+    pub fn leaving_tasks(&self) -> Self {
+        Self { leaves_tasks: true, ..self.clone() }
     }
 
     /// From now on these things go wrong.
@@ -489,9 +496,11 @@ impl Table for SimTable {
         }
     }
 
-    /// In the runtime of the simulated world, which is the one that calls.
+    /// In the runtime of the simulated world, which is the one that calls, unless the table leaves tasks
+    /// to the store.
     fn spawn(&self, task: Task) -> Result<(), Task> {
         match self.inside.time {
+            _ if self.leaves_tasks => return Err(task),
             Some(_) => self.inside.spawn(self.client, task),
             None => drop(tokio::spawn(task)),
         }

@@ -1,4 +1,4 @@
-//! What the limiter promises, on every embedded store, with a clock that stands until it is moved.
+//! What the limiter promises, on every store, with a clock that stands until it is moved.
 
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 

@@ -4,7 +4,8 @@ use zae_limiter::{AuditAction, AuditSubject, Error, Namespace, RateLimiter, Reso
 use zae_limiter_testkit::{Call, Fault};
 
 use crate::world::{
-    World, child, left, ms, on_every_store, own_limits, per_minute, refusal, spend, without_refill,
+    Kind, World, child, left, ms, on_every_store, own_limits, per_minute, refusal, spend,
+    without_refill,
 };
 
 async fn open(world: &World, name: &str) -> Result<RateLimiter, Error> {
@@ -172,8 +173,10 @@ fn only_a_deleted_namespace_is_purged_and_others_keep_everything() {
         own_limits(&team, "key", [per_minute("tpm", 10)]).await;
         team.set_resource_defaults("gpt-4", [per_minute("tpm", 10)]).await.unwrap();
         spend(&team, "key", "gpt-4", "tpm", 3).await;
+        // Usage on DynamoDB is booked by the aggregator.
+        let booked = if world.is(Kind::DynamoDb) { 0 } else { 1 };
         let used = team.usage().entity("key").summary().await.unwrap();
-        assert_eq!(used.records, 1);
+        assert_eq!(used.records, booked);
 
         let in_use = registry.purge(&namespace.id, |_| {}).await;
         let Err(Error::NamespaceInUse { name }) = in_use else { panic!("{in_use:?}") };
@@ -183,7 +186,7 @@ fn only_a_deleted_namespace_is_purged_and_others_keep_everything() {
         let removed = registry.purge(&namespace.id, |so_far| told.push(so_far)).await.unwrap();
         // Two entities, two configurations, two buckets, the records of what both used in three
         // windows each, and an event for each of the six changes.
-        assert!(removed >= 2 + 2 + 2 + 3 + 6, "{removed}");
+        assert!(removed >= 2 + 2 + 2 + 3 * booked + 6, "{removed}");
         assert_eq!(told, [removed]);
         assert_eq!(registry.by_id(&namespace.id).await.unwrap(), None);
         assert!(registry.orphans().all().await.unwrap().is_empty());

@@ -14,7 +14,8 @@ use zae_limiter::{
     LimitStatus, ManualClock, MemoryStore, NamespaceId, RateLimitExceeded, RateLimiter,
     ResourceName, Store, Timestamp,
 };
-use zae_limiter_testkit::Faulty;
+use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
+use zae_limiter_testkit::{Faulty, SimTable};
 
 /// 2026-11-15T14:00:00Z.
 pub(crate) const NOW: Timestamp = Timestamp::from_millis(1_794_751_200_000);
@@ -35,6 +36,8 @@ pub(crate) enum Kind {
     Memory,
     #[cfg(feature = "sqlite")]
     Sqlite,
+    /// On a simulated table in which no time passes, with a runtime of the store's own.
+    DynamoDb,
 }
 
 impl Kind {
@@ -42,6 +45,7 @@ impl Kind {
         Self::Memory,
         #[cfg(feature = "sqlite")]
         Self::Sqlite,
+        Self::DynamoDb,
     ];
 
     #[cfg_attr(not(feature = "sqlite"), expect(unused_variables, reason = "only files need it"))]
@@ -52,6 +56,11 @@ impl Kind {
             Self::Sqlite => {
                 let path = folder.path().join("limits.db");
                 Arc::new(zae_limiter::SqliteStore::open(path).unwrap())
+            }
+            Self::DynamoDb => {
+                let table = SimTable::default().leaving_tasks();
+                let options = DynamoOptions::default().seed(1).worker_threads(2);
+                Arc::new(DynamoStore::new(Arc::new(table), options))
             }
         }
     }
@@ -79,10 +88,17 @@ impl Drop for Named {
     }
 }
 
-/// Runs a test on each embedded store. The runtime has no timer: whoever waits for real time
+/// Runs a test on each store. The runtime has no timer: whoever waits for real time
 /// panics.
 pub(crate) fn on_every_store(test: impl AsyncFn(World)) {
     for kind in Kind::ALL {
+        on(*kind, &test);
+    }
+}
+
+/// Runs a test on each store but those that promise something else, by design.
+pub(crate) fn on_every_store_but(others: &[Kind], test: impl AsyncFn(World)) {
+    for kind in Kind::ALL.iter().filter(|kind| !others.contains(kind)) {
         on(*kind, &test);
     }
 }
@@ -94,7 +110,7 @@ pub(crate) fn on(kind: Kind, test: impl AsyncFn(World)) {
     runtime.block_on(test(World::new(kind)));
 }
 
-/// Runs a test on each embedded store, with four threads.
+/// Runs a test on each store, with four threads.
 pub(crate) fn on_every_store_with_threads(test: impl AsyncFn(World)) {
     for kind in Kind::ALL {
         let _named = Named(*kind);
@@ -121,6 +137,11 @@ impl World {
     /// Another one with the same kind of store.
     pub(crate) fn new_like(other: &Self) -> Self {
         Self::new(other.kind)
+    }
+
+    /// Whether the store is of this kind, for the few promises in which stores differ.
+    pub(crate) fn is(&self, kind: Kind) -> bool {
+        self.kind == kind
     }
 
     pub(crate) fn builder(&self) -> Builder {
