@@ -20,6 +20,7 @@ mod records;
 mod runtime;
 mod store;
 mod usage;
+mod walk;
 
 use std::fmt;
 use std::sync::Arc;

@@ -16,8 +16,8 @@ use zae_limiter_schema::{
 use crate::cursor;
 use crate::driver::{Driver, key_of};
 use crate::error::CallError;
-use crate::lists::{Walk, labels, size};
 use crate::records::record_key;
+use crate::walk::{Walk, labels, size};
 
 /// More windows than this are walked through, however long the walk is.
 const WINDOWS_MAX: usize = 4_000;

@@ -94,6 +94,8 @@ pub const WRITERS: &[Writer] = &[
         ],
         pins: &["PK"],
     },
+    // Deletes all of it, which is no change of an attribute.
+    Writer { name: "delete_together", changes: &[], pins: &["PK", "shard_count"] },
     Writer {
         name: "refill",
         changes: &[
@@ -156,9 +158,11 @@ mod tests {
     use super::*;
     use crate::bucket::{
         After, Alive, BucketItem, Expiry, Halves, Movement, Owner, Since, add, bring_back,
-        carry_shard_count, create, merge, refill, rewrite, split,
+        carry_shard_count, create, delete_together, merge, refill, rewrite, split,
     };
-    use crate::{Action, BucketItemKey, Change, Condition, SHARD_ZERO, Update, render_update};
+    use crate::{
+        Action, BucketItemKey, Change, Condition, Item, SHARD_ZERO, Update, Value, render_update,
+    };
 
     /// The source files below a folder, with what they say.
     fn sources(folder: &Path) -> Vec<(PathBuf, String)> {
@@ -262,6 +266,7 @@ mod tests {
             shards_seen: 1,
             parent: None,
             expires_at,
+            limits_at: expires_at.map(|_| at(500)),
             has_remainders: true,
             is_remnant: false,
         }
@@ -351,6 +356,20 @@ mod tests {
                 updates(made)
             }
             "carry_shard_count" => vec![carry_shard_count(&key(), 4)],
+            "delete_together" => {
+                let item = |count| Item::from([("shard_count".to_owned(), Value::number(count))]);
+                let further = [BucketItemKey { shard: 1, ..key() }.item_key()];
+                let firsts = [None, Some(Item::new()), Some(item(2))];
+                let deleted = firsts.iter().flat_map(|first| {
+                    delete_together(&key().bucket, first.as_ref(), &further)
+                });
+                let pinned = deleted.map(|change| Update {
+                    key: change.key().clone(),
+                    actions: Vec::new(),
+                    conditions: change.conditions().to_vec(),
+                });
+                pinned.collect()
+            }
             "rewrite" => vec![
                 rewrite(&key(), &first, &after_of(&other, 1), &alone, Expiry::Never),
                 // Whole again after it had expired in parts.

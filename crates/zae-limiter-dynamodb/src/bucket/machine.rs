@@ -7,24 +7,22 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
-use smallvec::SmallVec;
 use zae_limiter_core::{
-    Bucket, BucketKey, Leg, LegTaken, LimitStatus, Millitokens, Settlement, StoreError,
-    StoreErrorKind, Takes, Timestamp, refused_statuses,
+    BucketKey, Leg, LimitStatus, Settlement, StoreError, StoreErrorKind, Takes, Timestamp,
 };
-use zae_limiter_schema::bucket::WRITES_MAX;
 use zae_limiter_schema::{BucketItemKey, SHARD_ZERO, TableErrorKind, Updated};
 
-use super::decide::{Outcome, Request, Snapshot, blind, decide_batch, held_for};
+use super::decide::{Outcome, Request, Snapshot, blind, decide_batch};
 use super::flow::{Flow, Note, Port};
 use super::gather::{self, MOVES_MAX};
+use super::known::{Known, amounts};
+use super::lane::{Batch, Lane};
 use super::message::{
     Answer, Answered, Call, Caller, Command, Event, Op, Reply, Task, Waiting, decode,
 };
 use super::reshard::{self, ATTEMPTS_MAX};
-use super::shards::{self, ShardMap, Shards, apart_ms, origin};
+use super::shards::origin;
 use crate::error::{CallError, contended};
 use crate::options::DynamoOptions;
 
@@ -55,120 +53,10 @@ const PATIENCE_MS: u64 = 1_500;
 /// The same for calls that were in each other's way.
 const CONTENDED_PATIENCE_MS: u64 = 300;
 
-/// Pause per write that is missing from the shard's budget.
-const PAUSE_PER_WRITE: Duration = Duration::from_micros(80);
-
-/// Pause per write that came too late, because others had moved the refill time. It costs as much as
-/// one that counts.
-const PAUSE_PER_LOST: Duration = Duration::from_millis(4);
-
-/// 60 ms: twelve round trips of 5 ms.
-const PAUSE_MAX: Duration = Duration::from_millis(60);
-
-/// The queue of one shard, and what is known of the shard.
-#[derive(Debug)]
-struct Lane<C> {
-    shard: u32,
-    /// What the last answer said, and when.
-    snapshot: Option<(Snapshot, Timestamp)>,
-    /// How often that has changed.
-    version: u64,
-    queue: VecDeque<Waiting<C>>,
-    /// A batch is under way, or the lane pauses.
-    is_busy: bool,
-    /// How many writes came too late since the last batch.
-    lost: u32,
-    /// How many writes the shard had seen by then, of all processes.
-    writes: i64,
-}
-
-impl<C> Lane<C> {
-    fn know(&mut self, snapshot: Option<(Snapshot, Timestamp)>) {
-        self.snapshot = snapshot;
-        self.version += 1;
-    }
-
-    /// What is known, if it was learnt less than `trust` ago.
-    fn fresh(&self, now: Timestamp, trust: Duration) -> Option<&Snapshot> {
-        let (snapshot, at) = self.snapshot.as_ref()?;
-        (Duration::from_millis(apart_ms(now, *at)) < trust).then_some(snapshot)
-    }
-
-    fn is_idle(&self) -> bool {
-        !self.is_busy && self.queue.is_empty()
-    }
-
-    /// How long those who wait now wait for others to join them, because the shard is written more than
-    /// a partition bears, or others are ahead of us. The more, the longer: processes that all do so
-    /// settle where it bears them. A process by itself is in nobody's way: it pauses only when more than
-    /// half of the shard's budget is gone.
-    fn pause(&mut self) -> Option<Duration> {
-        let lost = std::mem::take(&mut self.lost);
-        let Some((Snapshot::Item(item), at)) = &self.snapshot else { return None };
-        let writes = item.writes - std::mem::replace(&mut self.writes, item.writes);
-        let is_alone = writes <= 1 && lost == 0;
-        if self.queue.is_empty() {
-            return None;
-        }
-        let spared = if is_alone { WRITES_MAX / 2 } else { 0 };
-        let short = WRITES_MAX - item.writes_left(*at) - spared;
-        let short = u32::try_from(short).unwrap_or(0);
-        let pause = PAUSE_PER_WRITE * short + PAUSE_PER_LOST * lost;
-        (!pause.is_zero()).then_some(pause.min(PAUSE_MAX))
-    }
-}
-
-/// Requests that go in one write, and what it is computed from.
-#[derive(Debug)]
-struct Batch<C> {
-    shard: u32,
-    /// The latest moment of them.
-    now: Timestamp,
-    members: Vec<Waiting<C>>,
-    attempt: u32,
-    snapshot: Option<Snapshot>,
-    /// Recent enough to refuse by.
-    is_fresh: bool,
-    /// Seen in this batch, so that what is missing there may be passed over.
-    is_just_seen: bool,
-    /// The members that the write under way is for, by their places.
-    written: Vec<usize>,
-    /// What some of them must settle elsewhere.
-    left_over: Vec<(usize, Takes)>,
-}
-
-impl<C> Batch<C> {
-    /// Whether a shard other than the first holds no share.
-    fn is_no_shard(&self) -> bool {
-        match &self.snapshot {
-            None => false,
-            Some(Snapshot::Item(item)) if item.is_live(self.now) => false,
-            Some(_) => self.shard != SHARD_ZERO,
-        }
-    }
-
-    /// Whether a refund would be passed over, but only by memory: somebody may have brought the
-    /// bucket, or the limit, back since.
-    fn is_unsure_of(&self, request: &Request) -> bool {
-        let Some(settlement) = request.settlement() else { return false };
-        let bucket = match &self.snapshot {
-            Some(Snapshot::Item(item)) if !item.is_expired(self.now) => Some(&item.bucket),
-            _ => None,
-        };
-        let names = settlement.target.limits().names();
-        !self.is_just_seen
-            && settlement.differences.iter().any(|difference| {
-                let limit = names[difference.cell].as_str();
-                difference.amount < Millitokens::ZERO
-                    && bucket.is_none_or(|bucket| bucket.limits().position(limit).is_none())
-            })
-    }
-}
-
 /// What an answer is for.
 #[derive(Debug)]
 enum Pending<C> {
-    Batch(Batch<C>),
+    Batch(Box<Batch<C>>),
     /// The pause of a lane.
     Pause(u32),
     /// A flow, and what was known of the shards that it reads when it asked.
@@ -193,8 +81,7 @@ pub(crate) struct BucketMachine<C> {
     options: Arc<DynamoOptions>,
     /// By their shards.
     lanes: Vec<Lane<C>>,
-    /// Few buckets have several shards.
-    map: Option<Box<ShardMap>>,
+    known: Known,
     pending: Vec<(Op, Pending<C>)>,
     flows: Vec<(u64, FlowKind, Flow<C>)>,
     /// Those who go on when the split under way has made a difference, and the throttled shard.
@@ -205,7 +92,6 @@ pub(crate) struct BucketMachine<C> {
     tasks: VecDeque<(Task, Timestamp, C)>,
     /// The number of the next call or flow.
     next: u64,
-    drawn: u64,
     /// How many requests have joined a queue since those who have gone were last swept out.
     unswept: usize,
     out: Vec<Command<C>>,
@@ -216,9 +102,9 @@ impl<C: Caller> BucketMachine<C> {
     pub(crate) fn new(key: BucketKey, options: Arc<DynamoOptions>, next: u64) -> Self {
         Self {
             key,
+            known: Known::new(Arc::clone(&options)),
             options,
             lanes: Vec::new(),
-            map: None,
             pending: Vec::new(),
             flows: Vec::new(),
             parked: Vec::new(),
@@ -226,7 +112,6 @@ impl<C: Caller> BucketMachine<C> {
             to_gather: VecDeque::new(),
             tasks: VecDeque::new(),
             next,
-            drawn: 0,
             unswept: 0,
             out: Vec::new(),
         }
@@ -238,10 +123,7 @@ impl<C: Caller> BucketMachine<C> {
             Event::Asked(waiting) => self.ask(waiting),
             Event::Tasked(task, now, caller) => self.start_task(task, now, caller),
             Event::Answered(op, answered) => self.answered(op, answered),
-            Event::Deleted => {
-                self.map = None;
-                self.lanes.iter_mut().for_each(|lane| lane.know(None));
-            }
+            Event::Deleted => self.known.forget(),
         }
         std::mem::take(&mut self.out)
     }
@@ -284,13 +166,13 @@ impl<C: Caller> BucketMachine<C> {
 
     /// Puts a request into the lane of the shard that seems right.
     fn dispatch(&mut self, waiting: Waiting<C>) {
-        let count = self.count();
+        let count = self.known.count();
         let shard = match &waiting.request {
             _ if count == 1 => SHARD_ZERO,
             Request::Take(leg) => {
                 let (leg, tried) = (leg.clone(), waiting.tried.clone());
                 self.watch_for_calm(waiting.now);
-                self.choose(&leg, waiting.now, &tried)
+                self.known.choose(&leg, waiting.now, &tried)
             }
             // A shard that has retired was merged into this one.
             Request::Settle(settlement) | Request::SettleRest(settlement) => {
@@ -331,6 +213,43 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
+    fn item_key(&self, shard: u32) -> BucketItemKey {
+        BucketItemKey { bucket: self.key.clone(), shard }
+    }
+
+    fn lane(&mut self, shard: u32) -> &mut Lane<C> {
+        let at = match self.lanes.binary_search_by_key(&shard, |lane| lane.shard) {
+            Ok(at) => at,
+            Err(at) => {
+                self.lanes.insert(at, Lane::new(shard));
+                at
+            }
+        };
+        &mut self.lanes[at]
+    }
+
+    /// The statuses of a leg, if what is known of all shards is fresh and nobody is ahead of it.
+    pub(crate) fn statuses_by_memory(
+        &self,
+        level: usize,
+        leg: &Leg,
+        now: Timestamp,
+    ) -> Option<Vec<LimitStatus>> {
+        let is_idle = |lane: &Lane<C>| !lane.is_busy && lane.queue.is_empty();
+        let is_idle = self.lanes.iter().all(is_idle);
+        is_idle.then(|| self.known.statuses_by_memory(level, leg, now)).flatten()
+    }
+
+    /// How a leg that passed stands now.
+    pub(crate) fn as_remembered(
+        &self,
+        level: usize,
+        leg: &Leg,
+        now: Timestamp,
+    ) -> Vec<LimitStatus> {
+        self.known.as_remembered(level, leg, now)
+    }
+
     fn call(&mut self, pending: Pending<C>, call: Call) {
         let op = Op(self.next);
         self.next += 1;
@@ -341,7 +260,7 @@ impl<C: Caller> BucketMachine<C> {
     fn answered(&mut self, op: Op, answered: Answered) {
         let Some(at) = self.pending.iter().position(|(one, _)| *one == op) else { return };
         match self.pending.swap_remove(at).1 {
-            Pending::Batch(batch) => self.batch_answered(batch, answered),
+            Pending::Batch(batch) => self.batch_answered(*batch, answered),
             Pending::Pause(shard) => self.next_batch(shard),
             Pending::Flow(flow, versions) => {
                 self.learn_from_flow(&versions, flow, &answered);
@@ -384,7 +303,9 @@ impl<C: Caller> BucketMachine<C> {
     }
 
     fn pause(&mut self, shard: u32) -> bool {
-        let pause = self.lane(shard).pause();
+        let pause = self.known.shard(shard).pause();
+        // Nobody is helped by waiting alone.
+        let pause = pause.filter(|_| !self.lane(shard).queue.is_empty());
         if let Some(pause) = pause {
             self.call(Pending::Pause(shard), Call::Pause(pause));
         }
@@ -394,9 +315,9 @@ impl<C: Caller> BucketMachine<C> {
     fn batch(&mut self, shard: u32, members: Vec<Waiting<C>>) -> Batch<C> {
         let now = members.iter().map(|waiting| waiting.now).max().unwrap_or_default();
         let trust = self.options.local_refusal;
-        let lane = self.lane(shard);
-        let is_fresh = lane.fresh(now, trust).is_some();
-        let snapshot = lane.snapshot.as_ref().map(|(snapshot, _)| snapshot.clone());
+        let known = self.known.shard(shard);
+        let is_fresh = known.fresh(now, trust).is_some();
+        let snapshot = known.snapshot().cloned();
         let (attempt, is_just_seen) = (0, false);
         let (written, left_over) = (Vec::new(), Vec::new());
         Batch { shard, now, members, attempt, snapshot, is_fresh, is_just_seen, written, left_over }
@@ -416,7 +337,7 @@ impl<C: Caller> BucketMachine<C> {
             return self.redirect_to_owner(batch);
         }
         let Some(call) = self.next_call(&mut batch) else { return true };
-        self.call(Pending::Batch(batch), call);
+        self.call(Pending::Batch(Box::new(batch)), call);
         false
     }
 
@@ -437,7 +358,7 @@ impl<C: Caller> BucketMachine<C> {
                 .map(|snapshot| (snapshot, written))
                 .map_err(CallError::maybe_applied),
             Ok(Answer::Updated(Updated::Unmet(item, _))) => {
-                self.lane(shard).lost += 1;
+                self.known.shard(shard).lost += 1;
                 decode(&key, item.as_ref()).map(|snapshot| (snapshot, Vec::new()))
             }
             Ok(Answer::Read(mut items)) => {
@@ -450,8 +371,8 @@ impl<C: Caller> BucketMachine<C> {
             Ok((snapshot, written)) => {
                 let known = matches!(snapshot, Snapshot::Item(_));
                 let known = known.then(|| (snapshot.clone(), batch.now));
-                self.lane(shard).know(known);
-                self.learn(shard, &snapshot, batch.now);
+                self.known.shard(shard).know(known);
+                self.known.learn(shard, &snapshot, batch.now);
                 self.reply_written(&mut batch, &written, left_over, &snapshot);
                 self.split_if_hot(shard, &snapshot, batch.now);
                 batch.snapshot = Some(snapshot);
@@ -463,7 +384,7 @@ impl<C: Caller> BucketMachine<C> {
                 return self.reroute_throttled(batch, &error);
             }
             Err(error) => {
-                self.lane(shard).know(None);
+                self.known.shard(shard).know(None);
                 self.fail(batch.members, &error.to_store_error());
                 return self.finish_batch(shard);
             }
@@ -522,7 +443,8 @@ impl<C: Caller> BucketMachine<C> {
                     None => self.reply(waiting, Ok(Reply::Settled)),
                 },
                 (Outcome::Nothing, None) => {
-                    let taken = self.taken(batch.shard, &waiting.request, &snapshot, &[], now);
+                    let taken =
+                        self.known.taken(batch.shard, &waiting.request, &snapshot, &[], now);
                     self.reply(waiting, Ok(Reply::Taken(taken)));
                 }
             }
@@ -543,7 +465,7 @@ impl<C: Caller> BucketMachine<C> {
         batch.left_over.clear();
         let requests: Vec<&Request> =
             batch.written.iter().map(|at| &batch.members[*at].request).collect();
-        match blind(&key, self.count(), &requests, batch.now) {
+        match blind(&key, self.known.count(), &requests, batch.now) {
             Some(update) => Call::Update(batch.shard, update),
             None => Call::Read(vec![key]),
         }
@@ -569,7 +491,8 @@ impl<C: Caller> BucketMachine<C> {
                 continue;
             }
             let Some(settlement) = waiting.request.settlement() else {
-                let taken = self.taken(batch.shard, &waiting.request, snapshot, &later, batch.now);
+                let taken =
+                    self.known.taken(batch.shard, &waiting.request, snapshot, &later, batch.now);
                 later.extend(amounts(&waiting.request));
                 replies.push((waiting, Reply::Taken(taken)));
                 continue;
@@ -590,37 +513,11 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
-    /// What a take has taken, and what is left in the bucket, and not only in a shard of it.
-    fn taken(
-        &self,
-        shard: u32,
-        request: &Request,
-        snapshot: &Snapshot,
-        later: &[(String, Millitokens)],
-        now: Timestamp,
-    ) -> LegTaken {
-        let Request::Take(leg) = request else { unreachable!("only takes are taken") };
-        let mut buckets = vec![bucket_for(leg, snapshot, now)];
-        if snapshot.is_sharded(now) {
-            let others = self.remembered_shards(now).buckets(leg, now);
-            let others = others.into_iter().filter(|(other, _)| *other != shard);
-            buckets.extend(others.map(|(_, bucket)| bucket));
-        }
-        let left = amounts(request).map(|(limit, _)| {
-            let held = |bucket: &Bucket| bucket.cell(&limit).map(|(cell, _)| cell.tokens);
-            let tokens = buckets.iter().filter_map(held);
-            let tokens = tokens.fold(Millitokens::ZERO, Millitokens::saturating_add);
-            let later = later.iter().filter(|(other, _)| *other == limit);
-            later.fold(tokens, |tokens, (_, amount)| tokens.saturating_add(*amount))
-        });
-        LegTaken { shard, left: left.collect() }
-    }
-
     /// A shard cannot give what is asked: another may, or all of them together.
     fn try_next_shard(&mut self, shard: u32, mut waiting: Waiting<C>) {
         waiting.tried.push(shard);
         let Request::Take(leg) = &waiting.request else { return };
-        let next = self.next_best(leg, waiting.now, &waiting.tried);
+        let next = self.known.next_best(leg, waiting.now, &waiting.tried);
         match next.filter(|_| waiting.tried.len() < SHARDS_TRIED_MAX) {
             Some(shard) => self.enqueue(shard, waiting),
             None => self.gather(waiting),
@@ -658,8 +555,8 @@ impl<C: Caller> BucketMachine<C> {
             Err(error) if error.is_transient() => origin_of(from),
             Err(error) => return self.fail(members, &error.to_store_error()),
         };
-        self.lane(from).know(None);
-        let map = self.map(now);
+        self.known.shard(from).know(None);
+        let map = self.known.map(now);
         if map.current == from {
             map.current = to;
         }
@@ -676,7 +573,7 @@ impl<C: Caller> BucketMachine<C> {
     /// tokens asks another shard. What is settled waits its turn.
     fn reroute_throttled(&mut self, batch: Batch<C>, error: &CallError) {
         let (shard, now) = (batch.shard, batch.now);
-        if self.is_busy_all_over(shard, now) {
+        if self.known.is_busy_all_over(shard, now) {
             self.split_unless_early(PATIENCE_MS, now);
         }
         let waits = self.is_resharding();
@@ -696,9 +593,9 @@ impl<C: Caller> BucketMachine<C> {
 
     fn dispatch_avoiding(&mut self, shard: u32, waiting: Waiting<C>) {
         match &waiting.request {
-            Request::Take(leg) if self.count() > 1 => {
+            Request::Take(leg) if self.known.count() > 1 => {
                 let leg = leg.clone();
-                let next = self.choose(&leg, waiting.now, &[shard]);
+                let next = self.known.choose(&leg, waiting.now, &[shard]);
                 self.enqueue(next, waiting);
             }
             _ => self.dispatch(waiting),
@@ -717,7 +614,7 @@ impl<C: Caller> BucketMachine<C> {
     }
 }
 
-/// Flows.
+/// The rest: lanes, flows and what they note.
 impl<C: Caller> BucketMachine<C> {
     fn start<F>(&mut self, kind: FlowKind, now: Timestamp, work: impl FnOnce(Port<C>) -> F)
     where
@@ -730,7 +627,7 @@ impl<C: Caller> BucketMachine<C> {
     }
 
     fn resume(&mut self, id: u64, answered: Option<Answered>) {
-        let count = self.count();
+        let count = self.known.count();
         let Some(at) = self.flows.iter().position(|(one, ..)| *one == id) else { return };
         let (notes, call) = self.flows[at].2.resume(answered, count);
         let now = self.flows[at].2.now();
@@ -742,7 +639,8 @@ impl<C: Caller> BucketMachine<C> {
                     Call::Update(shard, _) => vec![*shard],
                     Call::Transact(_) | Call::Pause(_) => Vec::new(),
                 };
-                let versions = asked.into_iter().map(|shard| (shard, self.lane(shard).version));
+                let versions =
+                    asked.into_iter().map(|shard| (shard, self.known.shard(shard).version));
                 let versions = versions.collect();
                 self.call(Pending::Flow(id, versions), call);
             }
@@ -776,9 +674,9 @@ impl<C: Caller> BucketMachine<C> {
 
     fn note(&mut self, note: Note<C>, now: Timestamp) {
         match note {
-            Note::Count(count) => self.set_count(count, now),
-            Note::Forget(shard) => self.lane(shard).know(None),
-            Note::Writes(writes) => self.map(now).set_writes(writes, now),
+            Note::Count(count) => self.known.set_count(count, now),
+            Note::Forget(shard) => self.known.shard(shard).know(None),
+            Note::Writes(writes) => self.known.map(now).set_writes(writes, now),
             Note::Counted(counted) => self.out.push(Command::Count(counted)),
             Note::Unpark => self.unpark(),
             Note::Reply(waiting, reply) => self.reply(waiting, reply),
@@ -804,9 +702,9 @@ impl<C: Caller> BucketMachine<C> {
         let now = flow.now();
         for ((shard, version), item) in versions.iter().zip(items) {
             let Ok(snapshot) = decode(&self.item_key(*shard), item) else { continue };
-            let lane = self.lane(*shard);
-            if lane.version == *version {
-                lane.know(matches!(snapshot, Snapshot::Item(_)).then(|| (snapshot, now)));
+            let known = self.known.shard(*shard);
+            if known.version == *version {
+                known.know(matches!(snapshot, Snapshot::Item(_)).then(|| (snapshot, now)));
             }
         }
     }
@@ -848,19 +746,19 @@ impl<C: Caller> BucketMachine<C> {
         }
         let shards_max = self.options.parts_max;
         self.start(kind, now, async move |port| {
-            run_task(&port, task, shards_max, caller).await;
+            reshard::run_task(&port, task, shards_max, caller).await;
         });
     }
 
     /// Splits the bucket unless that was done just now.
     fn split_unless_early(&mut self, patience_ms: u64, now: Timestamp) {
-        if !self.map(now).has_changed_within(patience_ms, now) {
-            self.double(self.count(), now);
+        if !self.known.map(now).has_changed_within(patience_ms, now) {
+            self.double(self.known.count(), now);
         }
     }
 
     fn double(&mut self, from: u32, now: Timestamp) {
-        if self.is_resharding() || self.count() != from || from >= self.options.parts_max {
+        if self.is_resharding() || self.known.count() != from || from >= self.options.parts_max {
             return;
         }
         self.start(FlowKind::Reshard, now, async move |port| {
@@ -876,7 +774,7 @@ impl<C: Caller> BucketMachine<C> {
         let Snapshot::Item(item) = snapshot else { return };
         let count = item.shard_count.next_power_of_two();
         let is_hot = item.writes_left(now) < WRITES_LEFT_MIN && item.is_live(now);
-        if is_hot && count < self.options.parts_max && self.is_busy_all_over(shard, now) {
+        if is_hot && count < self.options.parts_max && self.known.is_busy_all_over(shard, now) {
             self.double(count, now);
         }
     }
@@ -887,246 +785,11 @@ impl<C: Caller> BucketMachine<C> {
             return;
         }
         let merge_after = self.options.merge_after;
-        let Some(before) = self.map(now).recount_due(merge_after, now) else { return };
+        let Some(before) = self.known.map(now).recount_due(merge_after, now) else { return };
         self.start(FlowKind::Reshard, now, async move |port| {
             // It is tried again after as long a time.
             let _ = reshard::merge_if_calm(&port, before).await;
         });
-    }
-}
-
-async fn run_task<C>(port: &Port<C>, task: Task, shards_max: u32, caller: C) {
-    let (done, doubled) = match task {
-        Task::Split(wanted) => {
-            let wanted = wanted.clamp(1, shards_max).next_power_of_two();
-            (reshard::split_into(port, wanted).await, None)
-        }
-        Task::Double => match begin_double(port, shards_max).await {
-            Ok(doubled) => (Ok(doubled), doubled),
-            Err(error) => (Err(error.to_store_error()), None),
-        },
-        Task::Halve => (halve(port).await.map_err(StoreError::from), None),
-        Task::Reconfigure(target) => {
-            (reshard::reconfigure(port, &target).await.map(|()| None), None)
-        }
-    };
-    port.note(Note::Finish(caller, done));
-    if let Some(from) = doubled {
-        // Whoever asks for a shard that is missing then goes on.
-        let _ = reshard::finish_double(port, from).await;
-    }
-}
-
-/// The count before, if the bucket has twice as many shards now.
-async fn begin_double<C>(port: &Port<C>, shards_max: u32) -> Result<Option<u32>, CallError> {
-    let shards = reshard::read_all(port).await?;
-    let count = shards.count();
-    let can_split = shards.iter().next().is_some() && count < shards_max;
-    let is_split = can_split && reshard::begin_double(port, count).await?;
-    Ok(is_split.then_some(count))
-}
-
-async fn halve<C>(port: &Port<C>) -> Result<Option<u32>, CallError> {
-    let shards = reshard::read_all(port).await?;
-    if shards.count() > 1 {
-        reshard::halve(port, shards.count()).await?;
-    }
-    Ok(Some(port.count()))
-}
-
-/// What is known.
-impl<C: Caller> BucketMachine<C> {
-    fn item_key(&self, shard: u32) -> BucketItemKey {
-        BucketItemKey { bucket: self.key.clone(), shard }
-    }
-
-    fn lane(&mut self, shard: u32) -> &mut Lane<C> {
-        let at = match self.lanes.binary_search_by_key(&shard, |lane| lane.shard) {
-            Ok(at) => at,
-            Err(at) => {
-                let lane = Lane {
-                    shard,
-                    snapshot: None,
-                    version: 0,
-                    queue: VecDeque::new(),
-                    is_busy: false,
-                    lost: 0,
-                    writes: 0,
-                };
-                self.lanes.insert(at, lane);
-                at
-            }
-        };
-        &mut self.lanes[at]
-    }
-
-    fn find(&self, shard: u32) -> Option<&Lane<C>> {
-        let at = self.lanes.binary_search_by_key(&shard, |lane| lane.shard).ok()?;
-        self.lanes.get(at)
-    }
-
-    fn map(&mut self, now: Timestamp) -> &mut ShardMap {
-        self.map.get_or_insert_with(|| Box::new(ShardMap::new(now)))
-    }
-
-    /// How many shards the bucket has, as far as is known.
-    pub(crate) fn count(&self) -> u32 {
-        self.map.as_ref().map_or(1, |map| map.count)
-    }
-
-    fn set_count(&mut self, count: u32, now: Timestamp) {
-        if count == 1 && self.count() == 1 {
-            return;
-        }
-        let drawn = self.draw(count);
-        self.map(now).set_count(count, drawn, now);
-    }
-
-    /// Learns the count from a shard. The first one knows it; another may know of more.
-    fn learn(&mut self, shard: u32, snapshot: &Snapshot, now: Timestamp) {
-        match snapshot {
-            Snapshot::Item(item) if item.is_retired() => {
-                self.set_count(self.count().min(item.shard_count.next_power_of_two()), now);
-            }
-            Snapshot::Item(item) if !item.is_expired(now) => {
-                let count = item.shard_count.next_power_of_two();
-                if shard == SHARD_ZERO || count > self.count() {
-                    self.set_count(count, now);
-                }
-            }
-            _ if shard == SHARD_ZERO => self.set_count(1, now),
-            _ => {}
-        }
-    }
-
-    fn is_busy_all_over(&mut self, shard: u32, now: Timestamp) -> bool {
-        // Without group commit calls go to all shards anyway.
-        if !self.options.group_commit {
-            return true;
-        }
-        let drawn = self.draw(self.count());
-        self.map(now).is_busy_all_over(shard, drawn, now)
-    }
-
-    /// The shard that a take is sent to. A process stays with one as long as that has tokens: then all
-    /// its callers go together in one write, however many shards there are.
-    fn choose(&mut self, leg: &Leg, now: Timestamp, avoid: &[u32]) -> u32 {
-        let map = self.map(now);
-        let (count, current, is_stale) = (map.count, map.current, map.is_stale(now));
-        if is_stale && avoid.is_empty() {
-            return SHARD_ZERO;
-        }
-        let may_stay = self.options.group_commit && current < count && !avoid.contains(&current);
-        if may_stay && self.headroom(leg, current, now).is_none_or(|room| room >= 0) {
-            return current;
-        }
-        let others: Vec<u32> = (0..count).filter(|shard| !avoid.contains(shard)).collect();
-        let mut draw = || {
-            let drawn = self.draw(u32::try_from(others.len()).unwrap_or(0));
-            others.get(usize::try_from(drawn).unwrap_or(0)).copied()
-        };
-        let better = match (draw(), draw()) {
-            (Some(one), Some(other)) => {
-                let room = |shard| self.headroom(leg, shard, now).unwrap_or(0);
-                if room(other) > room(one) { other } else { one }
-            }
-            _ => SHARD_ZERO,
-        };
-        self.map(now).current = better;
-        better
-    }
-
-    /// The shard most likely to have what a leg asks, among those not tried; `None` when none is.
-    fn next_best(&self, leg: &Leg, now: Timestamp, tried: &[u32]) -> Option<u32> {
-        let others = (0..self.count()).filter(|shard| !tried.contains(shard));
-        let rooms = others.map(|shard| (self.headroom(leg, shard, now).unwrap_or(0), shard));
-        rooms.filter(|(room, _)| *room >= 0).max_by_key(|(room, _)| *room).map(|(_, shard)| shard)
-    }
-
-    /// What a shard has beyond what a leg asks of the scarcest limit, as far as it is known.
-    fn headroom(&self, leg: &Leg, shard: u32, now: Timestamp) -> Option<i64> {
-        let Some((Snapshot::Item(item), _)) = &self.find(shard)?.snapshot else { return None };
-        let bucket = item.is_live(now).then(|| held_for(leg, item, now))?;
-        let names = leg.target.limits().names();
-        let rooms = leg.takes.iter().map(|take| {
-            let held =
-                bucket.cell(names[take.cell].as_str()).map_or(0, |(cell, _)| cell.tokens.get());
-            held.saturating_sub(take.amount.get())
-        });
-        rooms.min()
-    }
-
-    /// A number below `bound`, from the store's own seed and the bucket's own count.
-    fn draw(&mut self, bound: u32) -> u32 {
-        // SplitMix64: any spread will do.
-        self.drawn += 1;
-        let drawn = self.drawn.wrapping_add(self.options.seed);
-        let mixed = drawn.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        let mixed = u32::try_from((mixed ^ (mixed >> 31)) >> 32).unwrap_or(0);
-        if bound == 0 { 0 } else { mixed % bound }
-    }
-
-    /// What is known of the shards, however long ago.
-    fn remembered_shards(&self, now: Timestamp) -> Shards {
-        let known = (0..self.count()).filter_map(|shard| match &self.find(shard)?.snapshot {
-            Some((Snapshot::Item(item), _)) => Some(item.clone()),
-            _ => None,
-        });
-        Shards::live(known, now)
-    }
-
-    /// The statuses of a leg, if what is known of all shards is fresh and nobody is ahead of it.
-    pub(crate) fn statuses_by_memory(
-        &self,
-        level: usize,
-        leg: &Leg,
-        now: Timestamp,
-    ) -> Option<Vec<LimitStatus>> {
-        let mut items = Vec::new();
-        for shard in 0..self.count() {
-            let lane = self.find(shard).filter(|lane| lane.is_idle())?;
-            match lane.fresh(now, self.options.local_refusal)? {
-                Snapshot::Item(item) if self.count() > 1 || item.shard_count > 1 => {
-                    items.push(item.clone());
-                }
-                snapshot => return Some(statuses_of(level, leg, snapshot, now)),
-            }
-        }
-        let known = Some(Shards::live(items, now)).filter(Shards::is_complete)?;
-        Some(shards::statuses(level, leg, &known.buckets(leg, now), now))
-    }
-
-    /// How a leg that passed stands now.
-    pub(crate) fn as_remembered(
-        &self,
-        level: usize,
-        leg: &Leg,
-        now: Timestamp,
-    ) -> Vec<LimitStatus> {
-        let statuses = if self.count() > 1 {
-            let known = self.remembered_shards(now).buckets(leg, now);
-            shards::statuses(level, leg, &known, now)
-        } else {
-            let known = self.find(SHARD_ZERO).and_then(|lane| lane.snapshot.as_ref());
-            let snapshot = known.map_or(&Snapshot::Absent, |(snapshot, _)| snapshot);
-            statuses_of(level, leg, snapshot, now)
-        };
-        let passed = |status: LimitStatus| LimitStatus {
-            // It had what was asked; that somebody else has taken it since is another matter.
-            exceeded: false,
-            retry_after: Duration::ZERO,
-            ..status
-        };
-        statuses.into_iter().map(passed).collect()
-    }
-}
-
-impl Snapshot {
-    /// Whether it is one of several shards.
-    fn is_sharded(&self, now: Timestamp) -> bool {
-        matches!(self, Self::Item(item) if item.shard_count > 1 && item.is_live(now))
     }
 }
 
@@ -1140,27 +803,4 @@ fn copy_of(error: &StoreError) -> StoreError {
         zae_limiter_core::Applied::Maybe => copy.maybe_applied(),
         zae_limiter_core::Applied::No => copy,
     }
-}
-
-fn statuses_of(level: usize, leg: &Leg, snapshot: &Snapshot, now: Timestamp) -> Vec<LimitStatus> {
-    refused_statuses(level, leg, &bucket_for(leg, snapshot, now), now).collect()
-}
-
-/// The bucket, or its shard, as a leg sees it.
-fn bucket_for(leg: &Leg, snapshot: &Snapshot, now: Timestamp) -> Bucket {
-    match snapshot {
-        Snapshot::Item(item) if !item.is_expired(now) => held_for(leg, item, now),
-        _ => Bucket::full(Arc::clone(leg.target.limits()), now),
-    }
-}
-
-fn amounts(request: &Request) -> impl Iterator<Item = (String, Millitokens)> {
-    let takes: SmallVec<[_; 2]> = match request {
-        Request::Take(leg) => {
-            let names = leg.target.limits().names();
-            leg.takes.iter().map(|take| (names[take.cell].to_string(), take.amount)).collect()
-        }
-        Request::Settle(_) | Request::SettleRest(_) => SmallVec::new(),
-    };
-    takes.into_iter()
 }

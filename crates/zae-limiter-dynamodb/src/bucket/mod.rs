@@ -6,6 +6,8 @@
 pub(crate) mod decide;
 mod flow;
 mod gather;
+mod known;
+mod lane;
 pub(crate) mod machine;
 pub(crate) mod message;
 mod reshard;

@@ -1,0 +1,324 @@
+//! What a process knows of a bucket: what the last answers said of its shards, and how many there are.
+//! From this follow the shard that a request asks, and refusals that cost no call.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use zae_limiter_core::{
+    Bucket, Leg, LegTaken, LimitStatus, Millitokens, Timestamp, refused_statuses,
+};
+use zae_limiter_schema::SHARD_ZERO;
+use zae_limiter_schema::bucket::WRITES_MAX;
+
+use super::decide::{Request, Snapshot, held_for};
+use super::shards::{self, ShardMap, Shards, apart_ms};
+use crate::options::DynamoOptions;
+
+/// Pause per write that is missing from the shard's budget.
+const PAUSE_PER_WRITE: Duration = Duration::from_micros(80);
+
+/// Pause per write that came too late, because others had moved the refill time. It costs as much as
+/// one that counts.
+const PAUSE_PER_LOST: Duration = Duration::from_millis(4);
+
+/// 60 ms: twelve round trips of 5 ms.
+const PAUSE_MAX: Duration = Duration::from_millis(60);
+
+/// What is known of one shard.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    number: u32,
+    /// What the last answer said, and when.
+    snapshot: Option<(Snapshot, Timestamp)>,
+    /// How often that has changed.
+    pub(crate) version: u64,
+    /// How many writes came too late since the last batch.
+    pub(crate) lost: u32,
+    /// How many writes the shard had seen by then, of all processes.
+    writes: i64,
+}
+
+impl Shard {
+    pub(crate) fn know(&mut self, snapshot: Option<(Snapshot, Timestamp)>) {
+        self.snapshot = snapshot;
+        self.version += 1;
+    }
+
+    pub(crate) fn snapshot(&self) -> Option<&Snapshot> {
+        self.snapshot.as_ref().map(|(snapshot, _)| snapshot)
+    }
+
+    /// What is known, if it was learnt less than `trust` ago.
+    pub(crate) fn fresh(&self, now: Timestamp, trust: Duration) -> Option<&Snapshot> {
+        let (snapshot, at) = self.snapshot.as_ref()?;
+        (Duration::from_millis(apart_ms(now, *at)) < trust).then_some(snapshot)
+    }
+
+    /// How long those who wait now wait for others to join them, because the shard is written more than
+    /// a partition bears, or others are ahead of us. The more, the longer: processes that all do so
+    /// settle where it bears them. A process by itself is in nobody's way: it pauses only when more than
+    /// half of the shard's budget is gone.
+    pub(crate) fn pause(&mut self) -> Option<Duration> {
+        let lost = std::mem::take(&mut self.lost);
+        let Some((Snapshot::Item(item), at)) = &self.snapshot else { return None };
+        let writes = item.writes - std::mem::replace(&mut self.writes, item.writes);
+        let is_alone = writes <= 1 && lost == 0;
+        let spared = if is_alone { WRITES_MAX / 2 } else { 0 };
+        let short = u32::try_from(WRITES_MAX - item.writes_left(*at) - spared).unwrap_or(0);
+        let pause = PAUSE_PER_WRITE * short + PAUSE_PER_LOST * lost;
+        (!pause.is_zero()).then_some(pause.min(PAUSE_MAX))
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Known {
+    options: Arc<DynamoOptions>,
+    /// By their numbers.
+    shards: Vec<Shard>,
+    /// Few buckets have several shards.
+    map: Option<Box<ShardMap>>,
+    drawn: u64,
+}
+
+impl Known {
+    pub(crate) fn new(options: Arc<DynamoOptions>) -> Self {
+        Self { options, shards: Vec::new(), map: None, drawn: 0 }
+    }
+
+    /// The bucket was deleted.
+    pub(crate) fn forget(&mut self) {
+        self.map = None;
+        self.shards.iter_mut().for_each(|shard| shard.know(None));
+    }
+
+    pub(crate) fn shard(&mut self, number: u32) -> &mut Shard {
+        let at = match self.shards.binary_search_by_key(&number, |shard| shard.number) {
+            Ok(at) => at,
+            Err(at) => {
+                let shard = Shard { number, snapshot: None, version: 0, lost: 0, writes: 0 };
+                self.shards.insert(at, shard);
+                at
+            }
+        };
+        &mut self.shards[at]
+    }
+
+    fn find(&self, number: u32) -> Option<&Shard> {
+        let at = self.shards.binary_search_by_key(&number, |shard| shard.number).ok()?;
+        self.shards.get(at)
+    }
+
+    pub(crate) fn map(&mut self, now: Timestamp) -> &mut ShardMap {
+        self.map.get_or_insert_with(|| Box::new(ShardMap::new(now)))
+    }
+
+    /// How many shards the bucket has, as far as is known.
+    pub(crate) fn count(&self) -> u32 {
+        self.map.as_ref().map_or(1, |map| map.count)
+    }
+
+    pub(crate) fn set_count(&mut self, count: u32, now: Timestamp) {
+        if count == 1 && self.count() == 1 {
+            return;
+        }
+        let drawn = self.draw(count);
+        self.map(now).set_count(count, drawn, now);
+    }
+
+    /// Learns the count from a shard. The first one knows it; another may know of more.
+    pub(crate) fn learn(&mut self, shard: u32, snapshot: &Snapshot, now: Timestamp) {
+        match snapshot {
+            Snapshot::Item(item) if item.is_retired() => {
+                self.set_count(self.count().min(item.shard_count.next_power_of_two()), now);
+            }
+            Snapshot::Item(item) if !item.is_expired(now) => {
+                let count = item.shard_count.next_power_of_two();
+                if shard == SHARD_ZERO || count > self.count() {
+                    self.set_count(count, now);
+                }
+            }
+            _ if shard == SHARD_ZERO => self.set_count(1, now),
+            _ => {}
+        }
+    }
+
+    pub(crate) fn is_busy_all_over(&mut self, shard: u32, now: Timestamp) -> bool {
+        // Without group commit calls go to all shards anyway.
+        if !self.options.group_commit {
+            return true;
+        }
+        let drawn = self.draw(self.count());
+        self.map(now).is_busy_all_over(shard, drawn, now)
+    }
+
+    /// The shard that a take is sent to. A process stays with one as long as that has tokens: then all
+    /// its callers go together in one write, however many shards there are.
+    pub(crate) fn choose(&mut self, leg: &Leg, now: Timestamp, avoid: &[u32]) -> u32 {
+        let map = self.map(now);
+        let (count, current, is_stale) = (map.count, map.current, map.is_stale(now));
+        if is_stale && avoid.is_empty() {
+            return SHARD_ZERO;
+        }
+        let may_stay = self.options.group_commit && current < count && !avoid.contains(&current);
+        if may_stay && self.headroom(leg, current, now).is_none_or(|room| room >= 0) {
+            return current;
+        }
+        let others: Vec<u32> = (0..count).filter(|shard| !avoid.contains(shard)).collect();
+        let mut draw = || {
+            let drawn = self.draw(u32::try_from(others.len()).unwrap_or(0));
+            others.get(usize::try_from(drawn).unwrap_or(0)).copied()
+        };
+        let better = match (draw(), draw()) {
+            (Some(one), Some(other)) => {
+                let room = |shard| self.headroom(leg, shard, now).unwrap_or(0);
+                if room(other) > room(one) { other } else { one }
+            }
+            _ => SHARD_ZERO,
+        };
+        self.map(now).current = better;
+        better
+    }
+
+    /// The shard most likely to have what a leg asks, among those not tried; `None` when none is.
+    pub(crate) fn next_best(&self, leg: &Leg, now: Timestamp, tried: &[u32]) -> Option<u32> {
+        let others = (0..self.count()).filter(|shard| !tried.contains(shard));
+        let rooms = others.map(|shard| (self.headroom(leg, shard, now).unwrap_or(0), shard));
+        rooms.filter(|(room, _)| *room >= 0).max_by_key(|(room, _)| *room).map(|(_, shard)| shard)
+    }
+
+    /// What a shard has beyond what a leg asks of the scarcest limit, as far as it is known.
+    fn headroom(&self, leg: &Leg, shard: u32, now: Timestamp) -> Option<i64> {
+        let Some((Snapshot::Item(item), _)) = &self.find(shard)?.snapshot else { return None };
+        let bucket = item.is_live(now).then(|| held_for(leg, item, now))?;
+        let names = leg.target.limits().names();
+        let rooms = leg.takes.iter().map(|take| {
+            let held =
+                bucket.cell(names[take.cell].as_str()).map_or(0, |(cell, _)| cell.tokens.get());
+            held.saturating_sub(take.amount.get())
+        });
+        rooms.min()
+    }
+
+    /// A number below `bound`, from the store's own seed and the bucket's own count.
+    fn draw(&mut self, bound: u32) -> u32 {
+        // SplitMix64: any spread will do.
+        self.drawn += 1;
+        let drawn = self.drawn.wrapping_add(self.options.seed);
+        let mixed = drawn.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        let mixed = u32::try_from((mixed ^ (mixed >> 31)) >> 32).unwrap_or(0);
+        if bound == 0 { 0 } else { mixed % bound }
+    }
+
+    /// What is known of the shards, however long ago.
+    fn remembered_shards(&self, now: Timestamp) -> Shards {
+        let known = (0..self.count()).filter_map(|shard| match &self.find(shard)?.snapshot {
+            Some((Snapshot::Item(item), _)) => Some(item.clone()),
+            _ => None,
+        });
+        Shards::live(known, now)
+    }
+
+    /// The statuses of a leg, if what is known of all shards is fresh.
+    pub(crate) fn statuses_by_memory(
+        &self,
+        level: usize,
+        leg: &Leg,
+        now: Timestamp,
+    ) -> Option<Vec<LimitStatus>> {
+        let mut items = Vec::new();
+        for shard in 0..self.count() {
+            match self.find(shard)?.fresh(now, self.options.local_refusal)? {
+                Snapshot::Item(item) if self.count() > 1 || item.shard_count > 1 => {
+                    items.push(item.clone());
+                }
+                snapshot => return Some(statuses_of(level, leg, snapshot, now)),
+            }
+        }
+        let known = Some(Shards::live(items, now)).filter(Shards::is_complete)?;
+        Some(shards::statuses(level, leg, &known.buckets(leg, now), now))
+    }
+
+    /// How a leg that passed stands now.
+    pub(crate) fn as_remembered(
+        &self,
+        level: usize,
+        leg: &Leg,
+        now: Timestamp,
+    ) -> Vec<LimitStatus> {
+        let statuses = if self.count() > 1 {
+            let known = self.remembered_shards(now).buckets(leg, now);
+            shards::statuses(level, leg, &known, now)
+        } else {
+            let known = self.find(SHARD_ZERO).and_then(Shard::snapshot);
+            let snapshot = known.unwrap_or(&Snapshot::Absent);
+            statuses_of(level, leg, snapshot, now)
+        };
+        let passed = |status: LimitStatus| LimitStatus {
+            // It had what was asked; that somebody else has taken it since is another matter.
+            exceeded: false,
+            retry_after: Duration::ZERO,
+            ..status
+        };
+        statuses.into_iter().map(passed).collect()
+    }
+
+    /// What a take has taken, and what is left in the bucket, and not only in a shard of it.
+    pub(crate) fn taken(
+        &self,
+        shard: u32,
+        request: &Request,
+        snapshot: &Snapshot,
+        later: &[(String, Millitokens)],
+        now: Timestamp,
+    ) -> LegTaken {
+        let Request::Take(leg) = request else { unreachable!("only takes are taken") };
+        let mut buckets = vec![bucket_for(leg, snapshot, now)];
+        if snapshot.is_sharded(now) {
+            let others = self.remembered_shards(now).buckets(leg, now);
+            let others = others.into_iter().filter(|(other, _)| *other != shard);
+            buckets.extend(others.map(|(_, bucket)| bucket));
+        }
+        let left = amounts(request).map(|(limit, _)| {
+            let held = |bucket: &Bucket| bucket.cell(&limit).map(|(cell, _)| cell.tokens);
+            let tokens = buckets.iter().filter_map(held);
+            let tokens = tokens.fold(Millitokens::ZERO, Millitokens::saturating_add);
+            let later = later.iter().filter(|(other, _)| *other == limit);
+            later.fold(tokens, |tokens, (_, amount)| tokens.saturating_add(*amount))
+        });
+        LegTaken { shard, left: left.collect() }
+    }
+}
+
+impl Snapshot {
+    /// Whether it is one of several shards.
+    pub(crate) fn is_sharded(&self, now: Timestamp) -> bool {
+        matches!(self, Self::Item(item) if item.shard_count > 1 && item.is_live(now))
+    }
+}
+
+fn statuses_of(level: usize, leg: &Leg, snapshot: &Snapshot, now: Timestamp) -> Vec<LimitStatus> {
+    refused_statuses(level, leg, &bucket_for(leg, snapshot, now), now).collect()
+}
+
+/// The bucket, or its shard, as a leg sees it.
+fn bucket_for(leg: &Leg, snapshot: &Snapshot, now: Timestamp) -> Bucket {
+    match snapshot {
+        Snapshot::Item(item) if !item.is_expired(now) => held_for(leg, item, now),
+        _ => Bucket::full(Arc::clone(leg.target.limits()), now),
+    }
+}
+
+pub(crate) fn amounts(request: &Request) -> impl Iterator<Item = (String, Millitokens)> {
+    let takes: SmallVec<[_; 2]> = match request {
+        Request::Take(leg) => {
+            let names = leg.target.limits().names();
+            leg.takes.iter().map(|take| (names[take.cell].to_string(), take.amount)).collect()
+        }
+        Request::Settle(_) | Request::SettleRest(_) => SmallVec::new(),
+    };
+    takes.into_iter()
+}
