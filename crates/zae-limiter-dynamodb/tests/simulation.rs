@@ -18,15 +18,16 @@ const REPLAY: &str = "cargo test -p zae-limiter-dynamodb --test simulation -- --
 /// Plays the seeds of a test, and prints how often the auditor could not be exact.
 fn play_all(name: &str, play: impl Fn(u64) -> Report) -> Vec<Report> {
     let seeds = Seeds::from_env(8, &format!("{REPLAY} {name}"));
-    let reports = seeds.play(play);
-    let mut excuses = Excuses::default();
-    reports.iter().for_each(|report| excuses.add(&report.excuses));
-    let steps: u64 = reports.iter().map(|report| report.steps).sum();
-    let asked: u64 = reports.iter().map(|report| report.totals.calls).sum();
-    println!("{name}: {steps} writes audited, {asked} table calls");
-    for (excuse, count) in excuses.iter() {
-        println!("{name}: {excuse:?}: {count}");
-    }
+    let reports = seeds.play_and_print(play, |reports| {
+        let mut excuses = Excuses::default();
+        reports.iter().for_each(|report| excuses.add(&report.excuses));
+        let steps: u64 = reports.iter().map(|report| report.steps).sum();
+        let asked: u64 = reports.iter().map(|report| report.totals.calls).sum();
+        println!("{name}: {} runs, {steps} writes audited, {asked} table calls", reports.len());
+        for (excuse, count) in excuses.iter() {
+            println!("{name}: {excuse:?}: {count}");
+        }
+    });
     if seeds.is_alone() {
         println!("{reports:#?}");
         return Vec::new();

@@ -50,6 +50,15 @@ impl Seeds {
     ///
     /// When some fail: with each of them, and the command that replays it.
     pub fn play<T>(&self, play: impl Fn(u64) -> T) -> Vec<T> {
+        self.play_and_print(play, |_| ())
+    }
+
+    /// The same, and prints something of those that did not fail, whether others did or not.
+    ///
+    /// # Panics
+    ///
+    /// As [`play`](Self::play) does.
+    pub fn play_and_print<T>(&self, play: impl Fn(u64) -> T, print: impl FnOnce(&[T])) -> Vec<T> {
         let (mut played, mut failed) = (Vec::new(), Vec::new());
         for seed in self.range.clone().step_by(self.step) {
             match catch_unwind(AssertUnwindSafe(|| play(seed))) {
@@ -57,6 +66,7 @@ impl Seeds {
                 Err(_) => failed.push(seed),
             }
         }
+        print(&played);
         let replay = |seed: &u64| format!("\n  ZAEL_SIM_SEED={seed} {}", self.replay);
         let commands: String = failed.iter().map(replay).collect();
         let all = played.len() + failed.len();
