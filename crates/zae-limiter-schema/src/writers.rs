@@ -95,7 +95,7 @@ pub const WRITERS: &[Writer] = &[
         pins: &["PK"],
     },
     // Deletes all of it, which is no change of an attribute.
-    Writer { name: "delete_together", changes: &[], pins: &["PK", "shard_count"] },
+    Writer { name: "delete_together", changes: &[], pins: &["PK", "shard_count", "shards_seen"] },
     Writer {
         name: "refill",
         changes: &[
@@ -360,9 +360,9 @@ mod tests {
                 let item = |count| Item::from([("shard_count".to_owned(), Value::number(count))]);
                 let further = [BucketItemKey { shard: 1, ..key() }.item_key()];
                 let firsts = [None, Some(Item::new()), Some(item(2))];
-                let deleted = firsts.iter().flat_map(|first| {
-                    delete_together(&key().bucket, first.as_ref(), &further)
-                });
+                let deleted = firsts
+                    .iter()
+                    .flat_map(|first| delete_together(&key().bucket, first.as_ref(), &further));
                 let pinned = deleted.map(|change| Update {
                     key: change.key().clone(),
                     actions: Vec::new(),

@@ -124,13 +124,13 @@ async fn what_aws_refuses_says_what_to_do() {
         (
             "400 Bad Request",
             r#"{"__type":"com.amazonaws.dynamodb.v20120810#ThrottlingException","message":"x"}"#,
-            StoreErrorKind::Unavailable,
+            StoreErrorKind::Busy,
             "throttled",
         ),
         (
             "400 Bad Request",
             r#"{"__type":"com.amazonaws.dynamodb.v20120810#RequestLimitExceeded","message":"x"}"#,
-            StoreErrorKind::Unavailable,
+            StoreErrorKind::Busy,
             "throttled",
         ),
         ("500 Internal Server Error", "{}", StoreErrorKind::Unavailable, "failed inside"),

@@ -2,7 +2,7 @@
 
 use zae_limiter_core::BucketKey;
 
-use super::{SHARD_COUNT, shards_seen};
+use super::{SHARD_COUNT, SHARDS_SEEN, shards_seen};
 use crate::expression::{Action, Condition};
 use crate::keys::{BucketItemKey, ItemKey};
 use crate::table::{Change, Update};
@@ -32,14 +32,15 @@ pub fn delete_together(
     further: &[ItemKey],
 ) -> Vec<Change> {
     let first_key = BucketItemKey { bucket: bucket.clone(), shard: 0 }.item_key();
-    let count = first.and_then(|first| first.get(SHARD_COUNT));
-    let first = match (first, count) {
-        (None, _) => Change::Check(first_key, vec![Condition::Absent("PK".to_owned())]),
-        (Some(_), None) => {
-            Change::Delete(first_key, vec![Condition::Absent(SHARD_COUNT.to_owned())])
-        }
-        (Some(_), Some(count)) => {
-            Change::Delete(first_key, vec![Condition::Equal(SHARD_COUNT.to_owned(), count.clone())])
+    let first = match first {
+        None => Change::Check(first_key, vec![Condition::Absent("PK".to_owned())]),
+        // Both: a bucket may have been split and merged again, and then there are more items than before.
+        Some(first) => {
+            let pin = |name: &str| match first.get(name) {
+                None => Condition::Absent(name.to_owned()),
+                Some(count) => Condition::Equal(name.to_owned(), count.clone()),
+            };
+            Change::Delete(first_key, vec![pin(SHARD_COUNT), pin(SHARDS_SEEN)])
         }
     };
     let further = further.iter().take(CHANGES_MAX - 1);
