@@ -147,7 +147,7 @@ impl Step<'_> {
                 excuses.count(Excuse::FullInBetween);
             }
         } else if cell.remainder != remainder {
-            if !(may_be_full && cell.remainder == 0) && !self.is_outdated {
+            if !(self.is_outdated || may_be_full && cell.remainder == 0) {
                 return Err(format!("the remainder is {}, must be {remainder}", cell.remainder));
             }
             if held + earned < ceiling {
