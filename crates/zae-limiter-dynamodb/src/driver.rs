@@ -9,7 +9,7 @@ use std::collections::HashMap as StdHashMap;
 use std::future::{Future, poll_fn};
 use std::hash::BuildHasher;
 use std::pin::pin;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -45,7 +45,8 @@ impl Caller for Sender {
     }
 }
 
-type Hashing = foldhash::fast::RandomState;
+/// By the store's seed: another one in every process, and the same in every run of a simulation.
+type Hashing = foldhash::fast::FixedState;
 type Stripe = HashMap<BucketKey, Arc<Bucket>, Hashing>;
 
 /// One bucket in use.
@@ -77,7 +78,8 @@ pub(crate) async fn received(replying: &mut Replying) -> Result<Reply, StoreErro
 
 impl Driver {
     pub(crate) fn new(table: Arc<dyn Table>, options: DynamoOptions) -> Self {
-        let stripes = (0..STRIPES).map(|_| Mutex::default()).collect();
+        let stripe = || Mutex::new(Stripe::with_hasher(Hashing::with_seed(!options.seed)));
+        let stripes = (0..STRIPES).map(|_| stripe()).collect();
         let (meter, resharding) = (Meter::default(), Resharding::default());
         let options = Arc::new(options);
         Self { table, options, stripes, runtime: OnceLock::new(), meter, resharding }
@@ -152,9 +154,8 @@ impl Driver {
     }
 
     fn stripe(&self, key: &BucketKey) -> MutexGuard<'_, Stripe> {
-        // Any hash will do that is the same for the same key within this process.
-        static HASHING: LazyLock<Hashing> = LazyLock::new(Default::default);
-        let at = usize::try_from(HASHING.hash_one(key) % STRIPES as u64).unwrap_or(0);
+        let hash = Hashing::with_seed(self.options.seed).hash_one(key);
+        let at = usize::try_from(hash % STRIPES as u64).unwrap_or(0);
         self.stripes[at].lock().unwrap_or_else(PoisonError::into_inner)
     }
 

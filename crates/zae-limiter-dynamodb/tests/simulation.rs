@@ -47,7 +47,8 @@ fn options(seed: u64, client: ClientId, shards_max: u32) -> DynamoOptions {
     let options = options.merge_after(Duration::from_secs(pick(&[1, 20, 20, 60])));
     let local_refusal = Duration::from_millis(pick(&[0, 50, 1_000, 1_000, 10_000]));
     let options = options.local_refusal(local_refusal);
-    // Not `remembered_buckets`: which bucket is forgotten depends on a hash that differs by process.
+    let remembered = usize::try_from(pick(&[1, 2, 100_000, 100_000])).unwrap_or(1);
+    let options = options.remembered_buckets(remembered);
     let options = options.call_timeout(Duration::from_millis(pick(&[20, 300, 1_000, 1_000])));
     let options = options.queue_max(usize::try_from(pick(&[1, 3, 10_000, 10_000])).unwrap_or(1));
     if pick(&[0, 1, 1, 1, 1, 1, 1]) == 0 { options.without_group_commit() } else { options }

@@ -249,20 +249,24 @@ impl Known {
         leg: &Leg,
         now: Timestamp,
     ) -> Vec<LimitStatus> {
-        let statuses = if self.count() > 1 {
-            let known = self.remembered_shards(now).buckets(leg, now);
-            shards::statuses(level, leg, &known, now)
-        } else {
-            let known = self.find(SHARD_ZERO).and_then(Shard::snapshot);
-            let snapshot = known.unwrap_or(&Snapshot::Absent);
-            statuses_of(level, leg, snapshot, now)
-        };
         let passed = |status: LimitStatus| LimitStatus {
             // It had what was asked; that somebody else has taken it since is another matter.
             exceeded: false,
             retry_after: Duration::ZERO,
             ..status
         };
+        if self.count() > 1 {
+            let known = self.remembered_shards(now);
+            let statuses = shards::statuses(level, leg, &known.buckets(leg, now), now);
+            // One shard may have had it while another is in debt: the bucket as a whole has not, and
+            // when its shards are merged that shows.
+            return match known.is_complete() {
+                true => statuses,
+                false => statuses.into_iter().map(passed).collect(),
+            };
+        }
+        let known = self.find(SHARD_ZERO).and_then(Shard::snapshot);
+        let statuses = statuses_of(level, leg, known.unwrap_or(&Snapshot::Absent), now);
         statuses.into_iter().map(passed).collect()
     }
 
