@@ -153,6 +153,13 @@ impl Driver {
         }
     }
 
+    /// A caller who waited for a bucket has gone.
+    pub(crate) fn abandon(self: &Arc<Self>, key: &BucketKey) {
+        if let Some(bucket) = self.find(key) {
+            self.feed(&bucket, Event::Abandoned);
+        }
+    }
+
     fn stripe(&self, key: &BucketKey) -> MutexGuard<'_, Stripe> {
         let hash = Hashing::with_seed(self.options.seed).hash_one(key);
         let at = usize::try_from(hash % STRIPES as u64).unwrap_or(0);

@@ -160,7 +160,11 @@ impl Drop for Legs<'_> {
                     replying.close();
                     match replying.try_recv() {
                         Ok(Ok(Reply::Taken(taken))) => Some(taken.shard),
-                        _ => None,
+                        Ok(_) => None,
+                        Err(_) => {
+                            self.driver.abandon(leg.target.key());
+                            None
+                        }
                     }
                 }
                 LegState::Refused(_) | LegState::Failed(_) | LegState::Done => None,

@@ -92,8 +92,8 @@ pub(crate) struct BucketMachine<C> {
     tasks: VecDeque<(Task, Timestamp, C)>,
     /// The number of the next call or flow.
     next: u64,
-    /// How many requests have joined a queue since those who have gone were last swept out.
-    unswept: usize,
+    /// How many callers have gone since they were last swept out of the queues.
+    gone: usize,
     out: Vec<Command<C>>,
 }
 
@@ -112,7 +112,7 @@ impl<C: Caller> BucketMachine<C> {
             to_gather: VecDeque::new(),
             tasks: VecDeque::new(),
             next,
-            unswept: 0,
+            gone: 0,
             out: Vec::new(),
         }
     }
@@ -123,6 +123,12 @@ impl<C: Caller> BucketMachine<C> {
             Event::Asked(waiting) => self.ask(waiting),
             Event::Tasked(task, now, caller) => self.start_task(task, now, caller),
             Event::Answered(op, answered) => self.answered(op, answered),
+            Event::Abandoned => {
+                self.gone += 1;
+                if self.gone > 64 + self.waiting() / 8 {
+                    self.sweep();
+                }
+            }
             Event::Deleted => self.known.forget(),
         }
         std::mem::take(&mut self.out)
@@ -141,15 +147,11 @@ impl<C: Caller> BucketMachine<C> {
 
     fn ask(&mut self, waiting: Waiting<C>) {
         let queue_max = self.options.queue_max;
-        let queued = self.waiting();
-        if queued > 0 {
-            self.unswept += 1;
-            if self.unswept > 64 + queued / 8 {
-                self.sweep();
-            }
+        if self.gone > 0 && self.waiting() >= queue_max {
+            self.sweep();
         }
         // A refund was let in with what it gives back: refused, the tokens would be lost.
-        if queued >= queue_max && !waiting.request.is_refund() && self.waiting() >= queue_max {
+        if self.waiting() >= queue_max && !waiting.request.is_refund() {
             let message = format!("{queue_max} callers wait for this bucket already; try later");
             return self.reply(waiting, Err(StoreError::new(StoreErrorKind::Busy, message)));
         }
@@ -158,7 +160,7 @@ impl<C: Caller> BucketMachine<C> {
 
     /// Forgets callers who have gone.
     fn sweep(&mut self) {
-        self.unswept = 0;
+        self.gone = 0;
         self.lanes.iter_mut().for_each(|lane| lane.queue.retain(|one| !one.is_abandoned()));
         self.parked.retain(|(_, one)| !one.is_abandoned());
         self.to_gather.retain(|one| !one.is_abandoned());

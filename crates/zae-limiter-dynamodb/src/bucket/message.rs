@@ -120,6 +120,8 @@ pub(crate) enum Event<C> {
     Tasked(Task, Timestamp, C),
     /// A call has ended: answered, failed, or given up after its time limit.
     Answered(Op, Answered),
+    /// A caller who waited has gone.
+    Abandoned,
     /// The bucket was deleted.
     Deleted,
 }

@@ -129,8 +129,9 @@ impl Written<'_> {
         let held = |ledger: &Ledger| -> Vec<i128> {
             nets.iter().map(|(limit, _)| ledger.held_by(part, limit, at_ms)).collect()
         };
-        // A bucket that is not there counts as full.
-        let is_first = !ledger.knows(base);
+        // A bucket that is not there counts as full, and so does one that has expired. Clients of the
+        // original take from an item that has expired as from any other.
+        let is_first = !ledger.knows(base) || self.anew;
         let before = held(ledger);
         ledger.note(base, self.new, false);
         let after = held(ledger);
