@@ -5,15 +5,13 @@
 //! answer, an error, the limit, a panic, an ended runtime) its machine gets to know, so that a bucket
 //! never waits for a call that is no more.
 
-use std::collections::HashMap as StdHashMap;
+use std::collections::HashMap;
 use std::future::{Future, poll_fn};
-use std::hash::BuildHasher;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
-use hashbrown::HashMap;
 use tokio::sync::oneshot;
 use zae_limiter_core::{BucketKey, Leg, LimitStatus, StoreError, StoreErrorKind, Timestamp};
 use zae_limiter_schema::{
@@ -22,15 +20,12 @@ use zae_limiter_schema::{
 };
 
 use crate::bucket::decide::Request;
-use crate::bucket::machine::BucketMachine;
 use crate::bucket::message::{self, Answer, Answered, Call, Caller, Command, Event, Op, Waiting};
+use crate::buckets::{Bucket, Buckets};
 use crate::error::CallError;
 use crate::meter::{Meter, Resharding};
 use crate::options::DynamoOptions;
 use crate::runtime::Runtime;
-
-/// How many stripes the map of buckets has, so that callers do not wait for each other.
-const STRIPES: usize = 64;
 
 /// Where a reply goes.
 #[derive(Debug)]
@@ -45,24 +40,12 @@ impl Caller for Sender {
     }
 }
 
-/// By the store's seed: another one in every process, and the same in every run of a simulation.
-type Hashing = foldhash::fast::FixedState;
-type Stripe = HashMap<BucketKey, Arc<Bucket>, Hashing>;
-
-/// One bucket in use.
-#[derive(Debug)]
-struct Bucket {
-    // A std mutex: it is never held across an await.
-    machine: Mutex<BucketMachine<Sender>>,
-    key: BucketKey,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Driver {
     pub(crate) table: Arc<dyn Table>,
     pub(crate) options: Arc<DynamoOptions>,
-    stripes: Box<[Mutex<Stripe>]>,
+    buckets: Buckets<Sender>,
     runtime: OnceLock<Arc<Runtime>>,
     pub(crate) meter: Meter,
     pub(crate) resharding: Resharding,
@@ -78,11 +61,10 @@ pub(crate) async fn received(replying: &mut Replying) -> Result<Reply, StoreErro
 
 impl Driver {
     pub(crate) fn new(table: Arc<dyn Table>, options: DynamoOptions) -> Self {
-        let stripe = || Mutex::new(Stripe::with_hasher(Hashing::with_seed(!options.seed)));
-        let stripes = (0..STRIPES).map(|_| stripe()).collect();
         let (meter, resharding) = (Meter::default(), Resharding::default());
         let options = Arc::new(options);
-        Self { table, options, stripes, runtime: OnceLock::new(), meter, resharding }
+        let buckets = Buckets::new(Arc::clone(&options));
+        Self { table, options, buckets, runtime: OnceLock::new(), meter, resharding }
     }
 
     /// Whether the store can work in this process.
@@ -97,7 +79,7 @@ impl Driver {
     /// Asks a bucket for something.
     pub(crate) fn submit(self: &Arc<Self>, request: Request, now: Timestamp) -> Replying {
         let (sender, replying) = oneshot::channel();
-        let bucket = self.bucket(request.target().key());
+        let bucket = self.buckets.get(request.target().key());
         let waiting = Waiting::new(request, now, Some(Sender(sender)));
         self.feed(&bucket, Event::Asked(waiting));
         replying
@@ -105,7 +87,7 @@ impl Driver {
 
     /// Gives back what was taken for a caller who has gone.
     pub(crate) fn refund(self: &Arc<Self>, leg: &Leg, shard: u32, now: Timestamp) {
-        let bucket = self.bucket(leg.target.key());
+        let bucket = self.buckets.get(leg.target.key());
         self.feed(&bucket, Event::Asked(Waiting::refund(leg, shard, now)));
     }
 
@@ -117,7 +99,7 @@ impl Driver {
         now: Timestamp,
     ) -> Result<Option<u32>, StoreError> {
         let (sender, mut replying) = oneshot::channel();
-        self.feed(&self.bucket(key), Event::Tasked(task, now, Sender(sender)));
+        self.feed(&self.buckets.get(key), Event::Tasked(task, now, Sender(sender)));
         match received(&mut replying).await? {
             Reply::Done(count) => Ok(count),
             other => unreachable!("a task is done, not {other:?}"),
@@ -131,7 +113,7 @@ impl Driver {
         leg: &Leg,
         now: Timestamp,
     ) -> Option<Vec<LimitStatus>> {
-        let bucket = self.find(leg.target.key())?;
+        let bucket = self.buckets.find(leg.target.key())?;
         let machine = bucket.lock();
         machine.statuses_by_memory(level, leg, now)
     }
@@ -143,60 +125,28 @@ impl Driver {
         leg: &Leg,
         now: Timestamp,
     ) -> Vec<LimitStatus> {
-        self.bucket(leg.target.key()).lock().as_remembered(level, leg, now)
+        self.buckets.get(leg.target.key()).lock().as_remembered(level, leg, now)
     }
 
     /// Forgets what is known of a bucket that was deleted.
     pub(crate) fn forget(self: &Arc<Self>, key: &BucketKey) {
-        if let Some(bucket) = self.find(key) {
+        if let Some(bucket) = self.buckets.find(key) {
             self.feed(&bucket, Event::Deleted);
         }
     }
 
     /// A caller who waited for a bucket has gone.
     pub(crate) fn abandon(self: &Arc<Self>, key: &BucketKey) {
-        if let Some(bucket) = self.find(key) {
+        if let Some(bucket) = self.buckets.find(key) {
             self.feed(&bucket, Event::Abandoned);
         }
-    }
-
-    fn stripe(&self, key: &BucketKey) -> MutexGuard<'_, Stripe> {
-        let hash = Hashing::with_seed(self.options.seed).hash_one(key);
-        let at = usize::try_from(hash % STRIPES as u64).unwrap_or(0);
-        self.stripes[at].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn find(&self, key: &BucketKey) -> Option<Arc<Bucket>> {
-        self.stripe(key).get(key).cloned()
-    }
-
-    fn bucket(&self, key: &BucketKey) -> Arc<Bucket> {
-        let mut stripe = self.stripe(key);
-        if let Some(bucket) = stripe.get(key) {
-            return Arc::clone(bucket);
-        }
-        let most = self.options.remembered_buckets.div_ceil(STRIPES).max(1);
-        if stripe.len() >= most {
-            let mut left = most / 8 + 1;
-            // A bucket that anybody holds stays: two machines for one bucket would write past each
-            // other, which is safe but costs.
-            stripe.retain(|_, bucket| {
-                let is_idle = Arc::strong_count(bucket) == 1 && left > 0;
-                left -= usize::from(is_idle);
-                !is_idle
-            });
-        }
-        let machine = BucketMachine::new(key.clone(), Arc::clone(&self.options), 0);
-        let bucket = Arc::new(Bucket { machine: Mutex::new(machine), key: key.clone() });
-        stripe.insert(key.clone(), Arc::clone(&bucket));
-        bucket
     }
 
     /// Feeds an event to a machine and carries out what it wants. The first call comes back, to be made
     /// by a task that is there already; the others get tasks of their own.
     fn feed_within(
         self: &Arc<Self>,
-        bucket: &Arc<Bucket>,
+        bucket: &Arc<Bucket<Sender>>,
         event: Event<Sender>,
     ) -> Option<Running> {
         let (mut mine, mut is_behind_a_task) = (None, false);
@@ -230,7 +180,7 @@ impl Driver {
         mine
     }
 
-    fn feed(self: &Arc<Self>, bucket: &Arc<Bucket>, event: Event<Sender>) {
+    fn feed(self: &Arc<Self>, bucket: &Arc<Bucket<Sender>>, event: Event<Sender>) {
         if let Some(running) = self.feed_within(bucket, event) {
             self.spawn(Box::pin(running.go()));
         }
@@ -285,7 +235,7 @@ impl Driver {
                 let read = self.within(limit, read).await?;
                 self.meter.count(read.consumed);
                 let found = read.items.into_iter().filter_map(|item| Some((key_of(&item)?, item)));
-                let mut found: StdHashMap<ItemKey, _> = found.collect();
+                let mut found: HashMap<ItemKey, _> = found.collect();
                 Ok(Answer::Read(keys.iter().map(|key| found.remove(key)).collect()))
             }
         }
@@ -325,27 +275,11 @@ pub(crate) fn key_of(item: &zae_limiter_schema::Item) -> Option<ItemKey> {
     Some(ItemKey::new(text("PK")?, text("SK")?))
 }
 
-impl Bucket {
-    /// The machine. One that has panicked is replaced by a new one, which knows nothing; those who
-    /// waited for the old one get to know that their requests are gone.
-    fn lock(&self) -> MutexGuard<'_, BucketMachine<Sender>> {
-        match self.machine.lock() {
-            Ok(machine) => machine,
-            Err(poisoned) => {
-                self.machine.clear_poison();
-                let mut machine = poisoned.into_inner();
-                *machine = machine.anew();
-                machine
-            }
-        }
-    }
-}
-
 /// A call of a machine. Dropped before it was answered, because of a panic or an ended runtime, it
 /// counts as one that may have been applied.
 struct Running {
     driver: Arc<Driver>,
-    bucket: Arc<Bucket>,
+    bucket: Arc<Bucket<Sender>>,
     op: Op,
     /// Absent once it was answered.
     call: Option<Call>,

@@ -8,6 +8,7 @@
 #[cfg(feature = "aws")]
 pub mod aws;
 mod bucket;
+mod buckets;
 mod calls;
 mod cursor;
 mod deletion;
