@@ -7,6 +7,8 @@ pub(crate) mod decide;
 mod flow;
 mod gather;
 pub(crate) mod machine;
+#[cfg(test)]
+mod machine_tests;
 pub(crate) mod message;
 mod reshard;
 pub(crate) mod shards;
