@@ -462,3 +462,17 @@ fn an_answer_to_an_unknown_call_is_ignored() {
         (Answers(1), &["a: taken from 0, 9 left"]),
     ]);
 }
+
+/// A refund that is refused is lost where a refused chain gives back what it took.
+#[test]
+fn what_is_settled_is_let_into_a_full_queue() {
+    let mut process = Process::new(&SimTable::default(), options().queue_max(1));
+    process.quietly(&Asks("first", 5));
+    process.check(&[
+        (Asks("a", 1), &["#0 add -1 on shard 0"]),
+        (Asks("b", 1), &[]),
+        (Settles("first", -5, 0), &[]),
+        (Answers(0), &["a: taken from 0, 4 left", "#1 add 4 on shard 0"]),
+        (Answers(1), &["b: taken from 0, 8 left", "first: settled"]),
+    ]);
+}
