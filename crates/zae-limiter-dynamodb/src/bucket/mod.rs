@@ -9,6 +9,8 @@ mod gather;
 mod known;
 mod lane;
 pub(crate) mod machine;
+#[cfg(test)]
+mod machine_tests;
 pub(crate) mod message;
 mod reshard;
 pub(crate) mod shards;
