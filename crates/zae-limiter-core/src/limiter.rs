@@ -467,10 +467,13 @@ impl Inner {
         let _probing = self.breaker.probing();
         let key = [Key::Namespace(self.namespace.clone())];
         let deadline = self.settings.deadline;
+        // The next probe is due so long after this one began: a store that hung and is back serves again
+        // as soon as a probe that it never answered is over.
+        let began = self.clock.stopwatch();
         match within(&*self.clock, deadline, self.store.get(&key)).await {
             Some(Ok(_)) => self.breaker.succeeded(),
             Some(Err(error)) if !error.is_outage() => self.breaker.succeeded(),
-            Some(Err(_)) | None => self.breaker.probe_failed(self.clock.stopwatch()),
+            Some(Err(_)) | None => self.breaker.probe_failed(began),
         }
     }
 

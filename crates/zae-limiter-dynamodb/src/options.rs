@@ -102,8 +102,8 @@ impl DynamoOptions {
     }
 
     /// How many callers may wait for one bucket (10,000). Beyond it the store refuses them at once, with
-    /// [`StoreErrorKind::Busy`](zae_limiter_core::StoreErrorKind::Busy). Refunds are always let in: there
-    /// are no more of them than leases.
+    /// [`StoreErrorKind::Busy`](zae_limiter_core::StoreErrorKind::Busy). Settlements are always let in:
+    /// there are no more of them than leases.
     #[must_use]
     pub fn queue_max(mut self, callers: usize) -> Self {
         self.queue_max = callers.max(1);

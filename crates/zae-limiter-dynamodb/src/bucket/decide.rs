@@ -54,11 +54,6 @@ impl Request {
         differences.iter().any(|one| one.amount > Millitokens::ZERO)
     }
 
-    /// Whether it only gives back.
-    pub(crate) fn is_refund(&self) -> bool {
-        self.settlement().is_some() && !self.charges()
-    }
-
     /// Whether it changes nothing at all.
     pub(crate) fn is_empty(&self) -> bool {
         self.amounts().iter().all(|take| take.amount == Millitokens::ZERO)

@@ -150,8 +150,8 @@ impl<C: Caller> BucketMachine<C> {
         if self.gone > 0 && self.waiting() >= queue_max {
             self.sweep();
         }
-        // A refund was let in with what it gives back: refused, the tokens would be lost.
-        if self.waiting() >= queue_max && !waiting.request.is_refund() {
+        // A settlement was let in with its lease: refused, its tokens would be lost.
+        if self.waiting() >= queue_max && matches!(waiting.request, Request::Take(_)) {
             let message = format!("{queue_max} callers wait for this bucket already; try later");
             return self.reply(waiting, Err(StoreError::new(StoreErrorKind::Busy, message)));
         }
@@ -360,7 +360,8 @@ impl<C: Caller> BucketMachine<C> {
                 .map(|snapshot| (snapshot, written))
                 .map_err(CallError::maybe_applied),
             Ok(Answer::Updated(Updated::Unmet(item, _))) => {
-                self.known.shard(shard).lost += 1;
+                // Whoever knew nothing has lost to nobody.
+                self.known.shard(shard).lost += u32::from(batch.snapshot.is_some());
                 decode(&key, item.as_ref()).map(|snapshot| (snapshot, Vec::new()))
             }
             Ok(Answer::Read(mut items)) => {

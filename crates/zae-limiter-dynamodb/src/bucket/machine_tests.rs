@@ -168,7 +168,7 @@ impl Process {
             Goes(who) => {
                 let waiting = self.waiting.iter().find(|one| one.name == *who);
                 waiting.expect("somebody who asked").gone.store(true, Ordering::Relaxed);
-                return None;
+                Event::Abandoned
             }
             Later(millis) => {
                 self.now = Timestamp::from_millis(self.now.as_millis() + millis);
