@@ -122,7 +122,7 @@ fn no_module_depends_on_itself_by_way_of_others() {
         graph["bucket::machine"].contains("bucket::decide"),
         "the graph is not read: {graph:?}"
     );
-    assert!(graph["driver"].contains("bucket::machine"), "the graph is not read: {graph:?}");
+    assert!(graph["buckets"].contains("bucket::machine"), "the graph is not read: {graph:?}");
     assert_eq!(cycle(&graph), None);
     let tangled = Graph::from([
         ("a".to_owned(), BTreeSet::from(["b".to_owned()])),
@@ -135,6 +135,9 @@ fn no_module_depends_on_itself_by_way_of_others() {
 fn what_decides_does_no_io() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bucket");
     for path in sources(&root) {
+        if path.ends_with("machine_tests.rs") {
+            continue;
+        }
         let code = code_of(&path);
         for forbidden in
             ["tokio", "dyn Table", "Table,", "Table}", "Instant", "SystemTime", "Clock"]
