@@ -15,9 +15,10 @@ use std::time::Duration;
 
 use tokio::runtime::Builder as RuntimeBuilder;
 use zae_limiter_core::{
-    Admission, BreakerSettings, BucketKey, EntityId, Entropy, Error, Key, Leg, LegTaken, Lifetime,
-    Limit, LimitSet, ManualClock, Millitokens, Plan, RateLimiter, Settlement, Store, StoreError,
-    StoreErrorKind, Take, Target, Timestamp,
+    Admission, Applied, BreakerSettings, BucketKey, EntityId, Entropy, Error, Key, Leg, LegTaken,
+    Lifetime, Limit, LimitSet, ManualClock, MemoryStore, Millitokens, PageRequest, Plan,
+    RateLimiter, Settlement, Store, StoreError, StoreErrorKind, StoredBucket, Take, Target,
+    Timestamp,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{
@@ -158,11 +159,10 @@ async fn a_cancelled_acquire_is_given_back_though_the_table_turns_the_refund_awa
     let mut left = Vec::new();
     for (kind, times) in TURNED_AWAY {
         let table = SimTable::default();
-        let count = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&count);
+        let count = AtomicUsize::new(0);
         let hooked = Arc::new(Hooked::new(table.clone(), move |called, _| {
             let nth = match called {
-                Called::Update => counted.fetch_add(1, Ordering::SeqCst),
+                Called::Update => count.fetch_add(1, Ordering::SeqCst),
                 _ => usize::MAX,
             };
             Box::pin(async move {
@@ -187,7 +187,7 @@ async fn a_cancelled_acquire_is_given_back_though_the_table_turns_the_refund_awa
         drop(cancelled);
         hooked.answer_late();
         settle_down().await;
-        assert!(count.load(Ordering::SeqCst) > 3, "the refund was tried");
+        assert!(hooked.calls() > 3, "the refund was tried");
         left.push((kind, held(&table, &key(), "rpm")));
     }
     assert_eq!(left, TURNED_AWAY.map(|(kind, _)| (kind, 9_000)), "what is left, all but one");
@@ -286,9 +286,9 @@ async fn the_cause_of_a_tables_error_reaches_the_caller() {
         });
         let store = DynamoStore::new(Arc::new(table), options());
         let error = match call {
-            Called::Update => take(&store, &target(without_refill("rpm", 10)), 1, at(0))
-                .await
-                .unwrap_err(),
+            Called::Update => {
+                take(&store, &target(without_refill("rpm", 10)), 1, at(0)).await.unwrap_err()
+            }
             _ => store.peek(&[key()], at(0)).await.unwrap_err(),
         };
         let source = error.source().map(ToString::to_string);
@@ -423,9 +423,8 @@ async fn a_bucket_in_debt_admits_nothing_also_in_parts() {
 async fn nothing_extra_is_admitted_whatever_changes_in_between() {
     for seed in 0..60_u64 {
         let table = SimTable::default();
-        let stores = [0, 1].map(|nth| {
-            DynamoStore::new(Arc::new(table.clone()), options().seed(seed * 2 + nth))
-        });
+        let stores = [0, 1]
+            .map(|nth| DynamoStore::new(Arc::new(table.clone()), options().seed(seed * 2 + nth)));
         let of = |capacity, read_at: Option<i64>| {
             let limits = Arc::new(LimitSet::new([without_refill("rpm", capacity)]).unwrap());
             let target = Target::new(key(), limits, Lifetime::Forever);
@@ -437,7 +436,9 @@ async fn nothing_extra_is_admitted_whatever_changes_in_between() {
         let targets = [of(100, Some(0)), of(40, Some(10)), of(70, Some(20)), of(90, None)];
         let mut drawn = seed;
         let mut draw = |bound: u64| {
-            drawn = drawn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            drawn = drawn
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (drawn >> 33) % bound
         };
         let (mut net, mut leases) = (0_i64, Vec::new());
@@ -470,7 +471,10 @@ async fn nothing_extra_is_admitted_whatever_changes_in_between() {
                 }
             }
             let left = held(&table, &key(), "rpm");
-            assert!(left <= (100 - net) * 1_000, "seed {seed}, step {nth}: {left} left, {net} used");
+            assert!(
+                left <= (100 - net) * 1_000,
+                "seed {seed}, step {nth}: {left} left, {net} used"
+            );
         }
     }
 }
@@ -502,7 +506,9 @@ async fn a_cancelled_chain_leaves_nothing_taken_with_full_queues() {
         let mut kept = [0_i64; 3];
         let mut is_over = vec![false; calls.len()];
         for _ in 0..turns {
-            for (nth, call) in calls.iter_mut().enumerate().filter(|(nth, _)| !is_over[*nth]).collect::<Vec<_>>() {
+            for (nth, call) in
+                calls.iter_mut().enumerate().filter(|(nth, _)| !is_over[*nth]).collect::<Vec<_>>()
+            {
                 if let Poll::Ready(done) = poll_once(call.as_mut()) {
                     is_over[nth] = true;
                     if let Ok(Admission::Taken(taken)) = done {
@@ -570,7 +576,7 @@ fn a_runtime_that_ends_under_many_gatherings_ends_them_all() {
     }
 }
 
-/// Fewer than the default of `queue_max`.
+/// Fewer than the default of `queue_max`; 1,000 are enough for the stack of a worker of tokio.
 const GATHERING: usize = 9_000;
 
 /// A limiter with these limits and a clock that stands until it is moved.
@@ -630,7 +636,8 @@ async fn a_lease_of_two_levels_is_given_back_though_one_write_is_turned_away() {
             left.push((is_dropped, entity, left_of[0].available.whole_tokens()));
         }
     }
-    let all_but_one = [(false, "child", 9), (false, "parent", 9), (true, "child", 9), (true, "parent", 9)];
+    let all_but_one =
+        [(false, "child", 9), (false, "parent", 9), (true, "child", 9), (true, "parent", 9)];
     assert_eq!(left, all_but_one);
 }
 
@@ -707,9 +714,8 @@ async fn the_text_of_an_error_does_not_tell_the_entity() {
 async fn a_deleted_bucket_starts_anew_once_for_all_who_remember_its_shards() {
     for seed in 0..40 {
         let table = SimTable::default();
-        let stores = [0, 1, 2].map(|nth| {
-            DynamoStore::new(Arc::new(table.clone()), options().seed(seed * 3 + nth))
-        });
+        let stores = [0, 1, 2]
+            .map(|nth| DynamoStore::new(Arc::new(table.clone()), options().seed(seed * 3 + nth)));
         let target = target(without_refill("rpm", 64));
         assert!(takes(&stores[0], &target, 1, at(0)).await);
         assert_eq!(stores[0].divide(&key(), 8, at(0)).await.unwrap(), Some(8));
@@ -788,4 +794,407 @@ async fn many_who_are_gathered_from_full_shards_all_get_a_reply() {
         assert_eq!((left, admitted), (0, 1), "of {callers} callers, {parts} parts");
         assert_eq!(held(&table, &key(), "rpm"), 399_000);
     }
+}
+
+/// Promise: every call ends, and what is answered is what is written: many callers, and a table that turns
+/// calls away in every way in which nothing is carried out.
+#[tokio::test]
+async fn under_faults_without_effect_every_call_ends_and_every_token_is_accounted_for() {
+    for seed in 0..150_u64 {
+        let table = SimTable::default();
+        let draws = Arc::new(AtomicUsize::new(0));
+        let is_calm = Arc::new(AtomicUsize::new(0));
+        let (drawn, calm) = (Arc::clone(&draws), Arc::clone(&is_calm));
+        let hooked = Hooked::new(table.clone(), move |called, _| {
+            let nth = u64::try_from(drawn.fetch_add(1, Ordering::SeqCst)).unwrap();
+            let mixed = mix(seed * 1_000_003 + nth);
+            let is_calm = calm.load(Ordering::SeqCst) == 1;
+            Box::pin(async move {
+                for _ in 0..mixed % 3 {
+                    tokio::task::yield_now().await;
+                }
+                let writes = matches!(called, Called::Update | Called::Transact);
+                let kind = match (mixed >> 8) % 12 {
+                    0 if writes => TableErrorKind::PartitionThrottled,
+                    1 if writes => TableErrorKind::Conflict,
+                    2 => TableErrorKind::Throttled,
+                    3 => TableErrorKind::Unavailable,
+                    _ => return Fate::Pass,
+                };
+                if is_calm { Fate::Pass } else { Fate::Fail(TableError::new(kind, "not now")) }
+            })
+        });
+        // By memory some are never replied to: that is another test.
+        let mut options = options().seed(seed).local_refusal(Duration::ZERO);
+        if seed % 3 == 0 {
+            options = options.without_group_commit();
+        }
+        let store = DynamoStore::new(Arc::new(hooked), options);
+        let wide =
+            target_of([without_refill("rpm", 500), without_refill("tpm", 300)], Lifetime::Forever);
+        let narrow = target_of([without_refill("rpm", 500)], Lifetime::Forever);
+        let plain = store_on(table.clone());
+        assert!(takes(&plain, &narrow, 1, at(0)).await);
+        assert!(plain.divide(&key(), 1 << (seed % 4), at(0)).await.unwrap().is_some());
+        let mut used = 1_000_i64;
+        let mut asked = Vec::new();
+        for nth in 0..60 {
+            let mixed = mix(seed * 7_919 + nth + 1);
+            let target = if mixed % 2 == 0 { &wide } else { &narrow };
+            let tokens = i64::try_from(mixed >> 8 & 0x3f).unwrap() + 1;
+            asked.push((
+                mixed % 5,
+                tokens,
+                plan(target, tokens * 1_000, at(0)),
+                [settlement(target, 0, &[(0, tokens)])],
+            ));
+        }
+        let mut calls: Vec<Calling<'_>> = asked.iter().map(|one| ask(&store, one)).collect();
+        let mut maybe = 0;
+        for round in 0..30 {
+            is_calm.store(usize::from(round > 10), Ordering::SeqCst);
+            calls.retain_mut(|call| match poll_once(call.as_mut()) {
+                Poll::Ready(Ok(tokens)) => {
+                    used += tokens;
+                    false
+                }
+                Poll::Ready(Err(error)) => {
+                    maybe += i64::from(error.applied() == Applied::Maybe);
+                    false
+                }
+                Poll::Pending => true,
+            });
+            if calls.is_empty() {
+                break;
+            }
+            settle_down().await;
+        }
+        assert_eq!(calls.len(), 0, "seed {seed}: so many wait for ever");
+        assert_eq!(maybe, 0, "seed {seed}: nothing was carried out that failed");
+        settle_down().await;
+        assert_eq!(held(&table, &key(), "rpm"), 500_000 - used, "seed {seed}");
+    }
+}
+
+type Asked = (u64, i64, Plan, [Settlement; 1]);
+type Calling<'a> = Pin<Box<dyn Future<Output = Result<i64, StoreError>> + 'a>>;
+
+/// Settles or takes, and says how many millitokens that were.
+fn ask<'a>(store: &'a DynamoStore, (kind, tokens, plan, charge): &'a Asked) -> Calling<'a> {
+    let tokens = *tokens * 1_000;
+    match kind {
+        0 => Box::pin(async move { store.settle(charge, at(0)).await.map(|()| tokens) }),
+        _ => Box::pin(async move {
+            let admission = store.acquire(plan).await?;
+            Ok(if matches!(admission, Admission::Taken(_)) { tokens } else { 0 })
+        }),
+    }
+}
+
+/// SplitMix64.
+fn mix(drawn: u64) -> u64 {
+    let mixed = drawn.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
+}
+
+/// Promise: every call ends, whatever panics.
+#[tokio::test]
+async fn under_panics_every_call_ends() {
+    for seed in 0..60_u64 {
+        let table = SimTable::default();
+        let draws = Arc::new(AtomicUsize::new(0));
+        let drawn = Arc::clone(&draws);
+        let hooked = Hooked::new(table.clone(), move |_, _| {
+            let nth = u64::try_from(drawn.fetch_add(1, Ordering::SeqCst)).unwrap();
+            let mixed = mix(seed * 1_000_003 + nth);
+            Box::pin(async move {
+                for _ in 0..mixed % 3 {
+                    tokio::task::yield_now().await;
+                }
+                if (mixed >> 8) % 4 == 0 { Fate::Panic } else { Fate::Pass }
+            })
+        });
+        let mut options = options().seed(seed).local_refusal(Duration::ZERO);
+        if seed % 3 == 0 {
+            options = options.without_group_commit();
+        }
+        let store = DynamoStore::new(Arc::new(hooked), options);
+        let target = target(without_refill("rpm", 500));
+        let plain = store_on(table.clone());
+        assert!(takes(&plain, &target, 1, at(0)).await);
+        assert!(plain.divide(&key(), 1 << (seed % 4), at(0)).await.unwrap().is_some());
+        let plans: Vec<Plan> = (0..60)
+            .map(|nth| plan(&target, i64::try_from(mix(seed + nth) % 200).unwrap() * 1_000, at(0)))
+            .collect();
+        let mut calls: Vec<_> = plans.iter().map(|plan| store.acquire(plan)).collect();
+        let mut admitted = 1_000;
+        let mut asked =
+            plans.iter().map(|plan| plan.legs[0].takes[0].amount.get()).collect::<Vec<_>>();
+        for _ in 0..30 {
+            let mut at = 0;
+            while at < calls.len() {
+                match poll_once(calls[at].as_mut()) {
+                    Poll::Ready(done) => {
+                        drop(calls.swap_remove(at));
+                        let amount = asked.swap_remove(at);
+                        admitted +=
+                            if matches!(done, Ok(Admission::Taken(_))) { amount } else { 0 };
+                    }
+                    Poll::Pending => at += 1,
+                }
+            }
+            settle_down().await;
+        }
+        assert_eq!(calls.len(), 0, "seed {seed}: so many wait for ever");
+        assert!(held(&table, &key(), "rpm") <= 500_000 - admitted, "seed {seed}");
+    }
+}
+
+/// Promise: cancelled at any await, an acquire leaves no tokens taken: many callers on shards that are
+/// split and merged meanwhile by another process, of whom some lose patience.
+#[tokio::test]
+async fn callers_who_lose_patience_on_shards_leave_nothing_taken() {
+    for seed in 0..150_u64 {
+        let table = SimTable::default();
+        let draws = Arc::new(AtomicUsize::new(0));
+        let slow = || {
+            let drawn = Arc::clone(&draws);
+            Hooked::new(table.clone(), move |_, _| {
+                let nth = u64::try_from(drawn.fetch_add(1, Ordering::SeqCst)).unwrap();
+                let mixed = mix(seed * 1_000_003 + nth);
+                Box::pin(async move {
+                    for _ in 0..mixed % 5 {
+                        tokio::task::yield_now().await;
+                    }
+                    Fate::Pass
+                })
+            })
+        };
+        let mut options = options().seed(seed).local_refusal(Duration::ZERO);
+        options = if seed % 2 == 0 { options.queue_max(4) } else { options };
+        if seed % 3 == 0 {
+            options = options.without_group_commit();
+        }
+        let store = DynamoStore::new(Arc::new(slow()), options);
+        let other = DynamoStore::new(Arc::new(slow()), self::options().seed(seed + 1));
+        let targets = ["a", "b"].map(|name| target_for(name, without_refill("rpm", 500)));
+        for target in &targets {
+            assert!(takes(&other, target, 1, at(0)).await);
+            assert!(other.divide(target.key(), 1 << (seed % 4), at(0)).await.unwrap().is_some());
+        }
+        let plans: Vec<Plan> = (0..40)
+            .map(|nth| {
+                let tokens = i64::try_from(mix(seed + nth) % 200).unwrap();
+                chain(&[(&targets[0], tokens), (&targets[1], tokens)], at(0))
+            })
+            .collect();
+        let mut calls: Vec<_> = plans.iter().map(|plan| Some(store.acquire(plan))).collect();
+        let mut kept = 1_000;
+        let mut resharding: Vec<Pin<Box<dyn Future<Output = ()>>>> = Vec::new();
+        for round in 0..400_u64 {
+            if round % 50 == 10 {
+                let other = other.clone();
+                let key = targets[usize::try_from(round / 50 % 2).unwrap()].key().clone();
+                let halves = mix(seed + round) % 2 == 0;
+                let mut work: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async move {
+                    match halves {
+                        true => other.halve(&key, at(0)).await.unwrap(),
+                        false => other.double(&key, at(0)).await.unwrap(),
+                    }
+                });
+                if poll_once(work.as_mut()).is_pending() {
+                    resharding.push(work);
+                }
+            }
+            resharding.retain_mut(|work| poll_once(work.as_mut()).is_pending());
+            for (nth, call) in calls.iter_mut().enumerate() {
+                let Some(polled) = call else { continue };
+                let patience = mix(seed * 31 + u64::try_from(nth).unwrap()) % 300;
+                match poll_once(polled.as_mut()) {
+                    Poll::Ready(done) => {
+                        let amount = plans[nth].legs[0].takes[0].amount.get();
+                        kept += if matches!(done, Ok(Admission::Taken(_))) { amount } else { 0 };
+                        *call = None;
+                    }
+                    Poll::Pending if round > patience && nth % 2 == 0 => *call = None,
+                    Poll::Pending => {}
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        settle_down().await;
+        let left = calls.iter_mut().flatten().filter_map(|call| match poll_once(call.as_mut()) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => panic!("seed {seed}: it ends"),
+        });
+        assert_eq!(left.count(), 0, "seed {seed}: they were all done by then");
+        settle_down().await;
+        for target in &targets {
+            assert_eq!(held(&table, target.key(), "rpm"), 500_000 - kept, "seed {seed}");
+        }
+    }
+}
+
+/// Promise: charges are never lost, in chains with limits that are paid afterwards, on every store alike:
+/// not when the buckets were never made, nor after they have expired, nor after the entity was deleted.
+#[tokio::test]
+async fn what_is_paid_afterwards_counts_at_every_level_on_every_store() {
+    for nth in 0..2 {
+        for (deleted, waits_s) in [(false, 0), (false, 1_000), (true, 0), (true, 1_000)] {
+            let store: Arc<dyn Store> = match nth {
+                0 => Arc::new(MemoryStore::new()),
+                _ => Arc::new(store_on(SimTable::default())),
+            };
+            let clock = Arc::new(ManualClock::new(at(0)));
+            let limits = [Limit::per_minute("rpm", 10), Limit::per_minute("tpm", 10)];
+            let builder = RateLimiter::builder(Arc::clone(&store)).clock(Arc::clone(&clock) as _);
+            let limiter = builder.entropy(Entropy::seeded(1)).default_limits(limits).open().await;
+            let limiter = limiter.unwrap();
+            limiter.create_entity("parent").await.unwrap();
+            limiter.create_entity("child").parent("parent").cascade().await.unwrap();
+            let call = limiter.acquire("child", "gpt-4").take("rpm", 4).take("tpm", 0);
+            let mut lease = call.await.unwrap();
+            clock.advance(Duration::from_secs(waits_s));
+            if deleted {
+                limiter.delete_entity("child").await.unwrap();
+            }
+            // Some of it is given back, and some is charged, in one settlement.
+            lease.release("rpm", 2).unwrap();
+            lease.adjust("tpm", 50).unwrap();
+            lease.commit().await.unwrap();
+            for entity in ["child", "parent"] {
+                let left = limiter.available(entity, "gpt-4", &[("tpm", 0), ("rpm", 0)]).await;
+                let left: Vec<i64> = left
+                    .unwrap()
+                    .iter()
+                    .filter(|one| one.entity_id.as_str() == entity)
+                    .map(|one| one.available.whole_tokens())
+                    .collect();
+                let is_new = waits_s > 0 || (deleted && entity == "child");
+                let rpm = if is_new { 10 } else { 8 };
+                let names = format!("store {nth}, {entity}, deleted {deleted}, {waits_s} s");
+                assert_eq!(left, [rpm, -40], "{names}");
+                let refused = limiter.acquire(entity, "gpt-4").take("tpm", 1).await;
+                assert!(refused.unwrap_err().as_exceeded().is_some(), "{names}");
+            }
+            // 50 tokens at 10 a minute.
+            clock.advance(Duration::from_secs(300));
+            let scope = zae_limiter_core::BucketQuery::OfEntity(
+                limiter.namespace_id().clone(),
+                EntityId::new("child").unwrap(),
+            );
+            let page = store.list_buckets(&scope, &PageRequest::first(10)).await.unwrap();
+            if deleted {
+                let now = at(i64::try_from(waits_s).unwrap() * 1_000 + 300_000);
+                let stays = |one: &StoredBucket| one.expires_at.is_none_or(|expiry| expiry > now);
+                assert!(!page.items.iter().any(stays), "store {nth}: nothing stays: {page:?}");
+            }
+        }
+    }
+}
+
+/// Promise: every call ends, whatever the limiter is set to.
+#[tokio::test]
+async fn a_limiter_at_its_extremes_serves() {
+    for nth in 0..4 {
+        let store: Arc<dyn Store> = Arc::new(store_on(SimTable::default()));
+        let clock = Arc::new(ManualClock::new(at(0)));
+        let builder = RateLimiter::builder(store).clock(Arc::clone(&clock) as _);
+        let builder = builder.default_limits([Limit::per_minute("rpm", 10)]);
+        let builder = match nth {
+            0 => builder.deadline(Duration::MAX).admin_deadline(Duration::MAX),
+            1 => builder
+                .cache_ttl(Duration::MAX)
+                .audit_retention(Duration::MAX)
+                .bucket_lifetime(u32::MAX),
+            2 => builder.cache_ttl(Duration::ZERO).bucket_lifetime(0),
+            _ => builder.breaker(BreakerSettings { failures: 1, cooldown: Duration::MAX }),
+        };
+        let limiter = builder.entropy(Entropy::seeded(1)).open().await.unwrap();
+        for _ in 0..3 {
+            let call = limiter.acquire("org", "gpt-4").take("rpm", 3).into_future();
+            let mut lease = finish(&clock, call, || {}).await.unwrap();
+            lease.adjust("rpm", -1).unwrap();
+            finish(&clock, lease.commit(), || {}).await.unwrap();
+        }
+        let call = limiter.acquire("org", "gpt-4").take("rpm", 9).into_future();
+        assert!(finish(&clock, call, || {}).await.unwrap_err().as_exceeded().is_some());
+    }
+}
+
+/// Promise: `queue_max` is "how many callers may wait for one bucket". Those who have gone do not wait.
+#[tokio::test]
+async fn callers_who_have_gone_do_not_fill_a_small_queue() {
+    let mut refused = Vec::new();
+    for most in [1, 2, 10, 64, 70, 100, 1_000] {
+        let table = Hooked::new(SimTable::default(), |_, _| Box::pin(async { Fate::Hang }));
+        let store = DynamoStore::new(Arc::new(table), options().queue_max(most));
+        let asked = plan(&target(without_refill("rpm", 1_000_000)), 1_000, at(0));
+        let mut hung = store.acquire(&asked);
+        assert!(poll_once(hung.as_mut()).is_pending());
+        // Each is gone before the next comes.
+        let is_let_in = |_: &usize| poll_once(store.acquire(&asked).as_mut()).is_pending();
+        refused.extend((0..3 * most).find(|gone| !is_let_in(gone)).map(|gone| (most, gone)));
+    }
+    assert_eq!(
+        refused,
+        [],
+        "the most, and how many had gone when nobody waited and one was refused"
+    );
+}
+
+/// Promise: every call ends, also those that wait for a bucket when the store is dropped, and what was
+/// settled is carried out.
+#[tokio::test]
+async fn a_store_that_is_dropped_carries_out_what_it_was_told() {
+    let table = SimTable::default();
+    let slow = Hooked::new(table.clone(), |_, _| {
+        Box::pin(async {
+            for _ in 0..5 {
+                tokio::task::yield_now().await;
+            }
+            Fate::Pass
+        })
+    });
+    let store = DynamoStore::new(Arc::new(slow), options());
+    let target = target(without_refill("rpm", 100));
+    assert!(takes(&store, &target, 50, at(0)).await);
+    for nth in 0..20 {
+        let store = store.clone();
+        let refund = [settlement(&target, SHARD_ZERO, &[(0, -1)])];
+        // Polled once, and dropped with its store.
+        let mut settling = Box::pin(async move { store.settle(&refund, at(0)).await });
+        assert!(poll_once(settling.as_mut()).is_pending(), "{nth}");
+    }
+    let last = store;
+    let asked = plan(&target, 1_000, at(0));
+    let mut cancelled = Box::pin(async move { last.acquire(&asked).await });
+    assert!(poll_once(cancelled.as_mut()).is_pending());
+    drop(cancelled);
+    settle_down().await;
+    assert_eq!(held(&table, &key(), "rpm"), 70_000);
+}
+
+/// Promise: "A change is enforced at once in the process that made it, and everywhere within one TTL", and
+/// "service returns when the clock does": a process whose clock was an hour ahead for a moment must not
+/// keep a change away from the bucket for that hour.
+#[tokio::test]
+async fn a_clock_that_was_an_hour_ahead_does_not_keep_a_change_away() {
+    const HOUR: i64 = 3_600_000;
+    let table = SimTable::default();
+    let store = store_on(table.clone());
+    let of = |capacity, read_at| {
+        let limits = Arc::new(LimitSet::new([without_refill("rpm", capacity)]).unwrap());
+        Arc::new(Target::new(key(), limits, Lifetime::Forever).with_limits_read_at(read_at))
+    };
+    assert!(takes(&store, &of(100, at(0)), 1, at(0)).await);
+    // Another process, ahead by an hour, has other limits for a moment: so it writes them.
+    assert!(takes(&store_on(table.clone()), &of(90, at(HOUR)), 1, at(HOUR)).await);
+    // Ten minutes later, by all clocks, the limit is lowered.
+    let lowered = of(10, at(600_000));
+    store.reconfigure(&lowered, at(600_000)).await.unwrap();
+    let admitted = takes(&store, &lowered, 11, at(600_001)).await;
+    assert!(!admitted, "{:?}", shards_of(&table, &key())[0].1.get("b_rpm_cp"));
 }
