@@ -385,7 +385,7 @@ impl Inner {
     }
 
     async fn ask_to_settle(
-        &self,
+        self: &Arc<Self>,
         settlements: &[Settlement],
         attempts: &mut Attempts,
     ) -> Result<(), StoreError> {

@@ -484,10 +484,14 @@ impl Inner {
     }
 
     /// Tells the breaker how a call of the store went. An error that concerns one bucket, or the call
-    /// itself, says nothing about the store: some of them come from queues in this process.
-    pub(crate) fn note<T>(&self, answer: &Result<T, StoreError>) {
+    /// itself, says nothing about the store: some of them come from queues in this process. Nor does one
+    /// lost answer: a probe finds out whether the store answers others.
+    pub(crate) fn note<T>(self: &Arc<Self>, answer: &Result<T, StoreError>) {
         match answer {
             Ok(_) => self.breaker.succeeded(),
+            Err(error) if error.is_outage() && error.applied() == Applied::Maybe => {
+                self.note_cut_off();
+            }
             Err(error) if error.is_outage() => self.breaker.failed(self.clock.stopwatch()),
             Err(_) => {}
         }

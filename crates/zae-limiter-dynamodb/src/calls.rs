@@ -38,7 +38,7 @@ impl Driver {
     ) -> Result<T, CallError> {
         let (answer, answering) = oneshot::channel();
         let driver = Arc::clone(self);
-        let limit = self.options.call_timeout * TIMES_LONGER;
+        let limit = self.options.call_timeout.saturating_mul(TIMES_LONGER);
         self.spawn(Box::pin(async move {
             let answered = driver.within(limit, call(&driver)).await;
             // The caller may have gone.

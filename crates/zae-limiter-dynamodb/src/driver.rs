@@ -5,6 +5,7 @@
 //! answer, an error, the limit, a panic, an ended runtime) its machine gets to know, so that a bucket
 //! never waits for a call that is no more.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -304,13 +305,40 @@ impl Running {
     }
 }
 
+type Dropped = Vec<(Arc<Driver>, Arc<Bucket<Sender>>, Op)>;
+
+thread_local! {
+    /// Calls that were dropped while another one's end was being carried out: on a runtime that has ended
+    /// every next call is dropped at once, and one inside the other would exhaust the stack.
+    static DROPPED: RefCell<Option<Dropped>> = const { RefCell::new(None) };
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
-        if self.call.take().is_some() {
+        if self.call.take().is_none() {
+            return;
+        }
+        let dropped = (Arc::clone(&self.driver), Arc::clone(&self.bucket), self.op);
+        let is_nested = DROPPED.with_borrow_mut(|list| match list {
+            Some(list) => {
+                list.push(dropped);
+                true
+            }
+            None => {
+                *list = Some(vec![dropped]);
+                false
+            }
+        });
+        if is_nested {
+            return;
+        }
+        while let Some((driver, bucket, op)) =
+            DROPPED.with_borrow_mut(|list| list.as_mut().and_then(Vec::pop))
+        {
             let message = "the call was dropped before the table answered; try again";
             let error = TableError::new(TableErrorKind::Unavailable, message).maybe_applied();
-            let event = Event::Answered(self.op, Err(error.into()));
-            self.driver.feed(&self.bucket, event);
+            driver.feed(&bucket, Event::Answered(op, Err(error.into())));
         }
+        DROPPED.with_borrow_mut(|list| *list = None);
     }
 }

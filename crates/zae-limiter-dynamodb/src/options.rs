@@ -73,7 +73,8 @@ impl DynamoOptions {
     /// 64 (64). With 1 it never is. A bucket that others have divided further is served all the same.
     #[must_use]
     pub fn parts_max(mut self, count: u32) -> Self {
-        self.parts_max = count.clamp(1, SHARDS_MAX);
+        let count = count.clamp(1, SHARDS_MAX);
+        self.parts_max = 1 << count.ilog2();
         self
     }
 

@@ -15,15 +15,13 @@ use std::time::Duration;
 
 use tokio::runtime::Builder as RuntimeBuilder;
 use zae_limiter_core::{
-    Admission, Applied, BreakerSettings, BucketKey, EntityId, Entropy, Error, Key, Leg, LegTaken,
+    Admission, Applied, BreakerSettings, BucketKey, EntityId, Entropy, Key, Leg, LegTaken,
     Lifetime, Limit, LimitSet, ManualClock, MemoryStore, Millitokens, PageRequest, Plan,
     RateLimiter, Settlement, Store, StoreError, StoreErrorKind, StoredBucket, Take, Target,
     Timestamp,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
-use zae_limiter_schema::{
-    Action, BucketItemKey, Item, SHARD_ZERO, Table as _, TableError, TableErrorKind, Update, Value,
-};
+use zae_limiter_schema::{BucketItemKey, Item, SHARD_ZERO, TableError, TableErrorKind, Value};
 use zae_limiter_testkit::SimTable;
 
 use hooked::{Called, Fate, Hooked};
@@ -296,22 +294,6 @@ async fn the_cause_of_a_tables_error_reaches_the_caller() {
     }
 }
 
-/// Promise: entity ids never appear in error texts: they are often API keys.
-#[tokio::test]
-async fn an_error_about_a_damaged_item_does_not_tell_the_entity() {
-    let table = SimTable::default();
-    let target = target_for("sk-live-4242", without_refill("rpm", 10));
-    assert!(takes(&store_on(table.clone()), &target, 1, at(0)).await);
-    let item = BucketItemKey { bucket: key_of("sk-live-4242"), shard: SHARD_ZERO }.item_key();
-    let actions = vec![Action::Set("b_rpm_cp".to_owned(), Value::text("many"))];
-    table.update(&Update { key: item, actions, conditions: Vec::new() }).await.unwrap();
-    let error = take(&store_on(table), &target, 1, at(0)).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Corrupt);
-    for text in [error.to_string(), format!("{error:?}")] {
-        assert!(!text.contains("sk-live-4242"), "{text}");
-    }
-}
-
 /// Promise: "A charge that is too large for the balance's type is `Rejected`", and charges are never lost:
 /// what is answered as settled is charged.
 #[tokio::test]
@@ -373,47 +355,6 @@ async fn a_refund_finds_its_shard_beside_a_charge_of_somebody_else() {
         }
         let after = held_by(having).unwrap();
         assert_eq!(after, before + 9_000, "given back, beside a charge: {is_beside}");
-    }
-}
-
-/// Promise: "A bucket that only exists because of such a charge expires as soon as it is full again", so
-/// that a late charge on a deleted entity leaves nothing behind.
-#[tokio::test]
-async fn a_late_charge_leaves_nothing_behind_for_ever_even_if_others_divide_the_bucket() {
-    let table = SimTable::default();
-    let store = store_on(table.clone());
-    let target = target(Limit::per_minute("rpm", 10));
-    settle(&store, &target, SHARD_ZERO, &[(0, 5)], at(0)).await;
-    let ttls = || -> Vec<bool> {
-        shards_of(&table, &key()).iter().map(|(_, item)| item.contains_key("ttl")).collect()
-    };
-    assert_eq!(ttls(), [true]);
-    store.divide(&key(), 2, at(0)).await.unwrap();
-    settle(&store, &target, SHARD_ZERO, &[(0, 1)], at(1)).await;
-    store.halve(&key(), at(2)).await.unwrap();
-    settle(&store, &target, SHARD_ZERO, &[(0, 1)], at(3)).await;
-    let left: Vec<bool> = ttls();
-    assert!(left.iter().all(|has_ttl| *has_ttl), "each part expires: {left:?}");
-}
-
-/// Promise: charges are never lost, on shards as well: a bucket in debt admits nothing.
-#[tokio::test]
-async fn a_bucket_in_debt_admits_nothing_also_in_parts() {
-    let paid = target(Limit::per_minute("tpm", 10));
-    for (parts, shard) in [(1, 0), (2, 0), (2, 1), (4, 2)] {
-        let table = SimTable::default();
-        let store = store_on(table.clone());
-        assert!(takes(&store, &paid, 1, at(0)).await);
-        assert_eq!(store.divide(&key(), parts, at(0)).await.unwrap(), Some(parts));
-        for _ in 0..25 {
-            settle(&store, &paid, shard, &[(0, 5)], at(0)).await;
-        }
-        let bucket = store.peek(&[key()], at(0)).await.unwrap().remove(0).unwrap();
-        assert_eq!(bucket.cell("tpm").unwrap().0.tokens.get(), -116_000);
-        let admitted = takes(&store, &paid, 1, at(0)).await;
-        assert!(!admitted, "126 of 10 are used, and this process knows of all {parts} parts");
-        let admitted = takes(&store_on(table.clone()), &paid, 1, at(0)).await;
-        assert!(!admitted, "126 of 10 are used, {parts} parts, all charged to {shard}");
     }
 }
 
@@ -529,7 +470,6 @@ async fn a_cancelled_chain_leaves_nothing_taken_with_full_queues() {
 
 /// Promise: every call ends, also when the runtime ends while many wait to be gathered from shards.
 #[test]
-#[ignore = "overflows the stack, which ends the whole process"]
 fn a_runtime_that_ends_under_many_gatherings_ends_them_all() {
     let table = SimTable::default();
     let runtime = RuntimeBuilder::new_multi_thread().worker_threads(1).build().unwrap();
@@ -671,43 +611,6 @@ async fn one_silent_bucket_does_not_open_the_breaker_for_the_others() {
     }
 }
 
-const SECRET: &str = "sk-live-4242";
-
-/// All errors that a limiter gives about an entity.
-async fn errors_about_an_entity() -> Vec<Error> {
-    let store = store_on(SimTable::default());
-    let (limiter, _clock) = limiter(store, [without_refill("rpm", 10)]).await;
-    let call = |limit, tokens| limiter.acquire(SECRET, "gpt-4").take(limit, tokens).into_future();
-    call("rpm", 10).await.unwrap().commit().await.unwrap();
-    let invalid = format!("{SECRET}#1");
-    let mut errors = vec![
-        call("rpm", 1).await.unwrap_err(),
-        call("rpm", 11).await.unwrap_err(),
-        call("tpm", 1).await.unwrap_err(),
-        limiter.create_entity("child").parent(SECRET).await.unwrap_err(),
-        limiter.acquire(&invalid, "gpt-4").take("rpm", 1).await.unwrap_err(),
-    ];
-    limiter.create_entity(SECRET).await.unwrap();
-    errors.push(limiter.create_entity(SECRET).await.unwrap_err());
-    errors
-}
-
-/// Promise: "Entity ids are often API keys. Their `Debug` form is a short hash."
-#[tokio::test]
-async fn the_debug_form_of_an_error_does_not_tell_the_entity() {
-    let texts = errors_about_an_entity().await.into_iter().map(|error| format!("{error:?}"));
-    let telling: Vec<String> = texts.filter(|text| text.contains(SECRET)).collect();
-    assert_eq!(telling, Vec::<String>::new());
-}
-
-/// Promise: entity ids never appear in error texts.
-#[tokio::test]
-async fn the_text_of_an_error_does_not_tell_the_entity() {
-    let texts = errors_about_an_entity().await.into_iter().map(|error| error.to_string());
-    let telling: Vec<String> = texts.filter(|text| text.contains(SECRET)).collect();
-    assert_eq!(telling, Vec::<String>::new());
-}
-
 /// Promise: deleting a sharded bucket leaves nothing and admits nothing extra, whatever other processes
 /// that remember its shards do next.
 #[tokio::test]
@@ -840,7 +743,7 @@ async fn under_faults_without_effect_every_call_ends_and_every_token_is_accounte
         let mut asked = Vec::new();
         for nth in 0..60 {
             let mixed = mix(seed * 7_919 + nth + 1);
-            let target = if mixed % 2 == 0 { &wide } else { &narrow };
+            let target = if mixed.is_multiple_of(2) { &wide } else { &narrow };
             let tokens = i64::try_from(mixed >> 8 & 0x3f).unwrap() + 1;
             asked.push((
                 mixed % 5,
@@ -913,7 +816,7 @@ async fn under_panics_every_call_ends() {
                 for _ in 0..mixed % 3 {
                     tokio::task::yield_now().await;
                 }
-                if (mixed >> 8) % 4 == 0 { Fate::Panic } else { Fate::Pass }
+                if (mixed >> 8).is_multiple_of(4) { Fate::Panic } else { Fate::Pass }
             })
         });
         let mut options = options().seed(seed).local_refusal(Duration::ZERO);
@@ -997,7 +900,7 @@ async fn callers_who_lose_patience_on_shards_leave_nothing_taken() {
             if round % 50 == 10 {
                 let other = other.clone();
                 let key = targets[usize::try_from(round / 50 % 2).unwrap()].key().clone();
-                let halves = mix(seed + round) % 2 == 0;
+                let halves = mix(seed + round).is_multiple_of(2);
                 let mut work: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async move {
                     match halves {
                         true => other.halve(&key, at(0)).await.unwrap(),
@@ -1025,8 +928,8 @@ async fn callers_who_lose_patience_on_shards_leave_nothing_taken() {
             tokio::task::yield_now().await;
         }
         settle_down().await;
-        let left = calls.iter_mut().flatten().filter_map(|call| match poll_once(call.as_mut()) {
-            Poll::Ready(done) => Some(done),
+        let left = calls.iter_mut().flatten().map(|call| match poll_once(call.as_mut()) {
+            Poll::Ready(done) => done,
             Poll::Pending => panic!("seed {seed}: it ends"),
         });
         assert_eq!(left.count(), 0, "seed {seed}: they were all done by then");

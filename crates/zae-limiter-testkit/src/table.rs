@@ -205,6 +205,12 @@ impl SimTable {
         state.faults = faults;
     }
 
+    /// From now on a partition turns every write away, for so long or until faults are set.
+    pub fn heat(&self, key: &ItemKey, for_us: u64) {
+        let until_us = self.inside.now_us() + for_us;
+        self.inside.lock().items.heat(&key.pk, until_us);
+    }
+
     /// What an index shows; only while the table is empty.
     pub fn set_projection(&self, index: Index, projection: Projection) {
         self.inside.lock().items.set_projection(index, projection);

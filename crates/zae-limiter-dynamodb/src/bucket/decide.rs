@@ -364,6 +364,7 @@ fn settle_all(
 ) -> Vec<(usize, Takes)> {
     let mut charges: Vec<(usize, Take, LimitName)> = Vec::new();
     let mut left_over: Vec<(usize, Takes)> = Vec::new();
+    let mut charged = bucket.clone();
     for (place, (request, outcome)) in requests.iter().zip(outcomes.iter_mut()).enumerate() {
         let Some(settlement) = request.settlement() else { continue };
         let names = settlement.target.limits().names();
@@ -374,18 +375,19 @@ fn settle_all(
             // Another shard may have the limit: not all of them learn of a change at once.
             lacking.into_iter().for_each(|rest| leave_over(&mut left_over, place, *rest));
         }
-        let too_much = known.iter().any(|difference| {
-            let balance = bucket.cell(names[difference.cell].as_str());
-            balance.is_some_and(|(cell, _)| {
-                cell.tokens.get().checked_sub(difference.amount.get().max(0)).is_none()
-            })
+        // One after the other: together they may be too much where each by itself is not.
+        let mut next = charged.clone();
+        let too_much = known.iter().any(|one| {
+            let at = next.limits().position(names[one.cell].as_str());
+            at.is_some_and(|at| next.charge(at, one.amount.max(Millitokens::ZERO)).is_err())
         });
         if too_much {
             *outcome =
                 Outcome::Rejected(StoreErrorKind::Rejected, zae_limiter_core::Overflow.to_string());
             continue;
         }
-        for difference in known.into_iter() {
+        charged = next;
+        for difference in known {
             charges.push((place, *difference, names[difference.cell].clone()));
             *outcome = Outcome::Written;
         }
@@ -395,6 +397,11 @@ fn settle_all(
     for (place, Take { cell, mut amount }, limit) in charges {
         let at = bucket.limits().position(limit.as_str());
         let Some(movement) = movements.get(&limit) else {
+            if amount < Millitokens::ZERO && !is_last(requests[place]) {
+                // It was taken where the limit is, and belongs there.
+                leave_over(&mut left_over, place, Take { cell, amount });
+                continue;
+            }
             // The item has it only from this write on, which is a rewrite.
             let _ = at.map(|at| bucket.charge(at, amount));
             continue;
@@ -452,8 +459,9 @@ fn limits_to_follow(
     target: &Target,
     bucket: &Bucket,
     limits_at: Option<Timestamp>,
+    now: Timestamp,
 ) -> (Arc<LimitSet>, Option<Timestamp>) {
-    if !is_older(target, limits_at) {
+    if !is_older(target, limits_at, now) {
         return (Arc::clone(target.limits()), target.limits_read_at());
     }
     let lacks = |name: &LimitName| bucket.limits().position(name.as_str()).is_none();
@@ -462,15 +470,21 @@ fn limits_to_follow(
     (Arc::new(LimitSet::from_rates(lacking).unwrap_or_default()), limits_at)
 }
 
-/// Whether a target's limits were read before those that an item has.
-pub(crate) fn is_older(target: &Target, limits_at: Option<Timestamp>) -> bool {
+/// Whether a target's limits were read before those that an item has. A moment that lies ahead was written by
+/// a clock that was wrong: it says nothing.
+pub(crate) fn is_older(target: &Target, limits_at: Option<Timestamp>, now: Timestamp) -> bool {
+    let latest = now.saturating_add_millis(AHEAD_MAX_MS);
+    let limits_at = limits_at.filter(|at| *at <= latest);
     matches!((target.limits_read_at(), limits_at), (Some(read), Some(at)) if read < at)
 }
+
+/// By how much another process's clock may be ahead before it is taken for wrong.
+const AHEAD_MAX_MS: u64 = 10_000;
 
 /// What a shard holds at a moment, as a leg sees it.
 pub(crate) fn held_for(leg: &Leg, item: &BucketItem, now: Timestamp) -> Bucket {
     let mut bucket = item.bucket.clone();
-    let (limits, _) = limits_to_follow(&leg.target, &bucket, item.limits_at);
+    let (limits, _) = limits_to_follow(&leg.target, &bucket, item.limits_at, now);
     bucket.follow(&item.share_of(&limits), now);
     bucket.refill(now);
     bucket
@@ -501,7 +515,7 @@ fn take_all<'a>(
         let Request::Take(leg) = request else { continue };
         // A refused request must leave nothing behind, not even its limits.
         let mut tried = bucket.clone();
-        let (limits, limits_at) = limits_to_follow(&leg.target, &tried, taking.limits_at);
+        let (limits, limits_at) = limits_to_follow(&leg.target, &tried, taking.limits_at, now);
         tried.follow(&share_of(&limits, shard, shard_count), now);
         let names = leg.target.limits().names();
         let place = |take: &Take| {

@@ -7,9 +7,10 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use zae_limiter_core::{
-    BucketKey, Leg, LimitStatus, Settlement, StoreError, StoreErrorKind, Takes, Timestamp,
+    Applied, BucketKey, Leg, LimitStatus, Settlement, StoreError, StoreErrorKind, Takes, Timestamp,
 };
 use zae_limiter_schema::{BucketItemKey, SHARD_ZERO, TableErrorKind, Updated};
 
@@ -39,6 +40,11 @@ const SHARDS_TRIED_MAX: usize = 3;
 /// How often throttled shards turn a request away before its caller hears of it: whether and when it is
 /// worth another try is the caller's business.
 const THROTTLED_MAX: u32 = 4;
+
+/// How often a settlement is tried that was turned away, and the first pause before it is tried again.
+/// Pauses double up to 1.6 s: half a minute in all.
+const SETTLE_TRIES_MAX: u32 = 24;
+const SETTLE_PAUSE: Duration = Duration::from_millis(50);
 
 /// How many requests are gathered at once. More would read the same shards at the same time.
 const GATHERS_MAX: usize = 8;
@@ -328,7 +334,7 @@ impl<C: Caller> BucketMachine<C> {
     /// Takes a batch on to its next call. True when it has ended.
     fn advance(&mut self, mut batch: Batch<C>) -> bool {
         if batch.attempt == ATTEMPTS_MAX {
-            self.fail(batch.members, &contended(ATTEMPTS_MAX));
+            self.fail(batch.members, || contended(ATTEMPTS_MAX));
             return true;
         }
         batch.members.retain(|waiting| !waiting.is_abandoned());
@@ -343,9 +349,26 @@ impl<C: Caller> BucketMachine<C> {
         false
     }
 
-    fn fail(&mut self, members: Vec<Waiting<C>>, error: &StoreError) {
-        for waiting in members {
-            self.reply(waiting, Err(copy_of(error)));
+    /// Replies with an error. A settlement that was only turned away goes on trying: its lease is over,
+    /// and nobody else will.
+    fn fail(&mut self, members: Vec<Waiting<C>>, error: impl Fn() -> StoreError) {
+        for mut waiting in members {
+            let error = error();
+            let is_turned_away = error.kind() == StoreErrorKind::Busy || waiting.caller.is_none();
+            if waiting.request.settlement().is_none()
+                || error.applied() == Applied::Maybe
+                || !is_turned_away
+                || waiting.tries == SETTLE_TRIES_MAX
+            {
+                self.reply(waiting, Err(error));
+                continue;
+            }
+            let pause = SETTLE_PAUSE * 2_u32.pow(waiting.tries.min(5));
+            (waiting.tries, waiting.moves) = (waiting.tries + 1, 0);
+            self.start(FlowKind::Other, waiting.now, async move |port| {
+                port.pause(pause).await;
+                port.note(Note::Dispatch(waiting));
+            });
         }
     }
 
@@ -388,7 +411,7 @@ impl<C: Caller> BucketMachine<C> {
             }
             Err(error) => {
                 self.known.shard(shard).know(None);
-                self.fail(batch.members, &error.to_store_error());
+                self.fail(batch.members, || error.to_store_error());
                 return self.finish_batch(shard);
             }
         }
@@ -556,7 +579,7 @@ impl<C: Caller> BucketMachine<C> {
         let to = match to {
             Ok(to) => to,
             Err(error) if error.is_transient() => origin_of(from),
-            Err(error) => return self.fail(members, &error.to_store_error()),
+            Err(error) => return self.fail(members, || error.to_store_error()),
         };
         self.known.shard(from).know(None);
         let map = self.known.map(now);
@@ -566,7 +589,7 @@ impl<C: Caller> BucketMachine<C> {
         for mut waiting in members {
             waiting.moves += 1;
             match waiting.moves > MOVES_MAX {
-                true => self.reply(waiting, Err(contended(MOVES_MAX))),
+                true => self.fail(vec![waiting], || contended(MOVES_MAX)),
                 false => self.enqueue(to, waiting),
             }
         }
@@ -583,7 +606,7 @@ impl<C: Caller> BucketMachine<C> {
         for mut waiting in batch.members {
             waiting.moves += 1;
             match waiting.moves > THROTTLED_MAX {
-                true => self.reply(waiting, Err(error.to_store_error())),
+                true => self.fail(vec![waiting], || error.to_store_error()),
                 false if waits => self.parked.push((shard, waiting)),
                 false => self.dispatch_avoiding(shard, waiting),
             }
@@ -666,7 +689,10 @@ impl<C: Caller> BucketMachine<C> {
                 }
             }
             FlowKind::Gather => {
-                if let Some(waiting) = self.to_gather.pop_front() {
+                // One that memory answers starts no flow: then it is the next one's turn.
+                while self.gathers() < GATHERS_MAX
+                    && let Some(waiting) = self.to_gather.pop_front()
+                {
                     self.gather(waiting);
                 }
             }
@@ -712,6 +738,10 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
+    fn gathers(&self) -> usize {
+        self.flows.iter().filter(|(_, kind, _)| *kind == FlowKind::Gather).count()
+    }
+
     fn is_resharding(&self) -> bool {
         self.flows.iter().any(|(_, kind, _)| *kind == FlowKind::Reshard)
     }
@@ -725,8 +755,7 @@ impl<C: Caller> BucketMachine<C> {
         {
             return self.reply(waiting, Ok(Reply::Refused(statuses)));
         }
-        let gathers = self.flows.iter().filter(|(_, kind, _)| *kind == FlowKind::Gather).count();
-        if gathers >= GATHERS_MAX {
+        if self.gathers() >= GATHERS_MAX {
             return self.to_gather.push_back(waiting);
         }
         self.start(FlowKind::Gather, now, async move |port| gather::gather(&port, waiting).await);
@@ -798,12 +827,4 @@ impl<C: Caller> BucketMachine<C> {
 
 fn origin_of(shard: u32) -> u32 {
     origin(shard).map_or(SHARD_ZERO, |(origin, _)| origin)
-}
-
-fn copy_of(error: &StoreError) -> StoreError {
-    let copy = StoreError::new(error.kind(), error.to_string());
-    match error.applied() {
-        zae_limiter_core::Applied::Maybe => copy.maybe_applied(),
-        zae_limiter_core::Applied::No => copy,
-    }
 }

@@ -44,13 +44,15 @@ pub(crate) struct Waiting<C> {
     pub(crate) tried: SmallVec<[u32; 4]>,
     /// How often it went to another shard because one was retired, missing or throttled.
     pub(crate) moves: u32,
+    /// How often it was turned away and tried again, as settlements are.
+    pub(crate) tries: u32,
     /// Some of it is applied, so an error must not say that nothing was.
     pub(crate) is_begun: bool,
 }
 
 impl<C: Caller> Waiting<C> {
     pub(crate) fn new(request: Request, now: Timestamp, caller: Option<C>) -> Self {
-        Self { request, now, caller, tried: SmallVec::new(), moves: 0, is_begun: false }
+        Self { request, now, caller, tried: SmallVec::new(), moves: 0, tries: 0, is_begun: false }
     }
 
     /// What gives a leg's tokens back in the background.

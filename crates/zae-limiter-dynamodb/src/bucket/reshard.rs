@@ -283,7 +283,7 @@ async fn reconfigure_shard<C>(
 ) -> Result<(), StoreError> {
     for _ in 0..ATTEMPTS_MAX {
         // Somebody else's change is newer.
-        if !item.is_live(port.now) || is_older(target, item.limits_at) {
+        if !item.is_live(port.now) || is_older(target, item.limits_at, port.now) {
             return Ok(());
         }
         let mut bucket = item.bucket.clone();

@@ -53,6 +53,11 @@ impl Items {
         self.indexes[place(index)] = IndexView::new(index, projection);
     }
 
+    /// A partition is hot until then.
+    pub(super) fn heat(&mut self, partition: &str, until_us: u64) {
+        self.hot_until_us.insert(partition.to_owned(), until_us);
+    }
+
     /// No partition is hot any more.
     pub(crate) fn cool(&mut self) {
         self.hot_until_us.clear();
