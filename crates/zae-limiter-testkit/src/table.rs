@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 use zae_limiter_core::Waiting;
 use zae_limiter_schema::{
     BatchRead, Calling, Change, Consistency, Consumed, Index, Item, ItemKey, Query, QueryAnswer,
-    Table, TableError, Task, Transacted, Update, Updated,
+    Table, TableError, TableErrorKind, Task, Transacted, Update, Updated,
 };
 
 pub use faults::Faults;
@@ -95,6 +95,11 @@ pub trait Watch: Send + Sync {
     }
     /// A call is over: answered, failed (`faulted`), or lost with its client.
     fn done(&self, client: ClientId, faulted: bool);
+    /// A client will never know what became of a call: no answer came, it gave up waiting, or its task
+    /// has ended. A table that turns a request away has answered.
+    fn unanswered(&self, client: ClientId) {
+        let _ = client;
+    }
     /// A task that the client's store started panicked, and not because the simulation made it.
     fn task_panicked(&self, client: ClientId, message: &str) {
         let _ = (client, message);
@@ -294,6 +299,7 @@ impl SimTable {
             let Some(journey) = journey else { return pending().await };
             // Whoever waits for an answer that never comes has something in hand until it gives up.
             let _in_hand = journey.fate.is_hung().then(|| InHand::begin(&inside, client));
+            let mut asking = Asking { inside: Arc::clone(&inside), client, is_answered: false };
             let there = Arc::clone(&inside);
             let back = Arc::clone(&time);
             time.after(journey.there_us, move || {
@@ -301,11 +307,30 @@ impl SimTable {
             });
             inside.panic_if_doomed();
             match answering.await {
-                Ok(answered) => answered,
+                Ok(answered) => {
+                    let is_lost = |error: &TableError| error.kind == TableErrorKind::Unavailable;
+                    asking.is_answered = !answered.as_ref().is_err_and(is_lost);
+                    answered
+                }
                 // The client is no more.
                 Err(_) => pending().await,
             }
         })
+    }
+}
+
+/// Somebody who waits for an answer.
+struct Asking {
+    inside: Arc<Inside>,
+    client: ClientId,
+    is_answered: bool,
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        if let Some(watch) = self.inside.watch.as_ref().filter(|_| !self.is_answered) {
+            watch.unanswered(self.client);
+        }
     }
 }
 

@@ -13,7 +13,8 @@
 //!   ceiling above its lowest value: one number to remember for each limit;
 //! - *conservation, and all or nothing*: when a client has nothing under way, what its writes have
 //!   taken is what its calls were told. A call that failed or crashed may have taken or not; nothing
-//!   is ever given back twice.
+//!   is ever given back twice;
+//! - *no false outage*: a call fails for want of the table only if the table left a call unanswered.
 //!
 //! Beside clients of the original, which keep none of this, all of it still holds of what our clients
 //! write, and a bucket is over-admitted by no more than the others have made out of nothing: see
@@ -145,9 +146,11 @@ impl Auditor {
                 .map(|part| ((pk(&part.bucket), part.limit.clone()), part.amount))
                 .collect(),
             ended: None,
+            unanswered: 0,
             may_vanish: BTreeSet::new(),
         };
         let mut books = self.lock();
+        call.unanswered = books.clients.entry(client).or_default().unanswered;
         let lacking = call.parts.iter().filter(|(place, _)| !books.limits.contains_key(place));
         call.may_vanish = lacking.map(|(place, _)| place.clone()).collect();
         books.calls += 1;
@@ -161,7 +164,17 @@ impl Auditor {
         let mut books = self.lock();
         let book = books.clients.get_mut(&client).expect("a client that called");
         match book.calls.get_mut(&call) {
-            Some(call) => call.ended = Some(ended),
+            Some(call) => {
+                call.ended = Some(ended);
+                // Such an error opens breakers.
+                let is_outage = matches!(ended, Ended::Failed { is_outage: true, .. });
+                if is_outage && !book.crashed && call.unanswered == book.unanswered {
+                    let what =
+                        format!("an outage, and the table has answered every call: {call:#?}");
+                    let what = format!("at {} us: client {client}: {what}", self.time.now_us());
+                    books.violation.get_or_insert(what);
+                }
+            }
             // Its calls may be dropped when nobody looks at them any more.
             None => assert!(book.crashed, "a call that did not begin has ended"),
         }
@@ -298,6 +311,10 @@ impl Watch for Auditor {
         let book = books.clients.get_mut(&client).expect("a client that sent");
         book.in_flight -= 1;
         book.faulted |= faulted;
+    }
+
+    fn unanswered(&self, client: ClientId) {
+        self.lock().clients.entry(client).or_default().unanswered += 1;
     }
 }
 

@@ -64,7 +64,7 @@ pub(super) fn ended_of(reply: Option<&Result<(), StoreError>>) -> Ended {
     match reply {
         None => Ended::Cancelled,
         Some(Ok(())) => Ended::Done,
-        Some(Err(error)) => Ended::Failed(error.applied()),
+        Some(Err(error)) => Ended::failed(error),
     }
 }
 
@@ -88,7 +88,7 @@ impl Store for Watched {
             watching.ended = match &reply {
                 Ok(Admission::Taken(_)) => Ended::Done,
                 Ok(Admission::Refused(_)) => Ended::Refused,
-                Err(error) => Ended::Failed(error.applied()),
+                Err(error) => Ended::failed(error),
             };
             reply
         })

@@ -603,7 +603,7 @@ impl Client {
             }
             Some(Err(error)) => {
                 tally.failed += 1;
-                Ended::Failed(error.applied())
+                Ended::failed(error)
             }
         };
         auditor.end(self.id, call, ended);

@@ -160,6 +160,7 @@ impl Inside {
         if let Some(watch) = &self.watch {
             watch.sent(client);
             watch.done(client, true);
+            watch.unanswered(client);
         }
     }
 }

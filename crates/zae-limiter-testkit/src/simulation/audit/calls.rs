@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use zae_limiter_core::{Applied, BucketKey, Timestamp};
+use zae_limiter_core::{Applied, BucketKey, StoreError, Timestamp};
 
 use super::super::intervals::Place;
 use super::excuses::{Excuse, Excuses};
@@ -22,9 +22,18 @@ pub(crate) enum Ended {
     /// Everything was taken, or settled.
     Done,
     Refused,
-    Failed(Applied),
+    Failed {
+        applied: Applied,
+        is_outage: bool,
+    },
     /// Nobody waited for the answer.
     Cancelled,
+}
+
+impl Ended {
+    pub(crate) fn failed(error: &StoreError) -> Self {
+        Self::Failed { applied: error.applied(), is_outage: error.is_outage() }
+    }
 }
 
 /// What is asked of one limit.
@@ -45,6 +54,8 @@ pub(super) struct Call {
     pub(super) ceilings: BTreeMap<Place, i64>,
     pub(super) parts: Vec<(Place, i64)>,
     pub(super) ended: Option<Ended>,
+    /// How many table calls of the client had been without an answer when it began.
+    pub(super) unanswered: u64,
     /// Limits that may have gone away, so that what is given back to them is passed over.
     pub(super) may_vanish: BTreeSet<Place>,
 }
@@ -55,6 +66,8 @@ pub(super) struct ClientBook {
     /// A call to the table failed since the client last had nothing under way.
     pub(super) faulted: bool,
     pub(super) crashed: bool,
+    /// Table calls without an answer, ever.
+    pub(super) unanswered: u64,
     pub(super) calls: BTreeMap<u64, Call>,
     /// Net taken by its writes since then.
     pub(super) net: BTreeMap<Place, i128>,
@@ -70,7 +83,9 @@ impl Call {
             _ if amount == 0 => Outcome::Nothing,
             _ if book.crashed => Outcome::Unknown(Excuse::Crashed),
             (_, None) => Outcome::Unknown(Excuse::Unended),
-            (_, Some(Ended::Failed(Applied::Maybe))) => Outcome::Unknown(Excuse::MaybeApplied),
+            (_, Some(Ended::Failed { applied: Applied::Maybe, .. })) => {
+                Outcome::Unknown(Excuse::MaybeApplied)
+            }
             (Kind::Settle, Some(Ended::Cancelled)) if book.faulted => {
                 Outcome::Unknown(Excuse::CancelledAndFaulted)
             }
@@ -88,7 +103,7 @@ impl Call {
             (Kind::Acquire { .. }, Some(Ended::Cancelled)) if vanished => {
                 Outcome::Unknown(Excuse::TakePassedOver)
             }
-            (Kind::Acquire { .. }, Some(Ended::Refused | Ended::Failed(_)))
+            (Kind::Acquire { .. }, Some(Ended::Refused | Ended::Failed { .. }))
                 if chain && vanished =>
             {
                 Outcome::Unknown(Excuse::TakePassedOver)
