@@ -556,7 +556,11 @@ fn expiry_of(
     now: Timestamp,
 ) -> Expiry {
     match (target.expiry(bucket, now), current) {
-        (Some(moment), _) => Expiry::At(moment),
+        // The bucket's own limits may be newer than the target's, and take longer to fill.
+        (Some(moment), _) => {
+            let since = now.max(bucket.refilled_at());
+            Expiry::At(moment.max(since.saturating_add(bucket.limits().time_to_fill())))
+        }
         (None, Some(_)) => Expiry::Never,
         (None, None) => Expiry::Keep,
     }

@@ -82,7 +82,11 @@ pub(crate) async fn split_into<C>(port: &Port<C>, wanted: u32) -> Result<Option<
         }
         // The first shard goes first: it knows the count.
         for (shard, count) in larger {
-            if split(port, shard, count).await? && shard == SHARD_ZERO {
+            let is_split = split(port, shard, count).await?;
+            if shard == SHARD_ZERO && !is_split {
+                break;
+            }
+            if shard == SHARD_ZERO {
                 port.note(Note::Counted(Counted::Split(2 * count)));
             }
         }
@@ -117,6 +121,10 @@ async fn split<C>(port: &Port<C>, shard: u32, from: u32) -> Result<bool, CallErr
                     port.note(Note::Count(2 * from));
                 }
                 return Ok(true);
+            }
+            // The first shard does not count so many any more.
+            Ok(Transacted::Unmet(found, _)) if found.get(2).is_some_and(Option::is_some) => {
+                return Ok(false);
             }
             Ok(Transacted::Unmet(found, _)) => {
                 if let Some(Some(Some(found))) = found.first() {

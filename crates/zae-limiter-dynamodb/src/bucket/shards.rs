@@ -106,9 +106,12 @@ pub(crate) fn statuses(
     let status = |take: &zae_limiter_core::Take| {
         let (name, rate) = (&limits.names()[take.cell], limits.rates()[take.cell]);
         let cells = Cells::of(name.as_str(), shards);
-        let retry_after = match take.amount {
-            Millitokens::ZERO => Duration::ZERO,
-            amount => cells.wait_for(amount, now),
+        let available = cells.at(now);
+        // More than the bucket can hold is refused, however full it is.
+        let is_exceeded = take.amount > Millitokens::ZERO && available < take.amount;
+        let retry_after = match is_exceeded {
+            true => cells.wait_for(take.amount, now).max(Duration::from_millis(1)),
+            false => Duration::ZERO,
         };
         LimitStatus {
             entity_id: leg.target.key().entity.clone(),
@@ -116,9 +119,9 @@ pub(crate) fn statuses(
             resource: leg.target.key().resource.clone(),
             limit_name: name.clone(),
             rate,
-            available: cells.at(now),
+            available,
             requested: take.amount,
-            exceeded: !retry_after.is_zero(),
+            exceeded: is_exceeded,
             retry_after,
             full_after: cells.wait_for(rate.capacity(), now),
         }

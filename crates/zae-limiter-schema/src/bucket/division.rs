@@ -100,7 +100,14 @@ pub fn split(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Vec<Cha
         None => create(&high_key, &after, &owner, Expiry::Never),
         Some(empty) => revive(&high_key, empty, &after, &owner),
     };
-    vec![Change::Update(low), Change::Update(high)]
+    let mut changes = vec![Change::Update(low), Change::Update(high)];
+    if key.shard != 0 {
+        // The first shard has the highest count: by that the others are found when the bucket is deleted.
+        let first = BucketItemKey { bucket: key.bucket.clone(), shard: 0 };
+        let count = Condition::AtLeast(SHARD_COUNT.to_owned(), Value::number(count.into()));
+        changes.push(Change::Check(first.item_key(), vec![count]));
+    }
+    changes
 }
 
 /// Makes a part of an item that holds nothing any more. Net consumption goes on counting.
