@@ -383,8 +383,7 @@ impl<C: Caller> BucketMachine<C> {
                 .map(|snapshot| (snapshot, written))
                 .map_err(CallError::maybe_applied),
             Ok(Answer::Updated(Updated::Unmet(item, _))) => {
-                // Whoever knew nothing has lost to nobody.
-                self.known.shard(shard).lost += u32::from(batch.snapshot.is_some());
+                self.known.shard(shard).lost += 1;
                 decode(&key, item.as_ref()).map(|snapshot| (snapshot, Vec::new()))
             }
             Ok(Answer::Read(mut items)) => {
