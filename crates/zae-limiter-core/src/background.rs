@@ -74,12 +74,6 @@ pub(crate) fn carry_out_here(work: impl Future<Output = ()> + Send + 'static) {
     }
 }
 
-/// Has the work done on the caller's tokio runtime, or, where there is none, on the limiter's own
-/// thread. For stores whose work outlives their callers.
-pub fn spawn_in_background(work: impl Future<Output = ()> + Send + 'static) {
-    runtime().spawn(work);
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;

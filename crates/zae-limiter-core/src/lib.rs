@@ -31,7 +31,6 @@ mod window;
 pub use acquire::{Acquire, Acquiring};
 pub use audit::AUDIT_RETENTION_DAYS_MAX;
 pub use availability::{EntityCapacity, ResourceCapacity};
-pub use background::spawn_in_background;
 pub use breaker::BreakerSettings;
 pub use cache::CacheStats;
 pub use clock::{Clock, ManualClock, SystemClock, Waiting};

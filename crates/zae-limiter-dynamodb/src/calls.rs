@@ -15,14 +15,10 @@ use zae_limiter_schema::{
 };
 
 use crate::driver::{Driver, key_of};
-use crate::error::CallError;
+use crate::error::{COLLISIONS_MAX, CallError};
 
 /// How much longer than a call of the hot path such a call may take: the SDK's retries are part of it.
 const TIMES_LONGER: u32 = 5;
-
-/// How often a transaction is sent while others are under way on the same items. Nothing waits in
-/// between but the round trip itself: such transactions take milliseconds.
-const COLLISIONS_MAX: u32 = 5;
 
 /// How many items one call reads, and how many it deletes: one request of the SDK each.
 const READS_MAX: usize = 100;

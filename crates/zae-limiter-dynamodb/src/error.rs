@@ -5,6 +5,10 @@ use std::sync::Arc;
 use zae_limiter_core::{Applied, StoreError, StoreErrorKind};
 use zae_limiter_schema::{Malformed, TableError, TableErrorKind};
 
+/// How often a transaction is sent while others are under way on the same items. Nothing waits in
+/// between but the round trip itself: such transactions take milliseconds.
+pub(crate) const COLLISIONS_MAX: u32 = 5;
+
 /// A call without an answer that can be used; any number of callers get to know of it.
 #[derive(Clone, Debug)]
 pub(crate) enum CallError {

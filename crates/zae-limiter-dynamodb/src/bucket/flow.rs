@@ -16,11 +16,7 @@ use zae_limiter_schema::{BucketItemKey, Change, TableErrorKind, Transacted, Upda
 
 use super::decide::Snapshot;
 use super::message::{Answer, Answered, Call, Counted, Reply, Waiting, decode};
-use crate::error::CallError;
-
-/// How often a transaction is sent while others are under way on the same items. Nothing waits in
-/// between but the round trip itself: such transactions take milliseconds.
-const COLLISIONS_MAX: u32 = 5;
+use crate::error::{COLLISIONS_MAX, CallError};
 
 /// What a flow tells its machine.
 #[derive(Debug)]
