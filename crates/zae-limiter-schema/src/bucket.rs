@@ -8,7 +8,7 @@
 //! | [`create`] | a new item, full less what is taken | that there is none |
 //! | [`add`] | takes and gives without moving `rf` | the generation, and bounds of the balance within which the refill that follows later comes to the same |
 //! | [`refill`] | moves `rf`, pays out the time, takes and gives | `rf`, the generation, and on which side of the ceiling each balance ends |
-//! | [`rewrite`] | gives the item other limits, or a new life | `rf` and everything it was computed from |
+//! | [`rewrite`] | gives the item other limits, or a new life | `rf` and everything it was computed from; of a live item only bounds of the balances: see [`Balances`] |
 //! | [`split`] | divides a part in two | of the old part like [`refill`], and its count; of the new one that it holds nothing |
 //! | [`bring_back`] | makes a shard that is missing, or of an item that holds nothing any more | that it is so; and the count of the shard it was split from |
 //! | [`merge`] | makes one part of two | `rf` and everything it was computed from, of both |
@@ -143,6 +143,11 @@ impl Movement {
         self.taken.saturating_add(self.charged).saturating_sub(self.credited)
     }
 
+    /// What is credited and earned.
+    fn gain(&self) -> i64 {
+        self.credited.saturating_add(self.earned)
+    }
+
     /// The highest balance that no part of `gain` would lift to the ceiling.
     fn highest_below_ceiling(&self, gain: i64) -> i64 {
         self.rate.capacity().get().saturating_sub(gain).saturating_sub(1)
@@ -158,7 +163,7 @@ impl Movement {
     /// Whether a balance is within the bounds of [`add`]: high enough without what time has earned,
     /// because others may have paid that out and taken it, and low enough with it.
     pub fn can_be_added_to(&self, balance: i64) -> bool {
-        let gain = self.credited.saturating_add(self.earned);
+        let gain = self.gain();
         self.least_needed(self.credited).is_none_or(|least| balance >= least)
             && (!self.is_touched() || balance <= self.highest_below_ceiling(gain))
     }
@@ -273,7 +278,7 @@ pub fn add(
         if !is_ours {
             movement.pin_rate(&mut conditions);
         }
-        let gain = movement.credited.saturating_add(movement.earned);
+        let gain = movement.gain();
         let highest = Value::number(movement.highest_below_ceiling(gain));
         conditions.push(Condition::AtMost(tokens, highest));
     }
@@ -330,17 +335,23 @@ fn pin_known(known: &BucketItem, conditions: &mut Vec<Condition>) {
     conditions.push(pin_generation(known.generation));
 }
 
-/// Pins rates and balances as they are known. Beyond full is full, however far.
+/// Pins rates and balances as they are known.
 fn pin_balances(known: &BucketItem, conditions: &mut Vec<Condition>) {
-    let limits = known.whole.iter().zip(known.bucket.limits().rates());
-    for (((name, whole), rate), cell) in limits.zip(known.bucket.cells()) {
-        let (name, tokens) = (name.as_str(), Value::number(cell.tokens.get()));
-        pin_rate(name, whole, conditions);
-        conditions.push(match cell.tokens >= rate.capacity() {
-            true => Condition::AtLeast(attribute(name, "tk"), tokens),
-            false => Condition::Equal(attribute(name, "tk"), tokens),
-        });
+    for name in known.whole.names() {
+        pin_balance(known, name, conditions);
     }
+}
+
+/// Pins the rate and the balance of one limit. Beyond full is full, however far.
+fn pin_balance(known: &BucketItem, name: &LimitName, conditions: &mut Vec<Condition>) {
+    let Some(at) = known.whole.position(name.as_str()) else { return };
+    let (cell, rate) = (known.bucket.cells()[at], known.bucket.limits().rates()[at]);
+    let (name, tokens) = (name.as_str(), Value::number(cell.tokens.get()));
+    pin_rate(name, &known.whole.rates()[at], conditions);
+    conditions.push(match cell.tokens >= rate.capacity() {
+        true => Condition::AtLeast(attribute(name, "tk"), tokens),
+        false => Condition::Equal(attribute(name, "tk"), tokens),
+    });
 }
 
 /// Moves the refill time of a known item to `now`, and takes and gives. `movements` names every limit
@@ -361,7 +372,7 @@ pub fn refill(
     actions.push(Action::Set(REFILLED_AT.to_owned(), Value::number(after.as_millis())));
     let fills_up = |movement: &Movement| {
         let cell = known.bucket.cell(movement.limit.as_str()).map(|(cell, _)| *cell);
-        let gain = movement.credited.saturating_add(movement.earned);
+        let gain = movement.gain();
         cell.unwrap_or_default().tokens.get() > movement.highest_below_ceiling(gain)
     };
     // Attributes of remainders are there only as long as one is worth something.
@@ -375,7 +386,7 @@ pub fn refill(
             movement.pin_rate(&mut conditions);
         }
         let tokens = movement.attribute("tk");
-        let gain = movement.credited.saturating_add(movement.earned);
+        let gain = movement.gain();
         let fills_up = fills_up(movement);
         let cell = known.bucket.cell(movement.limit.as_str());
         drops_remainder |= fills_up && cell.is_some_and(|(cell, _)| cell.remainder != 0);
@@ -465,6 +476,7 @@ pub fn create(key: &BucketItemKey, after: &After<'_>, owner: &Owner<'_>, expiry:
     let After { bucket, whole, shard_count, limits_at } = *after;
     let mut actions = Vec::new();
     push_limits(&mut actions, bucket, whole);
+    push_tokens(&mut actions, bucket);
     push_limits_at(&mut actions, limits_at, None);
     for (name, cell) in bucket.limits().names().iter().zip(bucket.cells()) {
         let consumed = Value::number(cell.consumed.get());
@@ -482,37 +494,102 @@ pub fn create(key: &BucketItemKey, after: &After<'_>, owner: &Owner<'_>, expiry:
     Update { key: key.item_key(), actions, conditions }
 }
 
+/// What a [`rewrite`] relies on about balances and expiry.
+#[derive(Clone, Copy, Debug)]
+pub enum Balances<'a> {
+    /// Both are as they are known.
+    Exact,
+    /// The item is alive, and each balance lies within the bounds in which the write comes to the same:
+    /// others may take and give meanwhile. Where a ceiling cuts the balance it is pinned all the same.
+    /// The movements name the limits that the item keeps, each with the rate of the lowest ceiling that
+    /// applies to it on the way.
+    Within(&'a [Movement], Alive),
+}
+
+/// How the balance of a limit is written whose exact value is not pinned.
+enum Bounded<'a> {
+    /// By a difference: no ceiling cuts it.
+    Moved(&'a Movement),
+    /// It is full under its lowest ceiling, whatever it was exactly.
+    Full(&'a Movement),
+}
+
+impl Balances<'_> {
+    /// `None` where a balance is pinned as it is known.
+    fn bounded(&self, known: &BucketItem, limit: &LimitName) -> Option<Bounded<'_>> {
+        let Self::Within(movements, _) = self else { return None };
+        // Without a generation everything is pinned by itself.
+        let mut movements = movements.iter().filter(|_| known.generation != 0);
+        let movement = movements.find(|movement| movement.limit == *limit)?;
+        let (cell, _) = known.bucket.cell(limit.as_str())?;
+        match cell.tokens.get() <= movement.highest_below_ceiling(movement.gain()) {
+            true => Some(Bounded::Moved(movement)),
+            false if movement.charged == 0 && !movement.must_fit => Some(Bounded::Full(movement)),
+            false => None,
+        }
+    }
+}
+
 /// Gives a known item other limits, or, where it has expired, a new life. Limits that it does not
-/// have afterwards are taken away. Net consumption goes on counting.
+/// have afterwards are removed. Net consumption goes on counting.
 pub fn rewrite(
     key: &BucketItemKey,
     known: &BucketItem,
     after: &After<'_>,
     owner: &Owner<'_>,
     expiry: Expiry,
+    balances: Balances<'_>,
 ) -> Update {
     let After { bucket, whole, shard_count, limits_at } = *after;
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     let before = known.bucket.refilled_at();
     pin_known(known, &mut conditions);
     actions.push(next_generation(known, bucket.refilled_at()));
-    conditions.push(match known.expires_at {
-        Some(expiry) => Condition::Equal(TTL.to_owned(), Value::number(ttl_of(expiry))),
-        None => Condition::Absent(TTL.to_owned()),
+    conditions.push(match (balances, known.expires_at) {
+        (Balances::Within(_, alive), _) => alive.condition(),
+        (_, Some(expiry)) => Condition::Equal(TTL.to_owned(), Value::number(ttl_of(expiry))),
+        (_, None) => Condition::Absent(TTL.to_owned()),
     });
     conditions.push(undivided(known.shard_count));
     if shard_count != known.shard_count {
         actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(shard_count.into())));
     }
-    pin_balances(known, &mut conditions);
     for name in known.whole.names() {
-        if bucket.limits().position(name.as_str()).is_none() {
+        let is_dropped = bucket.limits().position(name.as_str()).is_none();
+        let is_free = matches!(balances, Balances::Within(..)) && known.generation != 0;
+        if balances.bounded(known, name).is_none() && !(is_dropped && is_free) {
+            pin_balance(known, name, &mut conditions);
+        }
+        if is_dropped {
             for suffix in ["tk", "cp", "ra", "rp", "tc", "rm", "bx"] {
                 actions.push(Action::Remove(attribute(name.as_str(), suffix)));
             }
         }
     }
     push_limits(&mut actions, bucket, whole);
+    for (name, cell) in bucket.limits().names().iter().zip(bucket.cells()) {
+        let tokens = attribute(name.as_str(), "tk");
+        match balances.bounded(known, name) {
+            Some(Bounded::Moved(movement)) => {
+                let gain = movement.gain();
+                let highest = Value::number(movement.highest_below_ceiling(gain));
+                conditions.push(Condition::AtMost(tokens.clone(), highest));
+                let least = movement.least_needed(gain).map(Value::number);
+                conditions.extend(least.map(|least| Condition::AtLeast(tokens.clone(), least)));
+                let before =
+                    known.bucket.cell(name.as_str()).map_or(0, |(cell, _)| cell.tokens.get());
+                let difference = cell.tokens.get().saturating_sub(before);
+                actions.push(Action::Add(tokens, Value::number(difference)));
+            }
+            bounded => {
+                if let Some(Bounded::Full(movement)) = bounded {
+                    let least = movement.highest_below_ceiling(movement.gain()) + 1;
+                    conditions.push(Condition::AtLeast(tokens.clone(), Value::number(least)));
+                }
+                actions.push(Action::Set(tokens, Value::number(cell.tokens.get())));
+            }
+        }
+    }
     push_limits_at(&mut actions, limits_at, known.limits_at);
     for (name, cell) in bucket.limits().names().iter().zip(bucket.cells()) {
         let old = known.bucket.cell(name.as_str()).map_or(0, |(cell, _)| cell.consumed.get());
@@ -534,6 +611,7 @@ pub fn rewrite(
     Update { key: key.item_key(), actions, conditions }
 }
 
+/// Rates, remainders and the refill time they belong to.
 fn push_limits(actions: &mut Vec<Action>, bucket: &Bucket, whole: &LimitSet) {
     let refilled_at = bucket.refilled_at().as_millis();
     for name in [REFILLED_AT, REMAINDERS_AT] {
@@ -541,15 +619,19 @@ fn push_limits(actions: &mut Vec<Action>, bucket: &Bucket, whole: &LimitSet) {
     }
     for ((name, rate), cell) in whole.iter().zip(bucket.cells()) {
         let period = i64::try_from(rate.period_ms()).unwrap_or(i64::MAX);
-        for (suffix, value) in [
-            ("tk", cell.tokens.get()),
-            ("cp", rate.capacity().get()),
-            ("ra", rate.refill_amount().get()),
-            ("rp", period),
-        ] {
+        for (suffix, value) in
+            [("cp", rate.capacity().get()), ("ra", rate.refill_amount().get()), ("rp", period)]
+        {
             actions.push(Action::Set(attribute(name.as_str(), suffix), Value::number(value)));
         }
         push_remainder(actions, name, cell.remainder);
+    }
+}
+
+fn push_tokens(actions: &mut Vec<Action>, bucket: &Bucket) {
+    for (name, cell) in bucket.limits().names().iter().zip(bucket.cells()) {
+        let tokens = Value::number(cell.tokens.get());
+        actions.push(Action::Set(attribute(name.as_str(), "tk"), tokens));
     }
 }
 

@@ -157,8 +157,8 @@ mod tests {
 
     use super::*;
     use crate::bucket::{
-        After, Alive, BucketItem, Expiry, Halves, Movement, Owner, Since, add, bring_back,
-        carry_shard_count, create, delete_together, merge, refill, rewrite, split,
+        After, Alive, Balances, BucketItem, Expiry, Halves, Movement, Owner, Since, add,
+        bring_back, carry_shard_count, create, delete_together, merge, refill, rewrite, split,
     };
     use crate::{
         Action, BucketItemKey, Change, Condition, Item, SHARD_ZERO, Update, Value, render_update,
@@ -371,9 +371,32 @@ mod tests {
                 pinned.collect()
             }
             "rewrite" => vec![
-                rewrite(&key(), &first, &after_of(&other, 1), &alone, Expiry::Never),
-                // Whole again after it had expired in parts.
-                rewrite(&key(), &parted(&later, 0, 4), &after_of(&other, 1), &below, expiring),
+                rewrite(
+                    &key(),
+                    &first,
+                    &after_of(&other, 1),
+                    &alone,
+                    Expiry::Never,
+                    Balances::Exact,
+                ),
+                // Whole again after it had expired in several shards.
+                rewrite(
+                    &key(),
+                    &parted(&later, 0, 4),
+                    &after_of(&other, 1),
+                    &below,
+                    expiring,
+                    Balances::Exact,
+                ),
+                // Alive: the balance that no ceiling cuts is not pinned.
+                rewrite(
+                    &key(),
+                    &later,
+                    &after_of(&later.bucket, 1),
+                    &alone,
+                    expiring,
+                    Balances::Within(&movements(&later), until),
+                ),
             ],
             "split" => {
                 // Beside a part that was put together with this one, under other limits.

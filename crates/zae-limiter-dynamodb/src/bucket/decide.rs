@@ -9,7 +9,7 @@ use zae_limiter_core::{
     StoreErrorKind, Take, Takes, Target, Timestamp, Verdict, decide, refused_statuses,
 };
 use zae_limiter_schema::bucket::{
-    self, After, Alive, BucketItem, Expiry, Movement, Owner, Since, share_of,
+    self, After, Alive, Balances, BucketItem, Expiry, Movement, Owner, Since, share_of,
 };
 use zae_limiter_schema::{BucketItemKey, Update};
 
@@ -162,14 +162,37 @@ impl Movements {
             }
         };
         let left_ms = until.millis_since(now);
-        for (movement, cell) in self.0.iter_mut().zip(bucket.cells()) {
+        for movement in &mut self.0 {
+            let Some((cell, rate)) = bucket.cell(movement.limit.as_str()) else { continue };
             if expiry != Expiry::Keep || movement.is_touched() {
-                let (earned, _) = movement.rate.earned(left_ms, 0);
-                let least = movement.rate.capacity().get().saturating_sub(earned.get());
+                let (earned, _) = rate.earned(left_ms, 0);
+                let least = rate.capacity().get().saturating_sub(earned.get());
                 movement.least_left = Some(least.min(cell.tokens.get()));
             }
         }
         alive
+    }
+
+    /// The bucket takes on other limits on the way: the lowest ceiling is the one that cuts.
+    fn pass_under(&mut self, limits: &LimitSet) {
+        for movement in &mut self.0 {
+            let Some(at) = limits.position(movement.limit.as_str()) else { continue };
+            if limits.rates()[at].capacity() < movement.rate.capacity() {
+                movement.rate = limits.rates()[at];
+            }
+        }
+    }
+
+    /// What a write of other limits relies on. `bucket` is what is known to be left.
+    fn within(
+        &mut self,
+        item: &BucketItem,
+        bucket: &Bucket,
+        expiry: Expiry,
+        now: Timestamp,
+    ) -> Balances<'_> {
+        let alive = self.keep_enough(item, bucket, expiry, now);
+        Balances::Within(&self.0, alive)
     }
 
     fn get(&mut self, limit: &LimitName) -> Option<&mut Movement> {
@@ -196,6 +219,7 @@ fn on_item(
     let mut taking =
         take_all(&mut bucket, (part, whole, item.limits_at), requests, &mut outcomes, now);
     taking.followed |= is_wider;
+    taking.passed.iter().for_each(|limits| movements.pass_under(limits));
     for (limit, amount) in taking.taken {
         if let Some(movement) = movements.get(&limit) {
             movement.taken = movement.taken.saturating_add(amount.get());
@@ -216,12 +240,41 @@ fn on_item(
         let shard_count = item.shard_count;
         let (whole, limits_at) = (&*taking.whole, taking.limits_at);
         let after = After { bucket: &bucket, whole, shard_count, limits_at };
-        bucket::rewrite(key, item, &after, &owner, expiry)
+        // Which limits are dropped where there are too many depends on their balances.
+        let keeps = |name: &LimitName| bucket.limits().position(name.as_str()).is_some();
+        let balances = match item.whole.names().iter().all(keeps) {
+            true => movements.within(item, &bucket, expiry, now),
+            false => Balances::Exact,
+        };
+        bucket::rewrite(key, item, &after, &owner, expiry, balances)
     } else {
         let alive = movements.keep_enough(item, &bucket, expiry, now);
         add_or_refill(key, item, &movements, (expiry, alive), now)
     };
     Decision { update: Some(update), outcomes, left_over }
+}
+
+/// Gives a live shard exactly the target's limits and lifetime.
+pub(crate) fn reconfigured(
+    key: &BucketItemKey,
+    item: &BucketItem,
+    target: &Target,
+    now: Timestamp,
+) -> Update {
+    let mut movements = Movements::of(item, now);
+    let mut bucket = item.bucket.clone();
+    bucket.refill(now);
+    bucket.replace_limits(&item.share_of(target.limits()), now);
+    movements.pass_under(bucket.limits());
+    let expiry = match target.expiry(&bucket, now) {
+        Some(moment) if item.shard_count == 1 => Expiry::At(moment),
+        _ => Expiry::Never,
+    };
+    let owner = Owner { parent: target.parent() };
+    let (shard_count, limits_at) = (item.shard_count, target.limits_read_at());
+    let after = After { bucket: &bucket, whole: target.limits(), shard_count, limits_at };
+    let balances = movements.within(item, &bucket, expiry, now);
+    bucket::rewrite(key, item, &after, &owner, expiry, balances)
 }
 
 /// Without moving the refill time where that comes to the same: then other processes that do
@@ -284,7 +337,7 @@ fn on_nothing(
     let (whole, limits_at) = (&*taking.whole, taking.limits_at);
     let after = After { bucket: &bucket, whole, shard_count: 1, limits_at };
     let update = match expired {
-        Some(item) => bucket::rewrite(key, item, &after, &owner, expiry),
+        Some(item) => bucket::rewrite(key, item, &after, &owner, expiry, Balances::Exact),
         None => bucket::create(key, &after, &owner, expiry),
     };
     Decision { update: Some(update), outcomes, left_over: Vec::new() }
@@ -446,6 +499,8 @@ struct Taking<'a> {
     last_target: Option<&'a Arc<Target>>,
     /// Whether the bucket has taken on other limits.
     followed: bool,
+    /// The shares of limits that it has taken on, one after the other.
+    passed: Vec<Arc<LimitSet>>,
     /// Its limits afterwards, whole.
     whole: Arc<LimitSet>,
     /// When the stored configuration was read that they come from.
@@ -509,8 +564,14 @@ fn take_all<'a>(
     outcomes: &mut [Outcome],
     now: Timestamp,
 ) -> Taking<'a> {
-    let mut taking =
-        Taking { taken: Vec::new(), last_target: None, followed: false, whole, limits_at };
+    let mut taking = Taking {
+        taken: Vec::new(),
+        last_target: None,
+        followed: false,
+        passed: Vec::new(),
+        whole,
+        limits_at,
+    };
     for (request, outcome) in requests.iter().zip(outcomes) {
         let Request::Take(leg) = request else { continue };
         // A refused request must leave nothing behind, not even its limits.
@@ -528,6 +589,7 @@ fn take_all<'a>(
             Verdict::Admitted => {
                 if tried.limits() != bucket.limits() {
                     taking.followed = true;
+                    taking.passed.push(Arc::clone(tried.limits()));
                     taking.whole = whole_after(&tried, &taking.whole, &limits);
                     taking.limits_at = limits_at;
                 }

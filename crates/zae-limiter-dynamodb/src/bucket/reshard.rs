@@ -7,10 +7,10 @@
 use std::time::Duration;
 
 use zae_limiter_core::{Bucket, Cell, StoreError, Target, Timestamp};
-use zae_limiter_schema::bucket::{self, After, BucketItem, Expiry, Halves, Owner, share_of};
+use zae_limiter_schema::bucket::{self, After, BucketItem, Halves, Owner, share_of};
 use zae_limiter_schema::{SHARD_ZERO, Transacted};
 
-use super::decide::{Snapshot, is_older};
+use super::decide::{Snapshot, is_older, reconfigured};
 use super::flow::{Note, Port};
 use super::message::{Counted, Task, decode};
 use super::shards::{Shards, origin};
@@ -294,20 +294,11 @@ async fn reconfigure_shard<C>(
         if !item.is_live(port.now) || is_older(target, item.limits_at, port.now) {
             return Ok(());
         }
-        let mut bucket = item.bucket.clone();
-        bucket.replace_limits(&item.share_of(target.limits()), port.now);
-        let expiry = match target.expiry(&bucket, port.now) {
-            Some(moment) if item.shard_count == 1 => Expiry::At(moment),
-            _ => Expiry::Never,
-        };
-        let owner = Owner { parent: target.parent() };
-        let (shard_count, limits_at) = (item.shard_count, target.limits_read_at());
-        let after = After { bucket: &bucket, whole: target.limits(), shard_count, limits_at };
-        let update = bucket::rewrite(&port.key(shard), &item, &after, &owner, expiry);
+        let update = reconfigured(&port.key(shard), &item, target, port.now);
         match port.update(shard, update).await {
             Ok((false, Snapshot::Item(found))) => item = found,
             Ok(_) => return Ok(()),
-            Err(error) if error.is_transient() => {}
+            Err(error) if error.is_transient() => port.pause(BETWEEN_SPLITS).await,
             Err(error) => return Err(error.to_store_error()),
         }
     }

@@ -20,7 +20,7 @@ use super::{
     After, Alive, BucketItem, Expiry, ONE_WRITE, Owner, REFILLED_AT, REMAINDERS_AT, SHARD_COUNT,
     SHARDS_SEEN, TTL, WCU, WCU_CAPACITY, attribute, count_write, create, next_generation,
     pin_balances, pin_known, pin_rate, push_copies, push_limits, push_limits_at, push_remainder,
-    push_whole_wcu, ttl_of, undivided,
+    push_tokens, push_whole_wcu, ttl_of, undivided,
 };
 use crate::expression::{Action, Condition};
 use crate::keys::BucketItemKey;
@@ -124,6 +124,7 @@ fn revive(key: &BucketItemKey, known: &BucketItem, after: &After<'_>, owner: &Ow
         }
     }
     push_limits(&mut actions, after.bucket, after.whole);
+    push_tokens(&mut actions, after.bucket);
     push_limits_at(&mut actions, after.limits_at, known.limits_at);
     for name in after.whole.names() {
         actions.push(Action::Add(attribute(name.as_str(), "tc"), Value::number(0)));
