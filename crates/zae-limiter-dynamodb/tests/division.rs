@@ -480,3 +480,50 @@ fn hardly_anybody_is_refused_wrongly_at_nine_tenths_of_the_limit() {
     println!("{refused} of {asked} were refused");
     assert!(refused * 1_000 < u32::try_from(asked).expect("few"));
 }
+
+/// A charge of `tokens` on a lease from a shard.
+async fn charge(
+    store: &DynamoStore,
+    target: &Arc<Target>,
+    shard: u32,
+    tokens: i64,
+    now: Timestamp,
+) {
+    let differences = [Take { cell: 0, amount: Millitokens::new(tokens * 1_000) }];
+    let differences = differences.into_iter().collect();
+    let settlement = Settlement { target: Arc::clone(target), shard, differences };
+    store.settle(&[settlement], now).await.expect("an answer");
+}
+
+#[tokio::test]
+async fn a_bucket_in_debt_admits_nothing_whatever_its_shards_hold() {
+    let (table, target) = (SimTable::default(), target(Limit::per_minute("rpm", 600)));
+    let first = store(&table);
+    let shard = take(&first, &target, 0, at(0)).await.expect("nothing is asked");
+    take(&first, &target, 1, at(0)).await.expect("a full bucket");
+    divide(&first, &table, 4, at(0)).await;
+    // 599 are there, 150 of them in one shard. All are used, and 60 more: six seconds' worth.
+    charge(&first, &target, shard, 659, at(0)).await;
+    let held: Vec<i64> =
+        (0..4).filter_map(|shard| Some(number(&part(&table, shard)?, "b_rpm_tk"))).collect();
+    assert_eq!(held, [-15_000; 4], "every shard bears its share of the debt");
+    for process in 2..10 {
+        let options = DynamoOptions::default().seed(process);
+        let other = DynamoStore::new(Arc::new(table.clone()), options);
+        assert!(take(&other, &target, 1, at(6_000)).await.is_err(), "the debt is just repaid");
+        let admitted = take(&other, &target, 1, at(6_100)).await;
+        assert_eq!(admitted.is_ok(), process == 2, "one token was earned since");
+    }
+}
+
+/// A debt that a shard repays within a second costs one write, not one for each shard.
+#[tokio::test]
+async fn a_small_debt_stays_with_its_shard() {
+    let (table, target) = (SimTable::default(), target(Limit::per_minute("rpm", 600)));
+    let store = store(&table);
+    take(&store, &target, 600, at(0)).await.expect("a full bucket");
+    divide(&store, &table, 4, at(0)).await;
+    charge(&store, &target, 1, 2, at(0)).await;
+    let held = (0..4).filter_map(|shard| Some(number(&part(&table, shard)?, "b_rpm_tk")));
+    assert_eq!(held.collect::<Vec<_>>(), [0, -2_000, 0, 0]);
+}

@@ -2,6 +2,7 @@
 //! depends on is handed in.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use zae_limiter_core::{
@@ -439,8 +440,18 @@ fn settle_all(
                 Outcome::Rejected(StoreErrorKind::Rejected, zae_limiter_core::Overflow.to_string());
             continue;
         }
-        charged = next;
+        // Spread over all shards, it is one write for all limits; mixed with refunds it stays here.
+        let is_spread = !is_last(request)
+            && known.iter().all(|one| one.amount > Millitokens::ZERO)
+            && is_long_in_debt(&next, &known, names);
+        if !is_spread {
+            charged = next;
+        }
         for difference in known {
+            if is_spread {
+                leave_over(&mut left_over, place, *difference);
+                continue;
+            }
             charges.push((place, *difference, names[difference.cell].clone()));
             *outcome = Outcome::Written;
         }
@@ -483,6 +494,19 @@ fn settle_all(
     }
     left_over
 }
+
+/// Whether a shard would owe what was charged for so long that other shards must not go on meanwhile.
+fn is_long_in_debt(charged: &Bucket, charges: &[&Take], names: &[LimitName]) -> bool {
+    charges.iter().any(|charge| {
+        let cell = charged.cell(names[charge.cell].as_str());
+        cell.is_some_and(|(cell, rate)| {
+            rate.time_to_earn(-cell.tokens.min(Millitokens::ZERO)) > DEBT_MAX
+        })
+    })
+}
+
+/// A shard that owes less than it earns in this time bears a charge by itself.
+const DEBT_MAX: Duration = Duration::from_secs(1);
 
 fn leave_over(left_over: &mut Vec<(usize, Takes)>, place: usize, rest: Take) {
     match left_over.iter_mut().find(|(at, _)| *at == place) {

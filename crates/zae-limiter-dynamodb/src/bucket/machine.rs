@@ -10,10 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zae_limiter_core::{
-    Applied, BucketKey, Leg, LimitStatus, Settlement, StoreError, StoreErrorKind, Takes, Timestamp,
+    Applied, BucketKey, Leg, LimitStatus, Millitokens, Settlement, StoreError, StoreErrorKind,
+    Takes, Timestamp,
 };
 use zae_limiter_schema::{BucketItemKey, SHARD_ZERO, TableErrorKind, Updated};
 
+use super::debt;
 use super::decide::{Outcome, Request, Snapshot, blind, decide_batch};
 use super::flow::{Flow, Note, Port};
 use super::gather::{self, MOVES_MAX};
@@ -75,6 +77,8 @@ enum FlowKind {
     /// It changes the number of shards: one at a time.
     Reshard,
     Gather,
+    /// It charges all shards: one at a time.
+    Charge,
     /// It restores a shard for the lane, which is busy meanwhile.
     Restore(u32),
     Other,
@@ -463,7 +467,7 @@ impl<C: Caller> BucketMachine<C> {
                 (Outcome::Nothing, Some(settlement)) => match rest {
                     Some(differences) => {
                         let rest = Settlement { differences, ..settlement.clone() };
-                        self.credit_other_shards(waiting, rest);
+                        self.settle_elsewhere(waiting, rest);
                     }
                     None => self.reply(waiting, Ok(Reply::Settled)),
                 },
@@ -526,7 +530,7 @@ impl<C: Caller> BucketMachine<C> {
                 Some((_, differences)) => {
                     let differences = std::mem::take(differences);
                     let rest = Settlement { differences, ..settlement.clone() };
-                    self.credit_other_shards(waiting, rest);
+                    self.settle_elsewhere(waiting, rest);
                 }
                 None => replies.push((waiting, Reply::Settled)),
             }
@@ -696,7 +700,7 @@ impl<C: Caller> BucketMachine<C> {
                 }
             }
             FlowKind::Restore(shard) => self.finish_batch(shard),
-            FlowKind::Other => {}
+            FlowKind::Charge | FlowKind::Other => {}
         }
     }
 
@@ -760,11 +764,22 @@ impl<C: Caller> BucketMachine<C> {
         self.start(FlowKind::Gather, now, async move |port| gather::gather(&port, waiting).await);
     }
 
-    fn credit_other_shards(&mut self, waiting: Waiting<C>, rest: Settlement) {
+    /// What a shard cannot settle by itself: refunds beyond its ceiling, or charges that it cannot bear.
+    fn settle_elsewhere(&mut self, mut waiting: Waiting<C>, rest: Settlement) {
         let now = waiting.now;
-        self.start(FlowKind::Other, now, async move |port| {
-            gather::credit_other_shards(&port, waiting, rest).await;
-        });
+        if rest.differences.iter().any(|one| one.amount < Millitokens::ZERO) {
+            self.start(FlowKind::Other, now, async move |port| {
+                gather::credit_other_shards(&port, waiting, rest).await;
+            });
+        } else if self.flows.iter().any(|(_, kind, _)| *kind == FlowKind::Charge) {
+            // One at a time: each writes to all shards.
+            waiting.request = Request::SettleRest(rest);
+            self.dispatch(waiting);
+        } else {
+            self.start(FlowKind::Charge, now, async move |port| {
+                debt::charge_all_shards(&port, waiting, rest).await;
+            });
+        }
     }
 
     fn start_task(&mut self, task: Task, now: Timestamp, caller: C) {

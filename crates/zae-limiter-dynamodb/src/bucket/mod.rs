@@ -3,6 +3,7 @@
 //! Everything here is pure. `machine` takes events and returns commands; `decide` decides one write;
 //! `reshard` and `gather` are procedures of several calls, which `flow` suspends at each of them.
 
+mod debt;
 pub(crate) mod decide;
 mod flow;
 mod gather;

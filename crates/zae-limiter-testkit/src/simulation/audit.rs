@@ -520,6 +520,11 @@ impl Books {
             // The interval by the part alone starts when it is within its share again.
             let before = old.as_ref().and_then(|old| old.cells.get(&limit));
             let was_over = before.is_some_and(|cell| cell.tokens > cell.rate.capacity().get());
+            // A batch may have taken under the old limits before it took on the new ones: under these no
+            // more was taken than is missing from their ceiling.
+            let missing = i128::from(cell.rate.capacity().get()) - i128::from(cell.tokens);
+            let is_new_rate = before.is_some_and(|before| before.rate != cell.rate);
+            let net = if is_new_rate { net.min(missing) } else { net };
             if is_outdated || was_over {
                 self.limits.insert(part, LimitBook::new(cell.rate));
             } else {
