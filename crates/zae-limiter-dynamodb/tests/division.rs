@@ -527,3 +527,21 @@ async fn a_small_debt_stays_with_its_shard() {
     let held = (0..4).filter_map(|shard| Some(number(&part(&table, shard)?, "b_rpm_tk")));
     assert_eq!(held.collect::<Vec<_>>(), [0, -2_000, 0, 0]);
 }
+
+#[tokio::test]
+async fn a_bucket_that_expires_does_so_again_after_a_split_and_a_merge() {
+    let table = SimTable::default();
+    let first = store(&table);
+    let target = target(Limit::per_minute("rpm", 600));
+    // What a late charge leaves lives for as long as it takes to fill: half a minute.
+    charge(&first, &target, 0, 300, at(0)).await;
+    let ttl = || part(&table, 0).and_then(|item| item.get("ttl").and_then(Value::as_i64));
+    let expires = ttl().expect("what a late charge leaves expires");
+    divide(&first, &table, 4, at(0)).await;
+    assert_eq!(ttl(), None, "shards do not expire one by one");
+    for _ in 0..2 {
+        first.halve(&key(), at(0)).await.expect("an answer");
+    }
+    assert_eq!(count(&table), 1);
+    assert_eq!(ttl(), Some(expires));
+}

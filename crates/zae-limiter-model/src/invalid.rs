@@ -3,6 +3,9 @@ use std::fmt;
 /// The longest part of a rejected value that an error repeats.
 const SHOWN_MAX: usize = 50;
 
+/// The same for a rejected entity id. It may be an API key, and errors end up in logs.
+const SECRET_SHOWN_MAX: usize = 6;
+
 /// Input that breaks a rule: which field, what was given, and the rule.
 ///
 /// ```
@@ -23,12 +26,12 @@ pub struct Invalid {
 impl Invalid {
     /// An error about `value`, which is cut to 50 characters.
     pub fn new(field: &'static str, value: impl fmt::Display, rule: &'static str) -> Self {
-        let value = value.to_string();
-        let value = match value.char_indices().nth(SHOWN_MAX) {
-            Some((cut, _)) => format!("{}…", &value[..cut]),
-            None => value,
-        };
-        Self { field, value, rule }
+        Self { field, value: cut(value.to_string(), SHOWN_MAX), rule }
+    }
+
+    /// An error about a `value` that may be a secret, which is cut to 6 characters.
+    pub(crate) fn of_secret(field: &'static str, value: &str, rule: &'static str) -> Self {
+        Self { field, value: cut(value.to_owned(), SECRET_SHOWN_MAX), rule }
     }
 
     /// What was being given, for example `entity id`.
@@ -36,7 +39,7 @@ impl Invalid {
         self.field
     }
 
-    /// The offending value, cut to 50 characters.
+    /// The offending value, cut to 50 characters, and an entity id to 6.
     pub fn value(&self) -> &str {
         &self.value
     }
@@ -44,6 +47,13 @@ impl Invalid {
     /// What the value must look like.
     pub fn rule(&self) -> &'static str {
         self.rule
+    }
+}
+
+fn cut(value: String, max: usize) -> String {
+    match value.char_indices().nth(max) {
+        Some((cut, _)) => format!("{}…", &value[..cut]),
+        None => value,
     }
 }
 

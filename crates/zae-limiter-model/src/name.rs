@@ -40,7 +40,7 @@ fn is_letter_or_digit(byte: u8) -> bool {
 }
 
 macro_rules! names {
-    ($($(#[$doc:meta])* $name:ident, $field:literal, $rule:literal, $check:expr;)+) => {$(
+    ($($(#[$doc:meta])* $name:ident, $field:literal, $invalid:ident, $rule:literal, $check:expr;)+) => {$(
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(Arc<str>);
@@ -57,7 +57,7 @@ macro_rules! names {
                 if check(text) {
                     Ok(Self(Arc::from(text)))
                 } else {
-                    Err(Invalid::new($field, text, $rule))
+                    Err(Invalid::$invalid($field, text, $rule))
                 }
             }
 
@@ -98,36 +98,36 @@ macro_rules! names {
 names! {
     /// Who is limited: an API key, a project, an organisation. Its `Debug` form is a short hash,
     /// because entity ids are often API keys.
-    EntityId, "entity id",
+    EntityId, "entity id", of_secret,
     "use 1 to 256 of A-Z a-z 0-9 _ . - : @, starting with a letter or digit",
     |text| Alphabet { length_max: 256, first: is_letter_or_digit, rest: b"_.-:@" }.accepts(text);
 
     /// What one limit of a set is called, for example `rpm`.
-    LimitName, "limit name",
+    LimitName, "limit name", new,
     "use 1 to 64 of A-Z a-z 0-9 _ . -, starting with a letter, \
      and none of the names reserved for the store's own attributes (wcu, ttl, resource, window, …)",
     |text| Alphabet { length_max: 64, first: is_letter, rest: b"_.-" }.accepts(text)
         && !RESERVED_LIMIT_NAMES.contains(&text);
 
     /// What is used, for example the model `gpt-4`.
-    ResourceName, "resource",
+    ResourceName, "resource", new,
     "use 1 to 64 of A-Z a-z 0-9 _ . - / :, starting with a letter \
      (_default_ stands for all resources of an entity, in its configuration only)",
     |text| Alphabet { length_max: 64, first: is_letter, rest: b"_.-/:" }.accepts(text);
 
     /// What people call a namespace.
-    NamespaceName, "namespace",
+    NamespaceName, "namespace", new,
     "use 1 to 64 of A-Z a-z 0-9 - _ ., starting with a letter",
     |text| Alphabet { length_max: 64, first: is_letter, rest: b"-_." }.accepts(text);
 
     /// The opaque id under which a namespace's items are kept; names can be reused, ids never are.
-    NamespaceId, "namespace id",
+    NamespaceId, "namespace id", new,
     "use 11 of A-Z a-z 0-9 - _, not starting with a dash",
     |text| text.len() == 11 && !text.starts_with('-')
         && Alphabet { length_max: 11, first: |_| true, rest: b"-_" }.accepts(text);
 
     /// A stack, and so a table, in an AWS account.
-    StackName, "stack name",
+    StackName, "stack name", new,
     "use 1 to 55 of A-Z a-z 0-9 -, starting with a letter",
     |text| Alphabet { length_max: 55, first: is_letter, rest: b"-" }.accepts(text);
 }
@@ -163,6 +163,12 @@ impl EntityId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_repeats_only_the_start_of_an_entity_id() {
+        let error = EntityId::new("sk-live/0123456789").unwrap_err().to_string();
+        assert!(error.contains("\"sk-liv…\"") && !error.contains("0123"), "{error}");
+    }
 
     fn check<T: fmt::Debug + std::str::FromStr<Err = Invalid>>(good: &[&str], bad: &[&str]) {
         for text in good {
@@ -217,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_long_value_is_cut_in_the_error() {
-        let error = EntityId::new("é".repeat(300)).unwrap_err();
+        let error = ResourceName::new("é".repeat(300)).unwrap_err();
         assert_eq!(error.value().chars().count(), 51);
     }
 }

@@ -76,6 +76,9 @@ const SHARDS_SEEN: &str = "shards_seen";
 /// items of other clients.
 const LIMITS_AT: &str = "limits_at";
 const TTL: &str = "ttl";
+/// On the first shard: how long the bucket had to live when it was split, in seconds. Shards do not expire;
+/// when they are merged into one, that one does again.
+const IDLE: &str = "idle_s";
 
 fn attribute(limit: &str, suffix: &str) -> String {
     ["b_", limit, "_", suffix].concat()

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use zae_limiter_core::EntityId;
+
 /// The value of an attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
@@ -80,7 +82,8 @@ pub fn item_size(item: &Item) -> usize {
     item.iter().map(|(name, value)| name.len() + value.size()).sum()
 }
 
-/// An item that is not what its key says: which one, which attribute, and what is wrong with it.
+/// An item that is not what its key says: which one, which attribute, and what is wrong with it. Its text
+/// goes into logs, so it names the entity by a hash; [`item`](Self::item) has the key itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Malformed {
     /// The item's key, where it is known.
@@ -93,8 +96,21 @@ pub struct Malformed {
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "item {}: attribute {} should be {}", self.item, self.attribute, self.wanted)
+        let item = without_entity(&self.item);
+        write!(f, "item {item}: attribute {} should be {}", self.attribute, self.wanted)
     }
+}
+
+/// A key with the entity's hash instead of its id.
+fn without_entity(key: &str) -> String {
+    for kind in ["/BUCKET#", "/ENTITY#", "/AUDIT#", "/PARENT#"] {
+        let Some(start) = key.find(kind).map(|at| at + kind.len()) else { continue };
+        let end = key[start..].find(['#', ' ']).map_or(key.len(), |length| start + length);
+        if let Ok(entity) = EntityId::new(&key[start..end]) {
+            return format!("{}{entity:?}{}", &key[..start], &key[end..]);
+        }
+    }
+    key.to_owned()
 }
 
 impl std::error::Error for Malformed {}
@@ -102,6 +118,22 @@ impl std::error::Error for Malformed {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_text_of_a_malformed_item_names_no_entity() {
+        for (key, shown) in [
+            (
+                "abcdefghijk/BUCKET#sk-1#gpt-4#0 #STATE",
+                "abcdefghijk/BUCKET#entity:fb136a19#gpt-4#0 #STATE",
+            ),
+            ("abcdefghijk/ENTITY#sk-1 #META", "abcdefghijk/ENTITY#entity:fb136a19 #META"),
+            ("abcdefghijk/AUDIT#sk-1 #AUDIT#01", "abcdefghijk/AUDIT#entity:fb136a19 #AUDIT#01"),
+            ("abcdefghijk/AUDIT#$SYSTEM #AUDIT#01", "abcdefghijk/AUDIT#$SYSTEM #AUDIT#01"),
+            ("abcdefghijk/RESOURCE#gpt-4 #CONFIG", "abcdefghijk/RESOURCE#gpt-4 #CONFIG"),
+        ] {
+            assert_eq!(without_entity(key), shown);
+        }
+    }
 
     #[test]
     fn sizes_are_those_that_dynamodb_bills() {

@@ -17,10 +17,10 @@ use zae_limiter_core::{Bucket, Cell, Millitokens, Timestamp};
 
 use super::item::share_of;
 use super::{
-    After, Alive, BucketItem, Expiry, ONE_WRITE, Owner, REFILLED_AT, REMAINDERS_AT, SHARD_COUNT,
-    SHARDS_SEEN, TTL, WCU, WCU_CAPACITY, attribute, count_write, create, next_generation,
-    pin_balances, pin_known, pin_rate, push_copies, push_limits, push_limits_at, push_remainder,
-    push_tokens, push_whole_wcu, ttl_of, undivided,
+    After, Alive, BucketItem, Expiry, IDLE, ONE_WRITE, Owner, REFILLED_AT, REMAINDERS_AT,
+    SHARD_COUNT, SHARDS_SEEN, TTL, WCU, WCU_CAPACITY, attribute, count_write, create,
+    next_generation, pin_balances, pin_known, pin_rate, push_copies, push_limits, push_limits_at,
+    push_remainder, push_tokens, push_whole_wcu, ttl_of, undivided,
 };
 use crate::expression::{Action, Condition};
 use crate::keys::BucketItemKey;
@@ -62,6 +62,10 @@ pub fn split(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Vec<Cha
     actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(count.into())));
     actions.push(next_generation(known, now));
     Expiry::Never.push(&mut actions);
+    if let Some(expiry) = known.expires_at.filter(|_| key.shard == 0) {
+        let seconds = i64::try_from(expiry.millis_since(now) / 1_000).unwrap_or(i64::MAX);
+        actions.push(Action::Set(IDLE.to_owned(), Value::number(seconds)));
+    }
     if known.wcu.is_some() {
         let left = Value::number(WRITES_AFTER_SPLIT);
         actions.push(Action::Set(attribute(WCU, "tk"), left));
@@ -159,7 +163,7 @@ pub fn bring_back(
 }
 
 /// Makes one part of two, if they have the same limits: `None` where they do not. The higher one
-/// stays behind empty. Whether a bucket in one part expires is up to the next that takes from it.
+/// stays behind empty. A bucket that expired before it was split does so again once it is in one shard.
 pub fn merge(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Option<Vec<Change>> {
     let Halves { low: known, high } = halves;
     let old_count = known.shard_count.next_power_of_two();
@@ -192,6 +196,12 @@ pub fn merge(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Option<
     }
     if let Some(writes) = known.wcu {
         count_write(&mut actions, writes, refilled_at, at);
+    }
+    if let Some(idle) = known.idle.filter(|_| count == 1) {
+        // Never before it is full.
+        let lives = idle.max(bucket.wait_until_full(at));
+        Expiry::At(at.saturating_add(lives)).push(&mut actions);
+        actions.push(Action::Remove(IDLE.to_owned()));
     }
     let low = Update { key: low_key.item_key(), actions, conditions };
     let high = retire(&high_key, halves, count, at);

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use zae_limiter_core::{Bucket, Cell, EntityId, LimitName, LimitSet, Millitokens, Rate, Timestamp};
 
 use super::{
-    GENERATION, LIMITS_AT, REFILLED_AT, REMAINDERS_AT, SHARD_COUNT, SHARDS_SEEN, TTL, WCU,
+    GENERATION, IDLE, LIMITS_AT, REFILLED_AT, REMAINDERS_AT, SHARD_COUNT, SHARDS_SEEN, TTL, WCU,
     WCU_CAPACITY, WCU_PAID_OUT_AFTER_MS, attribute,
 };
 use crate::keys::BucketItemKey;
@@ -36,6 +37,8 @@ pub struct BucketItem {
     pub parent: Option<EntityId>,
     /// From when on the item counts as absent, to the second.
     pub expires_at: Option<Timestamp>,
+    /// On the first of several shards: how long the bucket had to live when it was split.
+    pub idle: Option<Duration>,
     /// When the stored configuration was read that its limits come from.
     pub limits_at: Option<Timestamp>,
     /// Whether it has attributes for remainders, be they worth something or not.
@@ -96,6 +99,9 @@ impl BucketItem {
             shards_seen: u32::try_from(shards_seen(item)).unwrap_or(shard_count),
             parent: reader.parent(),
             expires_at,
+            idle: reader
+                .optional(IDLE)?
+                .map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0))),
             limits_at: reader.optional(LIMITS_AT)?.map(Timestamp::from_millis),
             has_remainders: item.keys().any(|name| name.starts_with("b_") && name.ends_with("_rm")),
             is_remnant,
