@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
+use zae_limiter_dynamodb::DynamoOptions;
 
 use crate::measure::keys;
 use contenders::{Bare, Contender, Fleet, Ours, Python};
@@ -71,6 +72,8 @@ struct Row {
     bare: Tally,
     returned: Tally,
     ours: Tally,
+    /// Ours with [`DynamoOptions::runtime`]: on the callers' runtime instead of one of its own.
+    here: Tally,
     python: Option<Tally>,
 }
 
@@ -79,7 +82,11 @@ pub fn run(seconds: Duration) -> Result<(), String> {
     let runtime =
         builder.worker_threads(2).enable_all().build().map_err(|error| error.to_string())?;
     let endpoint = Endpoint::start()?;
-    let ours = runtime.block_on(Ours::open(&endpoint.url, keys(ENTITIES)));
+    runtime.block_on(contenders::create_table(&endpoint.url));
+    let open = |keys, options| runtime.block_on(Ours::open(&endpoint.url, keys, options));
+    let ours = open(keys(ENTITIES), DynamoOptions::default());
+    let others = keys(ENTITIES).iter().map(|key| format!("here-{key}")).collect();
+    let here = open(others, DynamoOptions::default().runtime(runtime.handle().clone()));
     let bare = runtime.block_on(Bare::beside(&endpoint.url, ENTITIES));
     let mut python = Python::start(&endpoint.url, ENTITIES)?;
     println!("\n## DynamoDB: acquires per second on one endpoint, two limits each\n");
@@ -88,29 +95,35 @@ pub fn run(seconds: Duration) -> Result<(), String> {
         None => println!("without the Python client: ZAEL_PYTHON names no interpreter\n"),
     }
     println!(
-        "| buckets | callers | bare UpdateItem | the same, item returned | ours | Python | \
-         ours : bare | ours : bare, item returned | ours : Python | write units per acquire |"
+        "| buckets | callers | bare UpdateItem | the same, item returned | ours | \
+         ours, callers' runtime | Python | ours : bare | ours : bare, item returned | \
+         callers' runtime : bare | ours : Python | write units per acquire |"
     );
-    println!("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
+    println!(
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    );
     let mut cpu = Vec::new();
     for buckets in [1, ENTITIES] {
         for callers in [1, 16, 64] {
             let cell = Cell { runtime: &runtime, endpoint: &endpoint, buckets, callers };
-            let row = cell.measure(seconds / ROUNDS, &bare, &ours, python.as_mut())?;
-            let Row { bare, returned, ours, python } = row;
+            let row = cell.measure(seconds / ROUNDS, &bare, [&ours, &here], python.as_mut())?;
+            let Row { bare, returned, ours, here, python } = row;
             let to_python = python.map(|python| ours.per_second() / python.per_second());
             println!(
-                "| {buckets} | {callers} | {:.0} | {:.0} | {:.0} | {} | {:.2} | {:.2} | {} | {:.3} |",
+                "| {buckets} | {callers} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {:.2} | {:.2} | \
+                 {:.2} | {} | {:.3} |",
                 bare.per_second(),
                 returned.per_second(),
                 ours.per_second(),
+                here.per_second(),
                 shown(python.map(|python| python.per_second()), 0),
                 ours.per_second() / bare.per_second(),
                 ours.per_second() / returned.per_second(),
+                here.per_second() / bare.per_second(),
                 shown(to_python, 1),
                 ours.per_call(ours.write_units),
             );
-            cpu.push((buckets, callers, [Some(bare), Some(ours), python]));
+            cpu.push((buckets, callers, [Some(bare), Some(ours), Some(here), python]));
         }
     }
     print_cpu(&cpu);
@@ -144,25 +157,25 @@ fn print_parts(runtime: &Runtime, endpoint: &Endpoint, seconds: Duration) {
     }
 }
 
-fn print_cpu(rows: &[(usize, usize, [Option<Tally>; 3])]) {
+fn print_cpu(rows: &[(usize, usize, [Option<Tally>; 4])]) {
     println!("\nCPU microseconds per acquire, of the client's process and of the endpoint's:\n");
     println!(
-        "| buckets | callers | bare UpdateItem | ours | Python | Python : ours | \
-         endpoint, bare | endpoint, ours | endpoint, Python |"
+        "| buckets | callers | bare UpdateItem | ours | ours, callers' runtime | Python | \
+         Python : ours | endpoint, bare | endpoint, ours | endpoint, Python |"
     );
-    println!("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
+    println!("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
     let micros = |of: fn(&Tally) -> f64| {
         move |tally: &Option<Tally>| tally.as_ref().map(|tally| tally.per_call(of(tally)) * 1e6)
     };
     for (buckets, callers, tallies) in rows {
         let client = tallies.each_ref().map(micros(|tally| tally.client_cpu));
         let endpoint = tallies.each_ref().map(micros(|tally| tally.endpoint_cpu));
-        let ratio = client[2].zip(client[1]).map(|(python, ours)| python / ours);
-        let [bare, ours, python] = client.map(|micros| shown(micros, 0));
-        let [endpoint_bare, endpoint_ours, endpoint_python] =
+        let ratio = client[3].zip(client[1]).map(|(python, ours)| python / ours);
+        let [bare, ours, here, python] = client.map(|micros| shown(micros, 0));
+        let [endpoint_bare, endpoint_ours, _, endpoint_python] =
             endpoint.map(|micros| shown(micros, 0));
         println!(
-            "| {buckets} | {callers} | {bare} | {ours} | {python} | {} | \
+            "| {buckets} | {callers} | {bare} | {ours} | {here} | {python} | {} | \
              {endpoint_bare} | {endpoint_ours} | {endpoint_python} |",
             shown(ratio, 1)
         );
@@ -182,12 +195,12 @@ struct Cell<'a> {
 }
 
 impl Cell<'_> {
-    /// Bare calls, bare calls that return the item, ours, Python's: in turns.
+    /// Bare calls, bare calls that return the item, ours on either runtime, Python's: in turns.
     fn measure(
         &self,
         time: Duration,
         bare: &Arc<Bare>,
-        ours: &Arc<Ours>,
+        [ours, here]: [&Arc<Ours>; 2],
         mut python: Option<&mut Python>,
     ) -> Result<Row, String> {
         let mut row = Row::default();
@@ -195,6 +208,7 @@ impl Cell<'_> {
             row.bare.add(self.round(time, &bare.returning_nothing()));
             row.returned.add(self.round(time, &bare.returning_the_item()));
             row.ours.add(self.round(time, ours));
+            row.here.add(self.round(time, here));
             if let Some(python) = python.as_deref_mut() {
                 let before = self.endpoint.cpu();
                 let mut tally = python.round(self.buckets, self.callers, time)?;

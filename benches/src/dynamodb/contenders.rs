@@ -74,6 +74,12 @@ fn client(endpoint: &str) -> Client {
     Client::from_conf(config)
 }
 
+/// Creates the table that all of them use.
+pub async fn create_table(endpoint: &str) {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    CreateTable::new(TABLE).create(&client(endpoint), &clock).await.expect("a new table");
+}
+
 /// Our limiter: acquire and commit.
 pub struct Ours {
     limiter: RateLimiter,
@@ -81,13 +87,11 @@ pub struct Ours {
 }
 
 impl Ours {
-    /// Creates the table and a bucket for every key.
-    pub async fn open(endpoint: &str, keys: Vec<String>) -> Arc<Self> {
+    /// Creates a bucket for every key.
+    pub async fn open(endpoint: &str, keys: Vec<String>, options: DynamoOptions) -> Arc<Self> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let client = client(endpoint);
-        CreateTable::new(TABLE).create(&client, &clock).await.expect("a new table");
-        let table = Arc::new(AwsTable::new(client, TABLE, clock));
-        let store = DynamoStore::new(table, DynamoOptions::default());
+        let table = Arc::new(AwsTable::new(client(endpoint), TABLE, clock));
+        let store = DynamoStore::new(table, options);
         let builder = RateLimiter::builder(store).deadline(Duration::from_secs(60));
         let limiter = builder.open().await.expect("a limiter");
         limiter.set_resource_defaults("gpt-4", limits()).await.expect("limits");
@@ -117,7 +121,6 @@ pub struct Fleet {
 impl Fleet {
     pub const PROCESSES: usize = 8;
 
-    /// On the table that [`Ours`] has made.
     pub async fn open(endpoint: &str, parts: u32) -> Arc<Self> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let key = format!("fleet-{parts}");

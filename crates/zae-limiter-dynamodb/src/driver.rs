@@ -211,21 +211,21 @@ impl Driver {
     }
 
     /// Makes a call for a bucket.
-    async fn perform(&self, call: Call) -> Answered {
+    async fn perform(&self, call: &Call) -> Answered {
         let limit = self.options.call_timeout;
         match call {
             Call::Pause(wait) => {
-                self.table.pause(wait).await;
+                self.table.pause(*wait).await;
                 Ok(Answer::Woke)
             }
             Call::Update(_, update) => {
-                let updated = self.within(limit, self.table.update(&update)).await?;
+                let updated = self.within(limit, self.table.update(update)).await?;
                 let (Updated::Done(_, consumed) | Updated::Unmet(_, consumed)) = &updated;
                 self.meter.count(*consumed);
                 Ok(Answer::Updated(updated))
             }
             Call::Transact(changes) => {
-                let transacted = self.within(limit, self.table.transact(&changes)).await?;
+                let transacted = self.within(limit, self.table.transact(changes)).await?;
                 let (Transacted::Done(consumed) | Transacted::Unmet(_, consumed)) = &transacted;
                 self.meter.count(*consumed);
                 Ok(Answer::Transacted(transacted))
@@ -292,7 +292,7 @@ impl Running {
     async fn go(self) {
         let mut next = Some(self);
         while let Some(mut running) = next.take() {
-            let Some(call) = running.call.clone() else { return };
+            let Some(call) = &running.call else { return };
             let answered = running.driver.perform(call).await;
             running.call = None;
             let event = Event::Answered(running.op, answered);

@@ -54,6 +54,8 @@ pub struct AwsTable {
     name: String,
     clock: Arc<dyn Clock>,
     sending: Sending,
+    /// For single updates, which are sent once.
+    updates: Client,
 }
 
 impl fmt::Debug for AwsTable {
@@ -67,7 +69,8 @@ impl AwsTable {
     /// asked for again.
     pub fn new(client: Client, name: impl Into<String>, clock: Arc<dyn Clock>) -> Self {
         let sending = Sending::through(&client);
-        Self { client, name: name.into(), clock, sending }
+        let updates = sending.once(&client);
+        Self { client, name: name.into(), clock, sending, updates }
     }
 
     /// What the table is called.
@@ -79,7 +82,7 @@ impl AwsTable {
         let Rendered { update: expression, condition, names, values } =
             render_update(&update.actions, &update.conditions);
         let sent = self
-            .client
+            .updates
             .update_item()
             .table_name(&self.name)
             .set_key(Some(key_to_sdk(&update.key)))
@@ -90,8 +93,6 @@ impl AwsTable {
             .return_values(ReturnValue::AllNew)
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld)
             .return_consumed_capacity(ReturnConsumedCapacity::Total)
-            .customize()
-            .config_override(self.sending.once())
             .send()
             .await;
         match sent {

@@ -52,10 +52,12 @@ impl Sending {
         Self { timeouts: (!is_limited).then(timeouts) }
     }
 
-    /// For single updates: one attempt, whatever retries the client has. After an answer that was
-    /// lost, a second one could refund twice.
-    pub(super) fn once(&self) -> Builder {
-        self.with(RetryConfig::disabled())
+    /// A client like this one for single updates: one attempt, whatever retries the client has. After an
+    /// answer that was lost, a second one could refund twice. Both use the same connections. Settings that are
+    /// given with each call cost more: the SDK then puts its components together anew.
+    pub(super) fn once(&self, client: &Client) -> Client {
+        let config = client.config().to_builder().retry_config(RetryConfig::disabled());
+        Client::from_conf(self.limit(config).build())
     }
 
     /// For calls that can be repeated without harm: reads, deletions, and transactions by their token.
@@ -65,7 +67,10 @@ impl Sending {
     }
 
     fn with(&self, retries: RetryConfig) -> Builder {
-        let settings = Builder::new().retry_config(retries);
+        self.limit(Builder::new().retry_config(retries))
+    }
+
+    fn limit(&self, settings: Builder) -> Builder {
         match &self.timeouts {
             Some(timeouts) => settings.timeout_config(timeouts.clone()),
             None => settings,

@@ -19,7 +19,8 @@ pub(crate) enum Mode {
     /// Accepts connections and reads requests. Forwards nothing and never answers, also after the mode ends:
     /// such a connection stays silent until the client closes it.
     Hang,
-    /// Forwards every request. Closes the connection instead of each twentieth answer.
+    /// Forwards every request. Loses each twentieth answer: in turns, the connection is closed instead, or
+    /// stays silent until the client closes it.
     DropAnswers,
     /// Closes all connections and accepts no others.
     Refuse,
@@ -38,6 +39,8 @@ struct Counts {
     requests: AtomicU64,
     /// Answers that the endpoint gave in mode [`Mode::DropAnswers`].
     answers: AtomicU64,
+    /// Those of them that the client did not get.
+    lost: AtomicU64,
 }
 
 impl Proxy {
@@ -68,6 +71,11 @@ impl Proxy {
     /// Requests that were read, in any mode.
     pub(crate) fn requests(&self) -> u64 {
         self.counts.requests.load(Ordering::SeqCst)
+    }
+
+    /// Answers of the endpoint that the client did not get.
+    pub(crate) fn lost(&self) -> u64 {
+        self.counts.lost.load(Ordering::SeqCst)
     }
 }
 
@@ -137,6 +145,9 @@ async fn carry(
         if mode == Mode::DropAnswers {
             let number = counts.answers.fetch_add(1, Ordering::SeqCst) + 1;
             if number.is_multiple_of(DROP_EVERY) {
+                if counts.lost.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
+                    let _ = near.read(&mut [0]).await?;
+                }
                 return Ok(());
             }
         }
