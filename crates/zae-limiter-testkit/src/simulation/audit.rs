@@ -14,6 +14,7 @@
 //! - *conservation, and all or nothing*: when a client has nothing under way, what its writes have
 //!   taken is what its calls were told. A call that failed or crashed may have taken or not; nothing
 //!   is ever given back twice;
+//! - *older limits never replace newer ones*: see [`limits`];
 //! - *no false outage*: a call fails for want of the table only if the table left a call unanswered.
 //!
 //! Beside clients of the original, which keep none of this, all of it still holds of what our clients
@@ -23,6 +24,7 @@
 mod beside;
 mod calls;
 mod excuses;
+mod limits;
 mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,6 +41,7 @@ use super::reading::Reading;
 use crate::given::NOW;
 use crate::table::{ClientId, Watch, Wrote};
 use calls::{Call, ClientBook};
+use limits::{Brought, Following};
 use step::Written;
 
 pub(crate) use calls::{Ended, Kind, Part};
@@ -132,15 +135,7 @@ impl Auditor {
             now,
             began_us: self.time.now_us(),
             buckets: targets.iter().map(|target| pk(target.key())).collect(),
-            ceilings: targets
-                .iter()
-                .flat_map(|target| {
-                    let limits = target.limits().iter();
-                    limits.map(|(name, rate)| {
-                        ((pk(target.key()), name.to_string()), rate.capacity().get())
-                    })
-                })
-                .collect(),
+            brought: targets.iter().map(|target| Brought::by(target)).collect(),
             parts: parts
                 .iter()
                 .map(|part| ((pk(&part.bucket), part.limit.clone()), part.amount))
@@ -479,6 +474,9 @@ impl Books {
         let lag_ms = self.lag_ms.entry(pk.clone()).or_default();
         let slack_ms = if anew && old.is_some() { 2 * ahead_ms + *lag_ms } else { 0 };
         let book = self.clients.entry(client).or_default();
+        let before = old.as_ref().filter(|old| old.is_part());
+        let following = Following { bucket: base, old: before, new: &new, anew, book };
+        following.check(&mut self.excuses)?;
         let oldest_ms = book.oldest_ms(base);
         self.age_ms = self.age_ms.max(oldest_ms.map_or(0, |oldest| true_ms - oldest));
         *lag_ms = oldest_ms.map_or(0, |oldest| new.rf - oldest).max(*lag_ms);
