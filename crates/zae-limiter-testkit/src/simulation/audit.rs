@@ -30,7 +30,7 @@ mod step;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zae_limiter_core::{BucketKey, Target, Timestamp};
+use zae_limiter_core::{Applied, BucketKey, Target, Timestamp};
 use zae_limiter_schema::{Item, ItemKey, ParsedKey, bucket_partition, parse_key};
 
 use super::VirtualTime;
@@ -67,6 +67,8 @@ struct Books {
     divided: BTreeSet<String>,
     /// Limits that some part of such a bucket has lacked: not all parts learn of a change at once.
     mixed: BTreeSet<Place>,
+    /// Buckets of which nobody knows exactly what was taken: a call failed, or limits went away.
+    unsure: BTreeSet<String>,
     /// Where there are clients of the original.
     ledger: Option<Ledger>,
     excuses: Excuses,
@@ -157,17 +159,28 @@ impl Auditor {
     /// A call has ended.
     pub(crate) fn end(&self, client: ClientId, call: u64, ended: Ended) {
         let mut books = self.lock();
-        let book = books.clients.get_mut(&client).expect("a client that called");
+        let Books { clients, unsure, violation, .. } = &mut *books;
+        let book = clients.get_mut(&client).expect("a client that called");
         match book.calls.get_mut(&call) {
             Some(call) => {
                 call.ended = Some(ended);
+                let is_known = match ended {
+                    Ended::Done | Ended::Refused => true,
+                    Ended::Failed { applied, .. } => {
+                        applied == Applied::No && call.kind != Kind::Settle
+                    }
+                    Ended::Cancelled => false,
+                };
+                if !is_known {
+                    unsure.extend(call.buckets.iter().cloned());
+                }
                 // Such an error opens breakers.
                 let is_outage = matches!(ended, Ended::Failed { is_outage: true, .. });
                 if is_outage && !book.crashed && call.unanswered == book.unanswered {
                     let what =
                         format!("an outage, and the table has answered every call: {call:#?}");
                     let what = format!("at {} us: client {client}: {what}", self.time.now_us());
-                    books.violation.get_or_insert(what);
+                    violation.get_or_insert(what);
                 }
             }
             // Its calls may be dropped when nobody looks at them any more.
@@ -177,7 +190,16 @@ impl Auditor {
 
     /// A client is no more.
     pub(crate) fn crashed(&self, client: ClientId) {
-        self.lock().clients.entry(client).or_default().crashed = true;
+        let mut books = self.lock();
+        let Books { clients, unsure, .. } = &mut *books;
+        let book = clients.entry(client).or_default();
+        book.crashed = true;
+        unsure.extend(book.calls.values().flat_map(|call| call.buckets.iter().cloned()));
+    }
+
+    /// Whether nobody knows exactly what was taken from a bucket.
+    pub(crate) fn is_unsure(&self, base: &str) -> bool {
+        self.lock().unsure.contains(base)
     }
 
     /// Nobody has anything to do at this moment: whoever has nothing under way must be even.
@@ -468,6 +490,8 @@ impl Books {
         }
         if anew && old.is_some() {
             self.excuses.count(Excuse::Anew);
+            // What is given back to what has expired is passed over.
+            self.unsure.insert(base.to_owned());
         }
         // Which clock that was is not known: up to twice the error, between it and the last one,
         // and its life may have been measured from a moment before the refill time.
