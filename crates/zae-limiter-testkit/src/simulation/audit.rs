@@ -30,7 +30,7 @@ mod step;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zae_limiter_core::{Applied, BucketKey, Target, Timestamp};
+use zae_limiter_core::{BucketKey, Target, Timestamp};
 use zae_limiter_schema::{Item, ItemKey, ParsedKey, bucket_partition, parse_key};
 
 use super::VirtualTime;
@@ -67,7 +67,7 @@ struct Books {
     divided: BTreeSet<String>,
     /// Limits that some part of such a bucket has lacked: not all parts learn of a change at once.
     mixed: BTreeSet<Place>,
-    /// Buckets of which nobody knows exactly what was taken: a call failed, or limits went away.
+    /// Buckets of which nobody knows exactly what was taken.
     unsure: BTreeSet<String>,
     /// Where there are clients of the original.
     ledger: Option<Ledger>,
@@ -164,14 +164,8 @@ impl Auditor {
         match book.calls.get_mut(&call) {
             Some(call) => {
                 call.ended = Some(ended);
-                let is_known = match ended {
-                    Ended::Done | Ended::Refused => true,
-                    Ended::Failed { applied, .. } => {
-                        applied == Applied::No && call.kind != Kind::Settle
-                    }
-                    Ended::Cancelled => false,
-                };
-                if !is_known {
+                // The limiter has its own idea of what became of it.
+                if call.kind == Kind::Settle && ended != Ended::Done {
                     unsure.extend(call.buckets.iter().cloned());
                 }
                 // Such an error opens breakers.
@@ -190,11 +184,7 @@ impl Auditor {
 
     /// A client is no more.
     pub(crate) fn crashed(&self, client: ClientId) {
-        let mut books = self.lock();
-        let Books { clients, unsure, .. } = &mut *books;
-        let book = clients.entry(client).or_default();
-        book.crashed = true;
-        unsure.extend(book.calls.values().flat_map(|call| call.buckets.iter().cloned()));
+        self.lock().clients.entry(client).or_default().crashed = true;
     }
 
     /// Whether nobody knows exactly what was taken from a bucket.
@@ -216,6 +206,7 @@ impl Auditor {
             divided,
             mixed,
             excuses,
+            unsure,
             ..
         } = &mut *books;
         for (client, book) in clients.iter_mut() {
@@ -232,7 +223,7 @@ impl Auditor {
                 });
                 call.may_vanish.extend(may_vanish.map(|(place, _)| place.clone()));
             }
-            if let Err(what) = book.balance(divided, excuses) {
+            if let Err(what) = book.balance(divided, unsure, excuses) {
                 violation.get_or_insert(format!("at {now_us} us: client {client}: {what}"));
             }
             book.calls.clear();

@@ -126,10 +126,11 @@ enum Outcome {
 }
 
 impl ClientBook {
-    /// Whether what was written is what the replies say.
+    /// Whether what was written is what the replies say. Takes note of buckets of which that is unknown.
     pub(super) fn balance(
         &self,
         sharded: &BTreeSet<String>,
+        unsure: &mut BTreeSet<String>,
         excuses: &mut Excuses,
     ) -> Result<(), String> {
         let mut places: BTreeSet<&Place> = self.net.keys().collect();
@@ -149,6 +150,9 @@ impl ClientBook {
                         }
                     }
                 }
+            }
+            if !unknown.is_empty() {
+                unsure.insert(place.0.clone());
             }
             let rest = written - replied;
             if rest != 0 {
