@@ -4,16 +4,46 @@
 //! limiter's own, started when it is first needed. Work that may be lost runs on the caller's tokio
 //! runtime where there is one.
 
+use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
-type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+use crate::clock::Waiting;
+
+type Work = Waiting<'static>;
+
+/// Starts work without waiting for it.
+type Spawn = dyn Fn(Work) + Send + Sync;
+
+/// Where work goes that outlives its caller: to the limiter's own thread, or where a test says.
+#[derive(Clone, Default)]
+pub(crate) struct Background(Option<Arc<Spawn>>);
+
+impl fmt::Debug for Background {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Background").field(&self.0.as_ref().map(|_| "elsewhere")).finish()
+    }
+}
+
+impl Background {
+    /// Everything goes there.
+    pub(crate) fn elsewhere(spawn: impl Fn(Work) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(spawn)))
+    }
+
+    /// Carries the work out without anybody waiting for it, whatever becomes of the caller's runtime.
+    pub(crate) fn carry_out(&self, work: impl Future<Output = ()> + Send + 'static) {
+        match &self.0 {
+            Some(spawn) => spawn(Box::pin(work)),
+            None => carry_out(work),
+        }
+    }
+}
 
 /// The limiter's own runtime, whose tasks go on once [`own`] has started its thread.
 static OWN: LazyLock<Runtime> = LazyLock::new(|| {
@@ -45,7 +75,7 @@ fn poll_once(work: &mut Work) -> Poll<()> {
 
 /// Carries the work out without anybody waiting for it, whatever becomes of the caller's runtime. What
 /// can be done at once is done at once. It never panics: a lease is dropped anywhere.
-pub(crate) fn carry_out(work: impl Future<Output = ()> + Send + 'static) {
+fn carry_out(work: impl Future<Output = ()> + Send + 'static) {
     let mut work: Work = Box::pin(work);
     let carried_out = catch_unwind(AssertUnwindSafe(move || {
         // A thread that is ending has no context to enter any more.

@@ -8,7 +8,6 @@ use zae_limiter_model::{
 };
 
 use crate::acquire::taken_statuses;
-use crate::background;
 use crate::deadline::within;
 use crate::error::{Applied, Error, StoreError};
 use crate::limiter::{Attempts, Handle, Inner, RateLimiter, no_answer};
@@ -349,7 +348,7 @@ impl Drop for Lease {
         }
         let credits = self.credits();
         let handle = Arc::clone(&self.handle);
-        background::carry_out(async move {
+        self.handle.inner.background.carry_out(async move {
             if let Err(error) = handle.inner.settle(&credits).await {
                 tracing::warn!(%error, "could not give back what a dropped lease had taken");
                 telemetry::unsettled();

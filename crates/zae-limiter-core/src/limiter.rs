@@ -9,10 +9,10 @@ use zae_limiter_model::{
     EntityId, Limit, LimitSet, NamespaceId, NamespaceName, ResourceName, Timestamp,
 };
 
-use crate::background;
+use crate::background::{self, Background};
 use crate::breaker::{Breaker, BreakerSettings, Gate};
 use crate::cache::{CacheStats, ConfigCache, stripe};
-use crate::clock::{Clock, SystemClock};
+use crate::clock::{Clock, SystemClock, Waiting};
 use crate::deadline::within;
 use crate::entropy::Entropy;
 use crate::error::{Applied, Error, StoreError, StoreErrorKind};
@@ -114,6 +114,7 @@ pub(crate) struct Inner {
     pub(crate) settings: Settings,
     pub(crate) cache: ConfigCache,
     pub(crate) breaker: Breaker,
+    pub(crate) background: Background,
     /// The last `on_unavailable` read from the store: what was configured must still be known when
     /// the store is gone. 0 none, 1 allow, 2 block.
     stored_policy: AtomicU8,
@@ -143,6 +144,7 @@ pub struct Builder {
     cache_ttl: Duration,
     cache_capacity: usize,
     breaker: BreakerSettings,
+    background: Background,
 }
 
 impl Builder {
@@ -165,6 +167,7 @@ impl Builder {
             cache_ttl: Duration::from_secs(60),
             cache_capacity: 100_000,
             breaker: BreakerSettings::default(),
+            background: Background::default(),
         }
     }
 
@@ -263,6 +266,14 @@ impl Builder {
         self
     }
 
+    /// Another place for work that outlives its caller, which is giving back dropped leases: for tests and
+    /// simulations. It runs on a thread of its own otherwise.
+    #[must_use]
+    pub fn background(mut self, spawn: impl Fn(Waiting<'static>) + Send + Sync + 'static) -> Self {
+        self.background = Background::elsewhere(spawn);
+        self
+    }
+
     /// Looks the namespace up and makes the limiter.
     ///
     /// # Errors
@@ -291,6 +302,7 @@ impl Builder {
             settings: self.settings,
             cache: ConfigCache::new(namespace.id, self.cache_ttl, self.cache_capacity),
             breaker: Breaker::new(self.breaker),
+            background: self.background,
             stored_policy: AtomicU8::new(0),
         };
         Ok(RateLimiter::new(Arc::new(inner), HANDLES, self.principal))

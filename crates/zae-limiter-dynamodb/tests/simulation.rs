@@ -154,7 +154,15 @@ fn play_stack(seed: u64) -> StackReport {
 #[test]
 fn the_whole_stack_keeps_its_deadlines_and_what_it_has_confirmed() {
     let seeds = Seeds::from_env(8, &format!("{REPLAY} stack"));
-    let reports = seeds.play(play_stack);
+    let reports = seeds.play_and_print(play_stack, |reports| {
+        let mut excuses = Excuses::default();
+        reports.iter().for_each(|report| excuses.add(&report.excuses));
+        for (excuse, count) in excuses.iter() {
+            println!("stack: {excuse:?}: {count}");
+        }
+        let unsure: u64 = reports.iter().map(|report| report.unsure).sum();
+        println!("stack: not exactly kept: {unsure}");
+    });
     if seeds.is_alone() {
         println!("{reports:#?}");
         return;
@@ -165,6 +173,9 @@ fn the_whole_stack_keeps_its_deadlines_and_what_it_has_confirmed() {
         ("degraded", reports.iter().map(|report| report.degraded).sum()),
         ("unavailable", reports.iter().map(|report| report.unavailable).sum()),
         ("committed", reports.iter().map(|report| report.committed).sum()),
+        ("dropped", reports.iter().map(|report| report.dropped).sum()),
+        ("reconfigured", reports.iter().map(|report| report.reconfigured).sum()),
+        ("exactly kept", reports.iter().map(|report| report.exact).sum()),
         ("audited writes", reports.iter().map(|report| report.steps).sum()),
     ] {
         println!("stack: {what}: {count}");

@@ -188,6 +188,9 @@ pub fn merge(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Option<
     for name in [REFILLED_AT, REMAINDERS_AT] {
         actions.push(Action::Set(name.to_owned(), Value::number(at.as_millis())));
     }
+    // The limits are the same. Whoever read them last says how old others may be.
+    let limits_at = high.and_then(|high| high.limits_at).max(known.limits_at);
+    push_limits_at(&mut actions, limits_at, known.limits_at);
     let bucket = joined(known, high, low_key.shard, count, at);
     for (name, cell) in known.whole.names().iter().zip(bucket.cells()) {
         let tokens = Value::number(cell.tokens.get());
@@ -261,4 +264,59 @@ fn retire(key: &BucketItemKey, halves: Halves<'_>, count: u32, at: Timestamp) ->
     }
     actions.push(Action::Set(TTL.to_owned(), Value::number(ttl_of(gone_at))));
     Update { key: key.item_key(), actions, conditions }
+}
+
+#[cfg(test)]
+mod tests {
+    use zae_limiter_core::{BucketKey, EntityId, Limit, LimitSet, NamespaceId, ResourceName};
+
+    use super::super::LIMITS_AT;
+    use super::*;
+
+    fn shard(shard: u32, limits_at: Option<i64>) -> BucketItem {
+        let whole = Arc::new(LimitSet::new([Limit::per_minute("rpm", 100)]).unwrap());
+        let cells = vec![Cell::default(); whole.len()];
+        let since = Timestamp::from_millis(1_000);
+        BucketItem {
+            shard,
+            bucket: Bucket::from_parts(share_of(&whole, shard, 2), cells, since),
+            whole,
+            wcu: None,
+            generation: 1,
+            writes: 0,
+            shard_count: 2,
+            shards_seen: 2,
+            parent: None,
+            expires_at: None,
+            limits_at: limits_at.map(Timestamp::from_millis),
+            has_remainders: true,
+            is_remnant: false,
+        }
+    }
+
+    #[test]
+    fn a_merged_shard_is_as_new_as_the_one_whose_limits_were_read_last() {
+        let bucket = BucketKey {
+            namespace: NamespaceId::new("ns000000001").unwrap(),
+            entity: EntityId::new("e").unwrap(),
+            resource: ResourceName::new("r").unwrap(),
+        };
+        let key = BucketItemKey { bucket, shard: 0 };
+        for (low, high, set) in [
+            (None, None, None),
+            (Some(5), None, None),
+            (Some(5), Some(4), None),
+            (Some(5), Some(5), None),
+            (Some(5), Some(6), Some(6)),
+            (None, Some(6), Some(6)),
+        ] {
+            let (one, other) = (shard(0, low), shard(1, high));
+            let halves = Halves { low: &one, high: Some(&other) };
+            let changes = merge(&key, halves, Timestamp::from_millis(2_000)).unwrap();
+            let Change::Update(update) = &changes[0] else { panic!("an update") };
+            let set = set.map(|at| Action::Set(LIMITS_AT.to_owned(), Value::number(at)));
+            let found = update.actions.iter().find(|one| format!("{one:?}").contains(LIMITS_AT));
+            assert_eq!(found, set.as_ref(), "{low:?} and {high:?}");
+        }
+    }
 }

@@ -14,6 +14,7 @@
 //! - *conservation, and all or nothing*: when a client has nothing under way, what its writes have
 //!   taken is what its calls were told. A call that failed or crashed may have taken or not; nothing
 //!   is ever given back twice;
+//! - *older limits never replace newer ones*: see [`limits`];
 //! - *no false outage*: a call fails for want of the table only if the table left a call unanswered.
 //!
 //! Beside clients of the original, which keep none of this, all of it still holds of what our clients
@@ -23,6 +24,7 @@
 mod beside;
 mod calls;
 mod excuses;
+mod limits;
 mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,6 +41,7 @@ use super::reading::Reading;
 use crate::given::NOW;
 use crate::table::{ClientId, Watch, Wrote};
 use calls::{Call, ClientBook};
+use limits::{Brought, Following};
 use step::Written;
 
 pub(crate) use calls::{Ended, Kind, Part};
@@ -64,6 +67,8 @@ struct Books {
     divided: BTreeSet<String>,
     /// Limits that some part of such a bucket has lacked: not all parts learn of a change at once.
     mixed: BTreeSet<Place>,
+    /// Buckets of which nobody knows exactly what was taken.
+    unsure: BTreeSet<String>,
     /// Where there are clients of the original.
     ledger: Option<Ledger>,
     excuses: Excuses,
@@ -132,15 +137,7 @@ impl Auditor {
             now,
             began_us: self.time.now_us(),
             buckets: targets.iter().map(|target| pk(target.key())).collect(),
-            ceilings: targets
-                .iter()
-                .flat_map(|target| {
-                    let limits = target.limits().iter();
-                    limits.map(|(name, rate)| {
-                        ((pk(target.key()), name.to_string()), rate.capacity().get())
-                    })
-                })
-                .collect(),
+            brought: targets.iter().map(|target| Brought::by(target)).collect(),
             parts: parts
                 .iter()
                 .map(|part| ((pk(&part.bucket), part.limit.clone()), part.amount))
@@ -162,17 +159,22 @@ impl Auditor {
     /// A call has ended.
     pub(crate) fn end(&self, client: ClientId, call: u64, ended: Ended) {
         let mut books = self.lock();
-        let book = books.clients.get_mut(&client).expect("a client that called");
+        let Books { clients, unsure, violation, .. } = &mut *books;
+        let book = clients.get_mut(&client).expect("a client that called");
         match book.calls.get_mut(&call) {
             Some(call) => {
                 call.ended = Some(ended);
+                // The limiter has its own idea of what became of it.
+                if call.kind == Kind::Settle && ended != Ended::Done {
+                    unsure.extend(call.buckets.iter().cloned());
+                }
                 // Such an error opens breakers.
                 let is_outage = matches!(ended, Ended::Failed { is_outage: true, .. });
                 if is_outage && !book.crashed && call.unanswered == book.unanswered {
                     let what =
                         format!("an outage, and the table has answered every call: {call:#?}");
                     let what = format!("at {} us: client {client}: {what}", self.time.now_us());
-                    books.violation.get_or_insert(what);
+                    violation.get_or_insert(what);
                 }
             }
             // Its calls may be dropped when nobody looks at them any more.
@@ -183,6 +185,11 @@ impl Auditor {
     /// A client is no more.
     pub(crate) fn crashed(&self, client: ClientId) {
         self.lock().clients.entry(client).or_default().crashed = true;
+    }
+
+    /// Whether nobody knows exactly what was taken from a bucket.
+    pub(crate) fn is_unsure(&self, base: &str) -> bool {
+        self.lock().unsure.contains(base)
     }
 
     /// Nobody has anything to do at this moment: whoever has nothing under way must be even.
@@ -199,6 +206,7 @@ impl Auditor {
             divided,
             mixed,
             excuses,
+            unsure,
             ..
         } = &mut *books;
         for (client, book) in clients.iter_mut() {
@@ -215,7 +223,7 @@ impl Auditor {
                 });
                 call.may_vanish.extend(may_vanish.map(|(place, _)| place.clone()));
             }
-            if let Err(what) = book.balance(divided, excuses) {
+            if let Err(what) = book.balance(divided, unsure, excuses) {
                 violation.get_or_insert(format!("at {now_us} us: client {client}: {what}"));
             }
             book.calls.clear();
@@ -473,12 +481,17 @@ impl Books {
         }
         if anew && old.is_some() {
             self.excuses.count(Excuse::Anew);
+            // What is given back to what has expired is passed over.
+            self.unsure.insert(base.to_owned());
         }
         // Which clock that was is not known: up to twice the error, between it and the last one,
         // and its life may have been measured from a moment before the refill time.
         let lag_ms = self.lag_ms.entry(pk.clone()).or_default();
         let slack_ms = if anew && old.is_some() { 2 * ahead_ms + *lag_ms } else { 0 };
         let book = self.clients.entry(client).or_default();
+        let before = old.as_ref().filter(|old| old.is_part());
+        let following = Following { bucket: base, old: before, new: &new, anew, book };
+        following.check(&mut self.excuses)?;
         let oldest_ms = book.oldest_ms(base);
         self.age_ms = self.age_ms.max(oldest_ms.map_or(0, |oldest| true_ms - oldest));
         *lag_ms = oldest_ms.map_or(0, |oldest| new.rf - oldest).max(*lag_ms);

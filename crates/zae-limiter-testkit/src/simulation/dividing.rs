@@ -44,6 +44,8 @@ fn check_split(
     if low.rf != old.rf || high.new.rf != old.rf {
         return Err("time was paid out, or lost, by a division".to_owned());
     }
+    same_limits(old, [low, high.new])?;
+    same_moment(old.limits_at, [low, high.new])?;
     for (limit, cell) in &old.cells {
         let (low, new) = pair(limit, low, high.new)?;
         // What others have put above the ceiling is worth nothing.
@@ -63,6 +65,10 @@ fn check_merge(old: &Reading, low: &Reading, high: &Change<'_>) -> Result<(), St
     if at < old.rf || high.old.is_some_and(|high| at < high.rf) {
         return Err("time ran back".to_owned());
     }
+    // Only shards under the same limits are merged. Those of the one that read them last hold.
+    let newest = high.old.and_then(|high| high.limits_at).max(old.limits_at);
+    same_limits(old, high.old.into_iter().chain([low]))?;
+    same_moment(newest, [low])?;
     for (limit, cell) in &old.cells {
         let (new, gone) = pair(limit, low, high.new)?;
         let other = high.old.and_then(|high| Some((high.rf, *high.cells.get(limit)?)));
@@ -81,6 +87,33 @@ fn check_merge(old: &Reading, low: &Reading, high: &Change<'_>) -> Result<(), St
         same(limit, "tokens of what is gone", 0, gone.tokens.into())?;
         unconsumed(limit, Some(cell), new)?;
         unconsumed(limit, other.as_ref().map(|(_, other)| other), gone)?;
+    }
+    Ok(())
+}
+
+/// The limits stay what they are.
+fn same_limits<'a>(
+    old: &Reading,
+    others: impl IntoIterator<Item = &'a Reading>,
+) -> Result<(), String> {
+    for other in others {
+        let rates = other.cells.iter().map(|(limit, cell)| (limit, cell.whole));
+        if !rates.eq(old.cells.iter().map(|(limit, cell)| (limit, cell.whole))) {
+            return Err(format!("other limits after a division: {other:#?}"));
+        }
+    }
+    Ok(())
+}
+
+fn same_moment<'a>(
+    limits_at: Option<i64>,
+    others: impl IntoIterator<Item = &'a Reading>,
+) -> Result<(), String> {
+    for other in others {
+        if other.limits_at != limits_at {
+            let after = other.limits_at;
+            return Err(format!("limits of {after:?} after a division, must be {limits_at:?}"));
+        }
     }
     Ok(())
 }

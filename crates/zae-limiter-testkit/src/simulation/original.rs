@@ -77,7 +77,7 @@ impl Original {
     }
 
     async fn acquire(&self, stage: &Stage, bucket: usize) -> Result<(), TableError> {
-        let target = stage.scene.target(bucket, 0);
+        let target = stage.scene.target(bucket, 0, None);
         let drawn = stage.draw(|rng| draw_amounts(rng, &[Arc::clone(&target)]));
         let amounts: Amounts =
             drawn.into_iter().map(|(name, amount)| (name, amount.get())).collect();

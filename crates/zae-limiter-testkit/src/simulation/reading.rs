@@ -24,6 +24,8 @@ pub(super) struct Reading {
     pub(super) count: u32,
     pub(super) rf: i64,
     pub(super) ttl: Option<i64>,
+    /// When the configuration was read that its limits come from, by the reader's clock.
+    pub(super) limits_at: Option<i64>,
     pub(super) cells: BTreeMap<String, Cell>,
 }
 
@@ -71,6 +73,7 @@ impl Reading {
             };
             cells.insert(limit.to_owned(), cell);
         }
-        Some(Self { shard, count, rf, ttl: number("ttl"), cells })
+        let (ttl, limits_at) = (number("ttl"), number("limits_at"));
+        Some(Self { shard, count, rf, ttl, limits_at, cells })
     }
 }

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fastrand::Rng;
-use zae_limiter_core::{BucketKey, Lifetime, Limit, LimitSet, Millitokens, Take, Takes, Target};
+use zae_limiter_core::{
+    BucketKey, Lifetime, Limit, LimitSet, Millitokens, Take, Takes, Target, Timestamp,
+};
 
 use super::workload::Harsh;
 use crate::given;
@@ -19,6 +21,8 @@ pub(super) struct Scene {
     pub(super) faults: Faults,
     pub(super) buckets: Vec<Place>,
     pub(super) config_changes: f64,
+    /// How often a call brings limits of its own, instead of those that are stored.
+    pub(super) own_limits: f64,
     pub(super) cancels: f64,
     pub(super) crashes: u32,
     pub(super) sweeps: bool,
@@ -77,6 +81,7 @@ impl Scene {
             faults: draw_faults(rng),
             buckets,
             config_changes: *pick(rng, &[0.0, 0.0, 0.02, 0.1]),
+            own_limits: 0.0,
             cancels: *pick(rng, &[0.0, 0.1, 0.3]),
             crashes: *pick(rng, &[0, 3, 12]),
             sweeps: rng.bool(),
@@ -106,6 +111,7 @@ impl Scene {
         let (hung, ends) = (*pick(rng, &[0.0, 0.0, 0.01, 0.05]), *pick(rng, &[0, 0, 3, 10]));
         let (dropped, panicked) = (*pick(rng, &[0.0, 0.0, 0.02]), *pick(rng, &[0.0, 0.0, 0.02]));
         let deletions = *pick(rng, &[0.0, 0.0, 0.03]);
+        self.own_limits = *pick(rng, &[0.0, 0.0, 0.0, 0.02, 0.2, 1.0]);
         if harsh.hung_calls {
             self.faults.hung = hung;
         }
@@ -132,14 +138,31 @@ impl Scene {
         self.buckets.iter_mut().for_each(|place| place.lifetime_factor = None);
     }
 
-    pub(super) fn target(&self, bucket: usize, version: usize) -> Arc<Target> {
+    /// Every call is answered, and nobody ends before its time.
+    pub(super) fn spare_calls(&mut self) {
+        let Faults { delay_us, lag_us, .. } = self.faults.clone();
+        self.faults = Faults { delay_us, lag_us, ..Faults::none() };
+        (self.crashes, self.runtimes_end) = (0, 0);
+    }
+
+    /// A bucket under some limits, which were read at a moment, or come with the call.
+    pub(super) fn target(
+        &self,
+        bucket: usize,
+        version: usize,
+        read_at: Option<Timestamp>,
+    ) -> Arc<Target> {
         let place = &self.buckets[bucket];
         let limits = &place.versions[version];
         let lifetime = match place.lifetime_factor {
             None => Lifetime::Forever,
             Some(factor) => Lifetime::Idle(limits.time_to_fill() * factor),
         };
-        Arc::new(Target::new(place.key.clone(), Arc::clone(limits), lifetime))
+        let target = Target::new(place.key.clone(), Arc::clone(limits), lifetime);
+        Arc::new(match read_at {
+            Some(moment) => target.with_limits_read_at(moment),
+            None => target,
+        })
     }
 
     /// The bucket and those above it, as far as `levels` goes.

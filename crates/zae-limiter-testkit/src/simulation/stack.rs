@@ -3,10 +3,16 @@
 //! Beneath the limiters everything is checked as ever, call by call of the store. Above them:
 //!
 //! - every call ends within its deadline, whatever the table does;
-//! - what a commit has confirmed is in the bucket's net consumption;
+//! - what a commit has confirmed is in the bucket's net consumption. Nothing else is, where every call
+//!   has told what became of it: whatever is rolled back or dropped is given back, flushed or not;
+//! - when the faults have stopped and every cache has had to read again, all limiters go by the limits
+//!   that are stored, and so does every shard that they write to;
 //! - when the faults stop, every limiter serves again, breakers included.
 
-use std::collections::BTreeMap;
+mod calls;
+mod checks;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,10 +20,9 @@ use std::time::Duration;
 use fastrand::Rng;
 use tokio::task::JoinHandle;
 use zae_limiter_core::{
-    BucketKey, EntityId, Entropy, Error, Lease, Limit, OnUnavailable, RateLimiter, ResourceName,
-    Store,
+    BucketKey, EntityId, Entropy, Error, Limit, OnUnavailable, RateLimiter, ResourceName, Store,
 };
-use zae_limiter_schema::{Item, Table, Value, bucket_partition};
+use zae_limiter_schema::Table;
 
 use super::scene::{Scene, draw_limit_list};
 use super::watched::Watched;
@@ -26,6 +31,9 @@ use super::{ClientClock, Excuses, Harsh, World};
 use crate::table::{ClientId, Faults, Totals};
 
 const RESOURCE: &str = "gpt-4";
+/// How long limits are remembered, in seconds.
+const CACHE_TTLS: [u64; 3] = [0, 2, CACHE_TTL_MAX];
+const CACHE_TTL_MAX: u64 = 60;
 /// How much later than its deadline a call may end: the steps after the timer take no time.
 const LATE_MAX_US: u64 = 1_000;
 
@@ -52,6 +60,16 @@ pub struct StackReport {
     pub unavailable: u64,
     /// Leases whose commit was confirmed.
     pub committed: u64,
+    /// Leases that were dropped.
+    pub dropped: u64,
+    /// Changes of limits that were confirmed.
+    pub reconfigured: u64,
+    /// Calls that named a limit which has gone.
+    pub unknown: u64,
+    /// Limits of entities whose net consumption is exactly what commits have confirmed.
+    pub exact: u64,
+    /// Limits of entities for which that cannot be said.
+    pub unsure: u64,
     /// Changes of buckets that the auditor looked at.
     pub steps: u64,
     /// How often the auditor could not say exactly what must be.
@@ -73,12 +91,15 @@ struct Stage {
     /// What commits have confirmed, by entity and limit, in tokens.
     kept: Mutex<BTreeMap<(String, String), i64>>,
     entities: Vec<Place>,
+    /// Entities of whose leases nobody knows what became of them.
+    unsure: Mutex<BTreeSet<String>>,
 }
 
 struct Place {
     id: String,
     parent: Option<usize>,
-    limits: Vec<Limit>,
+    /// What its limits can be; it starts with the first.
+    versions: Vec<Vec<Limit>>,
 }
 
 struct Client {
@@ -121,10 +142,14 @@ impl Stack {
         let mut rng = Rng::with_seed(self.seed ^ 0x5EED_57AC);
         let mut scene = Scene::draw(&mut rng);
         scene.draw_harsh(&mut rng, self.harsh);
+        // What was taken can be told exactly where every call tells what became of it.
+        if rng.u32(..4) == 0 {
+            scene.spare_calls();
+        }
         let place = |(at, bucket): (usize, &super::scene::Place)| Place {
             id: format!("e{at}"),
             parent: bucket.parent,
-            limits: draw_limit_list(&mut rng),
+            versions: (0..3).map(|_| draw_limit_list(&mut rng)).collect(),
         };
         let entities: Vec<Place> = scene.buckets.iter().enumerate().map(place).collect();
         let (seed, ahead_ms) = (rng.u64(..), scene.ahead_ms());
@@ -139,6 +164,7 @@ impl Stack {
                 report: Mutex::default(),
                 kept: Mutex::default(),
                 entities,
+                unsure: Mutex::default(),
             });
             Box::pin(play(&stage)).await;
             let report = StackReport {
@@ -193,7 +219,7 @@ impl Stage {
         let clock = Arc::new(ClientClock::new(Arc::clone(&self.world.time), skew_us, offset, 0));
         let deadline =
             Duration::from_millis(self.draw(|rng| [100, 1_000, 1_000, 5_000][rng.usize(..4)]));
-        let cache_ttl = Duration::from_secs(self.draw(|rng| [0, 2, 60][rng.usize(..3)]));
+        let cache_ttl = Duration::from_secs(self.draw(|rng| CACHE_TTLS[rng.usize(..3)]));
         let policy = [OnUnavailable::Block, OnUnavailable::Allow][self.draw(|rng| rng.usize(..2))];
         let store: Arc<dyn Store> = Arc::new(watched);
         let builder = RateLimiter::builder(store)
@@ -201,6 +227,7 @@ impl Stage {
             .entropy(Entropy::seeded(seed))
             .deadline(deadline)
             .cache_ttl(cache_ttl)
+            .background(|work| drop(tokio::spawn(work)))
             .on_unavailable(policy);
         let limiter = builder.open().await.ok()?;
         Some(Arc::new(Client { id, limiter, clock, deadline }))
@@ -269,11 +296,13 @@ async fn play(stage: &Arc<Stage>) {
     if !unended.is_empty() || !stage.world.auditor.is_quiet() {
         return stage.accuse(format!("{CALM_MAX:?} after the last call: {unended:#?}"));
     }
-    time.sleep(Duration::from_micros(2 * stage.scene.jump_us.unsigned_abs())).await;
-    check_kept(stage, &admin);
-    for client in clients.iter().chain([&admin]) {
-        check_service(stage, client).await;
-    }
+    let ahead_us = stage.scene.jump_us.unsigned_abs() + stage.scene.skew_us.unsigned_abs();
+    time.sleep(Duration::from_micros(2 * ahead_us)).await;
+    checks::check_kept(stage, &admin);
+    // Whatever a limiter remembers, it has to read again.
+    time.sleep(Duration::from_secs(CACHE_TTL_MAX)).await;
+    let everybody: Vec<_> = clients.into_iter().chain([admin]).collect();
+    checks::check_limits(stage, &everybody).await;
 }
 
 async fn set_up(stage: &Stage, admin: &Client, place: &Place) -> Result<(), Error> {
@@ -282,7 +311,7 @@ async fn set_up(stage: &Stage, admin: &Client, place: &Place) -> Result<(), Erro
         create = create.parent(&stage.entities[parent].id).cascade();
     }
     create.await?;
-    admin.limiter.set_limits(&place.id, Some(RESOURCE), place.limits.clone()).await?;
+    admin.limiter.set_limits(&place.id, Some(RESOURCE), place.versions[0].clone()).await?;
     Ok(())
 }
 
@@ -300,185 +329,4 @@ async fn start(stage: &Arc<Stage>) -> Option<(Arc<Client>, Vec<JoinHandle<()>>)>
     };
     let tasks = (0..tasks).map(task).collect();
     Some((client, tasks))
-}
-
-impl Client {
-    fn disturb_clock(&self, stage: &Stage) {
-        if stage.is_calm.load(Ordering::Relaxed) {
-            return;
-        }
-        let (skew_us, jump_us) = (stage.scene.skew_us, stage.scene.jump_us);
-        match stage.draw(|rng| rng.u32(..60)) {
-            0..=2 => self.clock.set_offset(stage.draw(|rng| rng.i64(-skew_us..=skew_us))),
-            3..=12 => self.clock.jump(0),
-            13 if jump_us > 0 => {
-                self.clock.jump(if stage.draw(Rng::bool) { jump_us } else { -jump_us });
-            }
-            _ => {}
-        }
-    }
-
-    async fn call(&self, stage: &Stage) {
-        self.disturb_clock(stage);
-        let place = &stage.entities[stage.draw(|rng| rng.usize(..stage.entities.len()))];
-        if stage.draw(|rng| rng.f64()) < stage.scene.config_changes {
-            // It may fail, and is then set or not.
-            let _ = self.limiter.set_limits(&place.id, Some(RESOURCE), place.limits.clone()).await;
-            return;
-        }
-        let names: Vec<(&str, u64)> = stage.draw(|rng| {
-            let is_post_paid = rng.f64() < stage.scene.post_paid;
-            let first = rng.usize(..place.limits.len());
-            let mut names = Vec::new();
-            for (at, limit) in place.limits.iter().enumerate() {
-                if at == first || rng.u32(..4) > 0 {
-                    let most = if is_post_paid { 0 } else { (limit.capacity / 4).max(1) };
-                    names.push((limit.name.as_str(), rng.u64(0..=most)));
-                }
-            }
-            names
-        });
-        let mut acquire = self.limiter.acquire(&place.id, RESOURCE);
-        for (name, amount) in &names {
-            acquire = acquire.take(name, *amount);
-        }
-        let acquired = stage.in_time("acquire", self.deadline, acquire).await;
-        let lease = match acquired {
-            Ok(lease) => lease,
-            Err(error) => return stage.note_error(&error),
-        };
-        {
-            let mut report = locked(&stage.report);
-            *if lease.is_degraded() { &mut report.degraded } else { &mut report.admitted } += 1;
-        }
-        self.use_lease(stage, &place.id, lease, &names).await;
-    }
-
-    async fn use_lease(
-        &self,
-        stage: &Stage,
-        entity: &str,
-        mut lease: Lease,
-        names: &[(&str, u64)],
-    ) {
-        if stage.scene.long_leases && stage.draw(|rng| rng.u32(..8)) == 0 {
-            let wait = stage.draw(|rng| rng.u64(60..48 * 3_600));
-            stage.world.time.sleep(Duration::from_secs(wait)).await;
-        } else if stage.draw(Rng::bool) {
-            stage.pause().await;
-        }
-        for (name, amount) in names {
-            let (choice, by) = stage.draw(|rng| (rng.u32(..6), rng.u64(..=amount + 3)));
-            // Giving back more than is held is an error that changes nothing.
-            let _ = match choice {
-                0 => lease.settle(name, by),
-                1 => lease.release(name, by.min(*amount)),
-                2 => lease.adjust(name, i64::try_from(by).unwrap_or(0)),
-                3 if by < 3 => {
-                    match stage.in_time("consume", self.deadline, lease.consume(name, by)).await {
-                        Ok(()) => Ok(()),
-                        Err(error) => {
-                            stage.note_error(&error);
-                            Ok(())
-                        }
-                    }
-                }
-                4 => {
-                    let flushed = stage.in_time("flush", self.deadline, lease.flush()).await;
-                    if let Err(error) = flushed {
-                        stage.note_error(&error);
-                    }
-                    Ok(())
-                }
-                _ => Ok(()),
-            };
-        }
-        // No lease is dropped: the limiter gives it back on a thread of its own, outside of virtual time.
-        match stage.draw(|rng| rng.u32(..5)) {
-            0 | 1 => {
-                let done = stage.in_time("rollback", self.deadline, lease.rollback()).await;
-                if let Err(error) = done {
-                    stage.note_error(&error);
-                }
-            }
-            _ => {
-                let held: Vec<_> =
-                    names.iter().map(|(name, _)| (*name, lease.held(name))).collect();
-                match stage.in_time("commit", self.deadline, lease.commit()).await {
-                    Ok(()) if !lease.is_degraded() => {
-                        locked(&stage.report).committed += 1;
-                        let mut kept = locked(&stage.kept);
-                        for (name, held) in held {
-                            let key = (entity.to_owned(), name.to_owned());
-                            *kept.entry(key).or_default() += held.unwrap_or(0);
-                        }
-                    }
-                    Ok(()) => {}
-                    Err(error) => stage.note_error(&error),
-                }
-            }
-        }
-    }
-}
-
-impl Stage {
-    fn note_error(&self, error: &Error) {
-        match error {
-            Error::Exceeded(_) | Error::ExceedsCapacity(_) => locked(&self.report).refused += 1,
-            Error::Unavailable { .. } => locked(&self.report).unavailable += 1,
-            other => self.accuse(format!("an error that nobody can explain: {other:?}")),
-        }
-    }
-}
-
-/// What commits have confirmed is in the buckets.
-fn check_kept(stage: &Stage, admin: &Client) {
-    let items = stage.world.table.items();
-    let count = |item: &Item, limit: &str| {
-        item.get(&format!("b_{limit}_tc")).and_then(Value::as_i64).unwrap_or(0)
-    };
-    for ((entity, limit), kept) in &*locked(&stage.kept) {
-        let bucket = stage.bucket(&admin.limiter, entity);
-        let partitions: Vec<String> =
-            (0..64).map(|shard| bucket_partition(&bucket, shard)).collect();
-        let is_of = |item: &&Item| {
-            let pk = item.get("PK").and_then(Value::as_str);
-            pk.is_some_and(|pk| partitions.iter().any(|one| one == pk))
-        };
-        let consumed: i64 = items.iter().filter(is_of).map(|item| count(item, limit)).sum();
-        if consumed < kept * 1_000 {
-            stage.accuse(format!(
-                "{entity} {limit}: commits have confirmed {kept} tokens, the bucket has counted \
-                 {consumed} millitokens"
-            ));
-        }
-    }
-}
-
-/// A limiter serves again: it admits, or says when it will, and then does.
-async fn check_service(stage: &Stage, client: &Client) {
-    // A breaker that is open notices with the next calls that the store is back.
-    for _ in 0..3 {
-        let place = &stage.entities[0];
-        let _ = client.limiter.acquire(&place.id, RESOURCE).take(&place.limits[0].name, 0).await;
-        stage.world.time.sleep(Duration::from_secs(5)).await;
-    }
-    let place = &stage.entities[stage.draw(|rng| rng.usize(..stage.entities.len()))];
-    let limit = &place.limits[0].name;
-    for _ in 0..20 {
-        match client.limiter.acquire(&place.id, RESOURCE).take(limit, 1).await {
-            Ok(mut lease) if !lease.is_degraded() => {
-                let _ = lease.commit().await;
-                return;
-            }
-            Err(Error::Exceeded(refusal)) => {
-                stage.world.time.sleep(refusal.retry_after()).await;
-            }
-            other => {
-                let other = other.map(|_| "a degraded lease");
-                return stage.accuse(format!("no service in peace: {other:?}"));
-            }
-        }
-    }
-    stage.accuse(format!("{} {limit}: refused twenty times in peace", place.id));
 }

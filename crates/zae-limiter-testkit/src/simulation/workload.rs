@@ -290,10 +290,19 @@ struct Client {
     store: Arc<dyn Store>,
     divide: Option<Arc<dyn Divide>>,
     clock: ClientClock,
-    /// Which limits it believes to hold, and when it has looked.
-    seen: Mutex<BTreeMap<usize, (usize, u64)>>,
+    /// Which limits it believes to hold.
+    seen: Mutex<BTreeMap<usize, Seen>>,
     /// For how many more calls its clock is an hour off.
     jumped: Mutex<u32>,
+}
+
+/// What a client saw when it last looked at the configuration of a bucket.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    version: usize,
+    /// The true time, and the client's own.
+    at_us: u64,
+    read_at: Timestamp,
 }
 
 impl fmt::Debug for Client {
@@ -368,8 +377,9 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
             return (report(stage), stage.world.violation());
         }
     }
-    // Time that a clock far ahead has paid out comes.
-    time.sleep(Duration::from_micros(2 * stage.scene.jump_us.unsigned_abs())).await;
+    // Time that a clock far ahead has paid out comes, and moments at which it has read limits pass.
+    let ahead_us = stage.scene.jump_us.unsigned_abs() + stage.scene.skew_us.unsigned_abs();
+    time.sleep(Duration::from_micros(2 * ahead_us)).await;
     // A bucket that nobody has brought up to date refills by its old limits for as long as calls
     // under the new ones are refused: the wait they are told holds after the change has gone through.
     let last = stage.client(0);
@@ -514,13 +524,23 @@ impl Client {
     fn target(&self, stage: &Stage, bucket: usize) -> Arc<Target> {
         const SEEN_FOR_US: u64 = 2_000_000;
         let now_us = stage.world.time.now_us();
-        let current = *locked(&stage.scene.buckets[bucket].current);
-        let mut seen = locked(&self.seen);
-        let (version, at_us) = seen.entry(bucket).or_insert((current, now_us));
-        if *at_us + SEEN_FOR_US < now_us {
-            (*version, *at_us) = (current, now_us);
-        }
-        stage.scene.target(bucket, *version)
+        let known = locked(&self.seen).get(&bucket).copied();
+        let seen = match known.filter(|seen| seen.at_us + SEEN_FOR_US >= now_us) {
+            Some(seen) => seen,
+            None => self.look(stage, bucket),
+        };
+        let is_own = !stage.is_calm.load(Ordering::Relaxed)
+            && stage.draw(|rng| rng.f64()) < stage.scene.own_limits;
+        stage.scene.target(bucket, seen.version, (!is_own).then_some(seen.read_at))
+    }
+
+    /// Reads which limits of a bucket hold.
+    fn look(&self, stage: &Stage, bucket: usize) -> Seen {
+        let version = *locked(&stage.scene.buckets[bucket].current);
+        let (at_us, read_at) = (stage.world.time.now_us(), self.clock.now());
+        let seen = Seen { version, at_us, read_at };
+        locked(&self.seen).insert(bucket, seen);
+        seen
     }
 
     fn plan(&self, stage: &Stage, bucket: usize, is_post_paid: bool) -> Plan {
@@ -633,7 +653,7 @@ impl Client {
         let target = self.target(stage, bucket);
         let now = self.clock.now();
         let auditor = &stage.world.auditor;
-        let call = auditor.begin(self.id, Kind::Reconfigure, now, &[&target], &[]);
+        let call = auditor.begin(self.id, Kind::Reshard, now, &[&target], &[]);
         let answer = divide.divide(&target, more, now).await;
         auditor.end(self.id, call, ended_of(Some(&answer)));
     }
@@ -650,9 +670,8 @@ impl Client {
 
     async fn reconfigure(&self, stage: &Stage, bucket: usize, version: usize) {
         *locked(&stage.scene.buckets[bucket].current) = version;
-        let now_us = stage.world.time.now_us();
-        locked(&self.seen).insert(bucket, (version, now_us));
-        let target = stage.scene.target(bucket, version);
+        self.look(stage, bucket);
+        let target = self.target(stage, bucket);
         let now = self.clock.now();
         let auditor = &stage.world.auditor;
         let call = auditor.begin(self.id, Kind::Reconfigure, now, &[&target], &[]);

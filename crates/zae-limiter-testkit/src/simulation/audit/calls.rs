@@ -6,13 +6,18 @@ use zae_limiter_core::{Applied, BucketKey, StoreError, Timestamp};
 
 use super::super::intervals::Place;
 use super::excuses::{Excuse, Excuses};
+use super::limits::Brought;
 
 /// A call that changes buckets, by what it asks of them: positive takes, negative gives back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    Acquire { legs: usize },
+    Acquire {
+        legs: usize,
+    },
     Settle,
     Reconfigure,
+    /// More shards, or fewer.
+    Reshard,
     Delete,
 }
 
@@ -50,8 +55,8 @@ pub(super) struct Call {
     pub(super) now: Timestamp,
     pub(super) began_us: u64,
     pub(super) buckets: BTreeSet<String>,
-    /// The ceilings under which it was made.
-    pub(super) ceilings: BTreeMap<Place, i64>,
+    /// The limits under which it was made.
+    pub(super) brought: Vec<Brought>,
     pub(super) parts: Vec<(Place, i64)>,
     pub(super) ended: Option<Ended>,
     /// How many table calls of the client had been without an answer when it began.
@@ -121,10 +126,11 @@ enum Outcome {
 }
 
 impl ClientBook {
-    /// Whether what was written is what the replies say.
+    /// Whether what was written is what the replies say. Takes note of buckets of which that is unknown.
     pub(super) fn balance(
         &self,
         sharded: &BTreeSet<String>,
+        unsure: &mut BTreeSet<String>,
         excuses: &mut Excuses,
     ) -> Result<(), String> {
         let mut places: BTreeSet<&Place> = self.net.keys().collect();
@@ -144,6 +150,9 @@ impl ClientBook {
                         }
                     }
                 }
+            }
+            if !unknown.is_empty() {
+                unsure.insert(place.0.clone());
             }
             let rest = written - replied;
             if rest != 0 {
@@ -188,7 +197,9 @@ impl ClientBook {
     }
 
     pub(super) fn lowest_ceiling(&self, place: &Place) -> Option<i64> {
-        self.calls.values().filter_map(|call| call.ceilings.get(place)).copied().min()
+        let brought = self.calls.values().flat_map(|call| &call.brought);
+        let rates = brought.filter(|one| one.bucket == place.0);
+        rates.filter_map(|one| one.rates.get(&place.1)).map(|rate| rate.capacity().get()).min()
     }
 
     /// Whether it may delete items of this bucket.

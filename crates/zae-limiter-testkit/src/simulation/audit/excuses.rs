@@ -28,6 +28,10 @@ pub enum Excuse {
     Outdated,
     /// New limits: only bounds of the balance are checked.
     NewLimits,
+    /// Older limits replaced newer ones, whose moment is from a clock that is far ahead.
+    LimitsAhead,
+    /// Older limits replaced newer ones, perhaps after a call in the same write that brought its own.
+    LimitsAfterOwn,
     /// Calls under different limits went in one write; the lowest ceiling cut the balance.
     LowestCeiling,
     /// Less was refilled than earned, because something that was given back filled the bucket first.

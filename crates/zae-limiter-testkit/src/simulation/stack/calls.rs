@@ -1,0 +1,181 @@
+//! What the limiters of a run do.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use fastrand::Rng;
+use zae_limiter_core::{Error, Lease};
+
+use super::super::workload::locked;
+use super::{Client, Place, RESOURCE, Stage};
+
+/// A call of which nobody knows what became of its tokens, unless somebody says so before it ends.
+struct Holding<'a> {
+    stage: &'a Stage,
+    at: &'a Place,
+    is_sure: bool,
+}
+
+impl Drop for Holding<'_> {
+    fn drop(&mut self) {
+        if self.is_sure {
+            return;
+        }
+        let above = |place: &&Place| place.parent.map(|parent| &self.stage.entities[parent]);
+        let chain = std::iter::successors(Some(self.at), above);
+        locked(&self.stage.unsure).extend(chain.map(|place| place.id.clone()));
+    }
+}
+
+impl Client {
+    fn disturb_clock(&self, stage: &Stage) {
+        if stage.is_calm.load(Ordering::Relaxed) {
+            return;
+        }
+        let (skew_us, jump_us) = (stage.scene.skew_us, stage.scene.jump_us);
+        match stage.draw(|rng| rng.u32(..60)) {
+            0..=2 => self.clock.set_offset(stage.draw(|rng| rng.i64(-skew_us..=skew_us))),
+            3..=12 => self.clock.jump(0),
+            13 if jump_us > 0 => {
+                self.clock.jump(if stage.draw(Rng::bool) { jump_us } else { -jump_us });
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) async fn call(&self, stage: &Stage) {
+        self.disturb_clock(stage);
+        let place = &stage.entities[stage.draw(|rng| rng.usize(..stage.entities.len()))];
+        if stage.draw(|rng| rng.f64()) < stage.scene.config_changes {
+            let version = stage.draw(|rng| rng.usize(..place.versions.len()));
+            let limits = place.versions[version].clone();
+            // It may fail, and is then set or not.
+            let set = self.limiter.set_limits(&place.id, Some(RESOURCE), limits).await;
+            locked(&stage.report).reconfigured += u64::from(set.is_ok());
+            return;
+        }
+        // Where limits change, most callers name those that are there.
+        let mut named = place.versions[0].clone();
+        if stage.scene.config_changes > 0.0
+            && stage.draw(|rng| rng.u32(..8)) > 0
+            && let Ok(effective) = self.limiter.effective_limits(&place.id, RESOURCE).await
+        {
+            named = effective.limits;
+        }
+        let names: Vec<(&str, u64)> = stage.draw(|rng| {
+            let is_post_paid = rng.f64() < stage.scene.post_paid;
+            let first = rng.usize(..named.len());
+            let mut names = Vec::new();
+            for (at, limit) in named.iter().enumerate() {
+                if at == first || rng.u32(..4) > 0 {
+                    let most = if is_post_paid { 0 } else { (limit.capacity / 4).max(1) };
+                    names.push((limit.name.as_str(), rng.u64(0..=most)));
+                }
+            }
+            names
+        });
+        let mut acquire = self.limiter.acquire(&place.id, RESOURCE);
+        for (name, amount) in &names {
+            acquire = acquire.take(name, *amount);
+        }
+        // Whoever is ended here leaves it open.
+        let mut holding = Holding { stage, at: place, is_sure: false };
+        let acquired = stage.in_time("acquire", self.deadline, acquire).await;
+        let lease = match acquired {
+            Ok(lease) => lease,
+            Err(error) => {
+                holding.is_sure = true;
+                return stage.note_error(&error);
+            }
+        };
+        {
+            let mut report = locked(&stage.report);
+            *if lease.is_degraded() { &mut report.degraded } else { &mut report.admitted } += 1;
+        }
+        holding.is_sure = self.use_lease(stage, &place.id, lease, &names).await;
+    }
+
+    /// Whether the lease holds nothing any more but what was committed.
+    async fn use_lease(
+        &self,
+        stage: &Stage,
+        entity: &str,
+        mut lease: Lease,
+        names: &[(&str, u64)],
+    ) -> bool {
+        if stage.scene.long_leases && stage.draw(|rng| rng.u32(..8)) == 0 {
+            let wait = stage.draw(|rng| rng.u64(60..48 * 3_600));
+            stage.world.time.sleep(Duration::from_secs(wait)).await;
+        } else if stage.draw(Rng::bool) {
+            stage.pause().await;
+        }
+        for (name, amount) in names {
+            let (choice, by) = stage.draw(|rng| (rng.u32(..6), rng.u64(..=amount + 3)));
+            // Giving back more than is held is an error that changes nothing.
+            let _ = match choice {
+                0 => lease.settle(name, by),
+                1 => lease.release(name, by.min(*amount)),
+                2 => lease.adjust(name, i64::try_from(by).unwrap_or(0)),
+                3 if by < 3 => {
+                    match stage.in_time("consume", self.deadline, lease.consume(name, by)).await {
+                        Ok(()) => Ok(()),
+                        Err(error) => {
+                            stage.note_error(&error);
+                            Ok(())
+                        }
+                    }
+                }
+                4 => {
+                    let flushed = stage.in_time("flush", self.deadline, lease.flush()).await;
+                    if let Err(error) = flushed {
+                        stage.note_error(&error);
+                    }
+                    Ok(())
+                }
+                _ => Ok(()),
+            };
+        }
+        match stage.draw(|rng| rng.u32(..6)) {
+            0 => {
+                locked(&stage.report).dropped += 1;
+                drop(lease);
+            }
+            1 | 2 => {
+                let done = stage.in_time("rollback", self.deadline, lease.rollback()).await;
+                if let Err(error) = done {
+                    stage.note_error(&error);
+                }
+            }
+            _ => {
+                let held: Vec<_> =
+                    names.iter().map(|(name, _)| (*name, lease.held(name))).collect();
+                match stage.in_time("commit", self.deadline, lease.commit()).await {
+                    Ok(()) if !lease.is_degraded() => {
+                        locked(&stage.report).committed += 1;
+                        let mut kept = locked(&stage.kept);
+                        for (name, held) in held {
+                            let key = (entity.to_owned(), name.to_owned());
+                            *kept.entry(key).or_default() += held.unwrap_or(0);
+                        }
+                    }
+                    // Some of it is held, and was confirmed by nobody.
+                    Ok(()) => return false,
+                    Err(error) => stage.note_error(&error),
+                }
+            }
+        }
+        true
+    }
+}
+
+impl Stage {
+    pub(super) fn note_error(&self, error: &Error) {
+        match error {
+            Error::Exceeded(_) | Error::ExceedsCapacity(_) => locked(&self.report).refused += 1,
+            // The limit has gone since the caller heard of it.
+            Error::UnknownLimits { .. } => locked(&self.report).unknown += 1,
+            Error::Unavailable { .. } => locked(&self.report).unavailable += 1,
+            other => self.accuse(format!("an error that nobody can explain: {other:?}")),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! What must be when a run is over.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use zae_limiter_core::{Error, Limit, LimitSet};
+use zae_limiter_schema::{Item, Value, bucket_partition};
+
+use super::super::reading::Reading;
+use super::super::workload::locked;
+use super::{Client, Place, RESOURCE, Stage};
+
+/// No bucket has more shards than this.
+const SHARDS_MAX: u32 = 64;
+
+/// The items of an entity's bucket, with their shards.
+fn items_of(stage: &Stage, admin: &Client, entity: &str) -> Vec<(u32, Item)> {
+    let bucket = stage.bucket(&admin.limiter, entity);
+    let partitions: BTreeMap<String, u32> =
+        (0..SHARDS_MAX).map(|shard| (bucket_partition(&bucket, shard), shard)).collect();
+    let shard = |item: &Item| {
+        let pk = item.get("PK").and_then(Value::as_str)?;
+        partitions.get(pk).copied()
+    };
+    let items = stage.world.table.items().into_iter();
+    items.filter_map(|item| Some((shard(&item)?, item))).collect()
+}
+
+/// What commits have confirmed is in the buckets, and where nothing went wrong, nothing else is.
+pub(super) fn check_kept(stage: &Stage, admin: &Client) {
+    let kept = locked(&stage.kept).clone();
+    let kept = |entity: &str, limit: &str| {
+        kept.get(&(entity.to_owned(), limit.to_owned())).copied().unwrap_or(0)
+    };
+    for (at, place) in stage.entities.iter().enumerate() {
+        let items = items_of(stage, admin, &place.id);
+        let base = bucket_partition(&stage.bucket(&admin.limiter, &place.id), 0);
+        let is_unsure =
+            locked(&stage.unsure).contains(&place.id) || stage.world.auditor.is_unsure(&base);
+        for limit in lasting(place) {
+            let count = |item: &Item| {
+                item.get(&format!("b_{limit}_tc")).and_then(Value::as_i64).unwrap_or(0)
+            };
+            let consumed: i64 = items.iter().map(|(_, item)| count(item)).sum();
+            let least = kept(&place.id, &limit);
+            // What entities below have taken was taken here too, where the limit held for both.
+            let below = stage.entities.iter().enumerate();
+            let below = below.filter(|(one, _)| *one != at && stage.is_below(*one, at));
+            let most = least + below.map(|(_, place)| kept(&place.id, &limit)).sum::<i64>();
+            let is_wrong = consumed < least * 1_000 || (!is_unsure && consumed > most * 1_000);
+            if is_wrong {
+                stage.accuse(format!(
+                    "{} {limit}: commits have confirmed {least} tokens, with those below {most}; \
+                     the bucket has counted {consumed} millitokens",
+                    place.id
+                ));
+            }
+            let mut report = locked(&stage.report);
+            *if is_unsure { &mut report.unsure } else { &mut report.exact } += 1;
+        }
+    }
+}
+
+/// Limits that an entity has at all times. The others lose their counts when they go.
+fn lasting(place: &Place) -> BTreeSet<String> {
+    let names = |limits: &Vec<Limit>| -> BTreeSet<String> {
+        limits.iter().map(|limit| limit.name.clone()).collect()
+    };
+    let versions = place.versions.iter().map(names);
+    versions.reduce(|all, one| &all & &one).unwrap_or_default()
+}
+
+impl Stage {
+    /// Whether an entity is below another.
+    fn is_below(&self, entity: usize, above: usize) -> bool {
+        let parent = |at: &usize| self.entities[*at].parent;
+        std::iter::successors(Some(entity), parent).skip(1).any(|at| at == above)
+    }
+}
+
+/// All limiters go by the limits that are stored, and so does every shard that they write to.
+pub(super) async fn check_limits(stage: &Stage, clients: &[Arc<Client>]) {
+    let Some(admin) = clients.last() else { return };
+    let mut stored: Vec<Vec<Limit>> = Vec::new();
+    for place in &stage.entities {
+        match admin.limiter.limits(&place.id, Some(RESOURCE)).await {
+            Ok(Some(config)) => stored.push(config.limits.to_limits()),
+            other => return stage.accuse(format!("{}: no limits in peace: {other:?}", place.id)),
+        }
+    }
+    for client in clients {
+        for (place, limits) in stage.entities.iter().zip(&stored) {
+            match client.limiter.effective_limits(&place.id, RESOURCE).await {
+                Ok(effective) if effective.limits == *limits => {}
+                other => {
+                    let id = client.id;
+                    let what = format!("client {id}: {}: not {limits:?}: {other:?}", place.id);
+                    return stage.accuse(what);
+                }
+            }
+        }
+    }
+    let items = |stage: &Stage| -> Vec<Vec<(u32, Item)>> {
+        stage.entities.iter().map(|place| items_of(stage, admin, &place.id)).collect()
+    };
+    let before = items(stage);
+    for client in clients {
+        let at = stage.draw(|rng| rng.usize(..stage.entities.len()));
+        check_service(stage, client, &stage.entities[at], &stored[at]).await;
+    }
+    for (place, limits) in stage.entities.iter().zip(&stored) {
+        check_service(stage, admin, place, limits).await;
+    }
+    let mut written = 0;
+    for (((place, limits), before), after) in
+        stage.entities.iter().zip(&stored).zip(before).zip(items(stage))
+    {
+        let limits = LimitSet::new(limits.clone()).expect("limits that were stored");
+        for (shard, item) in after.iter().filter(|one| !before.contains(one)) {
+            let Some(reading) = Reading::of(*shard, item).filter(Reading::is_part) else {
+                continue;
+            };
+            written += 1;
+            let is_there =
+                |limit: &str, rate| reading.cells.get(limit).is_some_and(|cell| cell.whole == rate);
+            if !limits.iter().all(|(name, rate)| is_there(name.as_str(), *rate)) {
+                stage.accuse(format!("{}: not under {limits:?}: {reading:#?}", place.id));
+            }
+        }
+    }
+    if written < stage.entities.len() {
+        stage.accuse(format!("only {written} shards were written in peace"));
+    }
+}
+
+/// A limiter serves again: it admits, or says when it will, and then does.
+async fn check_service(stage: &Stage, client: &Client, place: &Place, limits: &[Limit]) {
+    // A breaker that is open notices with the next calls that the store is back.
+    for _ in 0..3 {
+        let _ = client.limiter.acquire(&place.id, RESOURCE).take(&limits[0].name, 0).await;
+        stage.world.time.sleep(Duration::from_secs(5)).await;
+    }
+    let limit = &limits[0].name;
+    for _ in 0..20 {
+        match client.limiter.acquire(&place.id, RESOURCE).take(limit, 1).await {
+            Ok(mut lease) if !lease.is_degraded() => {
+                let _ = lease.commit().await;
+                return;
+            }
+            Err(Error::Exceeded(refusal)) => {
+                stage.world.time.sleep(refusal.retry_after()).await;
+            }
+            other => {
+                let other = other.map(|_| "a degraded lease");
+                return stage.accuse(format!("no service in peace: {other:?}"));
+            }
+        }
+    }
+    stage.accuse(format!("{} {limit}: refused twenty times in peace", place.id));
+}
