@@ -178,7 +178,6 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::{Path, PathBuf};
     use std::sync::Arc;
-    use std::time::Duration;
 
     use zae_limiter_core::{
         Bucket, BucketKey, Cell, EntityId, Limit, LimitSet, Millitokens, NamespaceId, ResourceName,
@@ -296,7 +295,7 @@ mod tests {
             shards_seen: 1,
             parent: None,
             expires_at,
-            idle: expires_at.map(|_| Duration::from_secs(60)),
+            idle_s: expires_at.map(|_| 60),
             limits_at: expires_at.map(|_| at(500)),
             has_remainders: true,
             is_remnant: false,

@@ -63,8 +63,8 @@ pub fn split(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Vec<Cha
     actions.push(next_generation(known, now));
     Expiry::Never.push(&mut actions);
     if let Some(expiry) = known.expires_at.filter(|_| key.shard == 0) {
-        let seconds = i64::try_from(expiry.millis_since(now) / 1_000).unwrap_or(i64::MAX);
-        actions.push(Action::Set(IDLE.to_owned(), Value::number(seconds)));
+        let seconds = u32::try_from(expiry.millis_since(now) / 1_000).unwrap_or(u32::MAX);
+        actions.push(Action::Set(IDLE.to_owned(), Value::number(seconds.into())));
     }
     if known.wcu.is_some() {
         let left = Value::number(WRITES_AFTER_SPLIT);
@@ -200,9 +200,9 @@ pub fn merge(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Option<
     if let Some(writes) = known.wcu {
         count_write(&mut actions, writes, refilled_at, at);
     }
-    if let Some(idle) = known.idle.filter(|_| count == 1) {
+    if let Some(idle_s) = known.idle_s.filter(|_| count == 1) {
         // Never before it is full.
-        let lives = idle.max(bucket.wait_until_full(at));
+        let lives = Duration::from_secs(idle_s.into()).max(bucket.wait_until_full(at));
         Expiry::At(at.saturating_add(lives)).push(&mut actions);
         actions.push(Action::Remove(IDLE.to_owned()));
     }
@@ -288,6 +288,7 @@ mod tests {
             shards_seen: 2,
             parent: None,
             expires_at: None,
+            idle_s: None,
             limits_at: limits_at.map(Timestamp::from_millis),
             has_remainders: true,
             is_remnant: false,

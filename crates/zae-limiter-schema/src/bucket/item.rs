@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use zae_limiter_core::{Bucket, Cell, EntityId, LimitName, LimitSet, Millitokens, Rate, Timestamp};
 
@@ -37,8 +36,8 @@ pub struct BucketItem {
     pub parent: Option<EntityId>,
     /// From when on the item counts as absent, to the second.
     pub expires_at: Option<Timestamp>,
-    /// On the first of several shards: how long the bucket had to live when it was split.
-    pub idle: Option<Duration>,
+    /// On the first of several shards: how long the bucket had to live when it was split, in seconds.
+    pub idle_s: Option<u32>,
     /// When the stored configuration was read that its limits come from.
     pub limits_at: Option<Timestamp>,
     /// Whether it has attributes for remainders, be they worth something or not.
@@ -99,9 +98,7 @@ impl BucketItem {
             shards_seen: u32::try_from(shards_seen(item)).unwrap_or(shard_count),
             parent: reader.parent(),
             expires_at,
-            idle: reader
-                .optional(IDLE)?
-                .map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0))),
+            idle_s: reader.optional(IDLE)?.map(|seconds| u32::try_from(seconds).unwrap_or(0)),
             limits_at: reader.optional(LIMITS_AT)?.map(Timestamp::from_millis),
             has_remainders: item.keys().any(|name| name.starts_with("b_") && name.ends_with("_rm")),
             is_remnant,
