@@ -156,17 +156,8 @@ impl<C: Send + 'static> Flow<C> {
         Self { now, work: Box::pin(work(port)), slots }
     }
 
-    /// When it was asked for.
-    pub(crate) fn now(&self) -> Timestamp {
-        self.now
-    }
-
     /// Goes on to the next call, or to the end where there is none.
-    pub(crate) fn resume(
-        &mut self,
-        answered: Option<Answered>,
-        count: u32,
-    ) -> (Vec<Note<C>>, Option<Call>) {
+    fn resume(&mut self, answered: Option<Answered>, count: u32) -> (Vec<Note<C>>, Option<Call>) {
         {
             let mut slots = locked(&self.slots);
             slots.answered = answered;
@@ -182,5 +173,70 @@ impl<C: Send + 'static> Flow<C> {
 impl<C> std::fmt::Debug for Flow<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Flow").finish_non_exhaustive()
+    }
+}
+
+/// Why a flow runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FlowKind {
+    /// It changes the number of shards: one at a time.
+    Reshard,
+    Gather,
+    /// It charges all shards: one at a time.
+    Charge,
+    /// It restores a shard for the lane, which is busy meanwhile.
+    Restore(u32),
+    Other,
+}
+
+/// The flows of a machine that have not ended.
+#[derive(Debug)]
+pub(crate) struct Flows<C>(Vec<(u64, FlowKind, Flow<C>)>);
+
+/// How far a flow has come.
+pub(crate) struct Resumed<C> {
+    /// When it was asked for.
+    pub(crate) now: Timestamp,
+    pub(crate) notes: Vec<Note<C>>,
+    /// Its next call; or it has ended, and this is what it was for.
+    pub(crate) next: Result<Call, FlowKind>,
+}
+
+impl<C> Default for Flows<C> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<C: Send + 'static> Flows<C> {
+    pub(crate) fn insert(&mut self, id: u64, kind: FlowKind, flow: Flow<C>) {
+        self.0.push((id, kind, flow));
+    }
+
+    /// How many of this kind run.
+    pub(crate) fn count(&self, kind: FlowKind) -> usize {
+        self.0.iter().filter(|(_, one, _)| *one == kind).count()
+    }
+
+    /// When a flow was asked for.
+    pub(crate) fn now_of(&self, id: u64) -> Option<Timestamp> {
+        self.0.iter().find(|(one, ..)| *one == id).map(|(.., flow)| flow.now)
+    }
+
+    /// Takes a flow on to its next call, or to its end: then it is no longer here.
+    pub(crate) fn resume(
+        &mut self,
+        id: u64,
+        answered: Option<Answered>,
+        count: u32,
+    ) -> Option<Resumed<C>> {
+        let at = self.0.iter().position(|(one, ..)| *one == id)?;
+        let (_, kind, flow) = &mut self.0[at];
+        let (kind, now) = (*kind, flow.now);
+        let (notes, call) = flow.resume(answered, count);
+        if call.is_none() {
+            self.0.swap_remove(at);
+        }
+        Some(Resumed { now, notes, next: call.ok_or(kind) })
     }
 }

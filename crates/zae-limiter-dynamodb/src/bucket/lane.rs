@@ -6,20 +6,52 @@ use zae_limiter_core::{Millitokens, Takes, Timestamp};
 use zae_limiter_schema::SHARD_ZERO;
 
 use super::decide::{Request, Snapshot};
-use super::message::Waiting;
+use super::message::{Caller, Waiting};
 
 /// The queue of one shard.
 #[derive(Debug)]
 pub(crate) struct Lane<C> {
-    pub(crate) shard: u32,
+    shard: u32,
     pub(crate) queue: VecDeque<Waiting<C>>,
     /// A batch is under way, or the lane pauses.
     pub(crate) is_busy: bool,
 }
 
-impl<C> Lane<C> {
-    pub(crate) fn new(shard: u32) -> Self {
-        Self { shard, queue: VecDeque::new(), is_busy: false }
+/// The lanes of a bucket, by their shards.
+#[derive(Debug)]
+pub(crate) struct Lanes<C>(Vec<Lane<C>>);
+
+impl<C> Default for Lanes<C> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<C: Caller> Lanes<C> {
+    pub(crate) fn of(&mut self, shard: u32) -> &mut Lane<C> {
+        let at = match self.0.binary_search_by_key(&shard, |lane| lane.shard) {
+            Ok(at) => at,
+            Err(at) => {
+                self.0.insert(at, Lane { shard, queue: VecDeque::new(), is_busy: false });
+                at
+            }
+        };
+        &mut self.0[at]
+    }
+
+    /// How many wait in all queues.
+    pub(crate) fn waiting(&self) -> usize {
+        self.0.iter().map(|lane| lane.queue.len()).sum()
+    }
+
+    /// Whether no call is under way, and nobody waits.
+    pub(crate) fn are_idle(&self) -> bool {
+        self.0.iter().all(|lane| !lane.is_busy && lane.queue.is_empty())
+    }
+
+    /// Forgets callers who have gone.
+    pub(crate) fn sweep(&mut self) {
+        self.0.iter_mut().for_each(|lane| lane.queue.retain(|one| !one.is_abandoned()));
     }
 }
 

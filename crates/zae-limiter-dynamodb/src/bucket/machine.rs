@@ -17,15 +17,15 @@ use zae_limiter_schema::{BucketItemKey, SHARD_ZERO, TableErrorKind, Updated};
 
 use super::debt;
 use super::decide::{Outcome, Request, Snapshot, blind, decide_batch};
-use super::flow::{Flow, Note, Port};
+use super::flow::{Flow, FlowKind, Flows, Note, Port};
 use super::gather::{self, MOVES_MAX};
 use super::known::{Known, amounts};
-use super::lane::{Batch, Lane};
+use super::lane::{Batch, Lanes};
 use super::message::{
     Answer, Answered, Call, Caller, Command, Event, Op, Reply, Task, Waiting, decode,
 };
 use super::reshard::{self, ATTEMPTS_MAX};
-use super::shards::origin;
+use super::shards::origin_of;
 use crate::error::{CallError, contended};
 use crate::options::DynamoOptions;
 
@@ -71,29 +71,15 @@ enum Pending<C> {
     Flow(u64, Vec<(u32, u64)>),
 }
 
-/// Why a flow runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FlowKind {
-    /// It changes the number of shards: one at a time.
-    Reshard,
-    Gather,
-    /// It charges all shards: one at a time.
-    Charge,
-    /// It restores a shard for the lane, which is busy meanwhile.
-    Restore(u32),
-    Other,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct BucketMachine<C> {
     key: BucketKey,
     options: Arc<DynamoOptions>,
-    /// By their shards.
-    lanes: Vec<Lane<C>>,
+    lanes: Lanes<C>,
     known: Known,
     pending: Vec<(Op, Pending<C>)>,
-    flows: Vec<(u64, FlowKind, Flow<C>)>,
+    flows: Flows<C>,
     /// Those who go on when the split under way has made a difference, and the throttled shard.
     parked: Vec<(u32, Waiting<C>)>,
     /// Lanes that are busy until then.
@@ -114,9 +100,9 @@ impl<C: Caller> BucketMachine<C> {
             key,
             known: Known::new(Arc::clone(&options)),
             options,
-            lanes: Vec::new(),
+            lanes: Lanes::default(),
             pending: Vec::new(),
-            flows: Vec::new(),
+            flows: Flows::default(),
             parked: Vec::new(),
             parked_lanes: Vec::new(),
             to_gather: VecDeque::new(),
@@ -151,8 +137,7 @@ impl<C: Caller> BucketMachine<C> {
 
     /// How many wait in queues.
     fn waiting(&self) -> usize {
-        let queued: usize = self.lanes.iter().map(|lane| lane.queue.len()).sum();
-        queued + self.parked.len() + self.to_gather.len()
+        self.lanes.waiting() + self.parked.len() + self.to_gather.len()
     }
 
     fn ask(&mut self, waiting: Waiting<C>) {
@@ -171,7 +156,7 @@ impl<C: Caller> BucketMachine<C> {
     /// Forgets callers who have gone.
     fn sweep(&mut self) {
         self.gone = 0;
-        self.lanes.iter_mut().for_each(|lane| lane.queue.retain(|one| !one.is_abandoned()));
+        self.lanes.sweep();
         self.parked.retain(|(_, one)| !one.is_abandoned());
         self.to_gather.retain(|one| !one.is_abandoned());
     }
@@ -200,7 +185,7 @@ impl<C: Caller> BucketMachine<C> {
             self.advance(batch);
             return;
         }
-        let lane = self.lane(shard);
+        let lane = self.lanes.of(shard);
         lane.queue.push_back(waiting);
         if !lane.is_busy {
             self.next_batch(shard);
@@ -229,17 +214,6 @@ impl<C: Caller> BucketMachine<C> {
         BucketItemKey { bucket: self.key.clone(), shard }
     }
 
-    fn lane(&mut self, shard: u32) -> &mut Lane<C> {
-        let at = match self.lanes.binary_search_by_key(&shard, |lane| lane.shard) {
-            Ok(at) => at,
-            Err(at) => {
-                self.lanes.insert(at, Lane::new(shard));
-                at
-            }
-        };
-        &mut self.lanes[at]
-    }
-
     /// The statuses of a leg, if what is known of all shards is fresh and nobody is ahead of it.
     pub(crate) fn statuses_by_memory(
         &self,
@@ -247,9 +221,7 @@ impl<C: Caller> BucketMachine<C> {
         leg: &Leg,
         now: Timestamp,
     ) -> Option<Vec<LimitStatus>> {
-        let is_idle = |lane: &Lane<C>| !lane.is_busy && lane.queue.is_empty();
-        let is_idle = self.lanes.iter().all(is_idle);
-        is_idle.then(|| self.known.statuses_by_memory(level, leg, now)).flatten()
+        self.lanes.are_idle().then(|| self.known.statuses_by_memory(level, leg, now)).flatten()
     }
 
     /// How a leg that passed stands now.
@@ -287,7 +259,7 @@ impl<C: Caller> BucketMachine<C> {
     /// Begins the next batch of a lane that has none under way.
     fn next_batch(&mut self, shard: u32) {
         loop {
-            let lane = self.lane(shard);
+            let lane = self.lanes.of(shard);
             let mut members = Vec::new();
             while members.len() < BATCH_MAX
                 && let Some(waiting) = lane.queue.pop_front()
@@ -317,7 +289,7 @@ impl<C: Caller> BucketMachine<C> {
     fn pause(&mut self, shard: u32) -> bool {
         let pause = self.known.shard(shard).pause();
         // Nobody is helped by waiting alone.
-        let pause = pause.filter(|_| !self.lane(shard).queue.is_empty());
+        let pause = pause.filter(|_| !self.lanes.of(shard).queue.is_empty());
         if let Some(pause) = pause {
             self.call(Pending::Pause(shard), Call::Pause(pause));
         }
@@ -651,18 +623,15 @@ impl<C: Caller> BucketMachine<C> {
     {
         let id = self.next;
         self.next += 1;
-        self.flows.push((id, kind, Flow::new(self.key.clone(), now, work)));
+        self.flows.insert(id, kind, Flow::new(self.key.clone(), now, work));
         self.resume(id, None);
     }
 
     fn resume(&mut self, id: u64, answered: Option<Answered>) {
-        let count = self.known.count();
-        let Some(at) = self.flows.iter().position(|(one, ..)| *one == id) else { return };
-        let (notes, call) = self.flows[at].2.resume(answered, count);
-        let now = self.flows[at].2.now();
-        match call {
-            Some(call) => {
-                notes.into_iter().for_each(|note| self.note(note, now));
+        let Some(resumed) = self.flows.resume(id, answered, self.known.count()) else { return };
+        resumed.notes.into_iter().for_each(|note| self.note(note, resumed.now));
+        match resumed.next {
+            Ok(call) => {
                 let asked = match &call {
                     Call::Read(keys) => keys.iter().map(|key| key.shard).collect(),
                     Call::Update(shard, _) => vec![*shard],
@@ -673,11 +642,7 @@ impl<C: Caller> BucketMachine<C> {
                 let versions = versions.collect();
                 self.call(Pending::Flow(id, versions), call);
             }
-            None => {
-                let (_, kind, _) = self.flows.swap_remove(at);
-                notes.into_iter().for_each(|note| self.note(note, now));
-                self.flow_ended(kind);
-            }
+            Err(kind) => self.flow_ended(kind),
         }
     }
 
@@ -693,7 +658,7 @@ impl<C: Caller> BucketMachine<C> {
             }
             FlowKind::Gather => {
                 // One that memory answers starts no flow: then it is the next one's turn.
-                while self.gathers() < GATHERS_MAX
+                while self.flows.count(FlowKind::Gather) < GATHERS_MAX
                     && let Some(waiting) = self.to_gather.pop_front()
                 {
                     self.gather(waiting);
@@ -730,8 +695,7 @@ impl<C: Caller> BucketMachine<C> {
             Ok(Answer::Updated(Updated::Unmet(item, _))) => vec![item.as_ref()],
             _ => return,
         };
-        let Some((.., flow)) = self.flows.iter().find(|(one, ..)| *one == flow) else { return };
-        let now = flow.now();
+        let Some(now) = self.flows.now_of(flow) else { return };
         for ((shard, version), item) in versions.iter().zip(items) {
             let Ok(snapshot) = decode(&self.item_key(*shard), item) else { continue };
             let known = self.known.shard(*shard);
@@ -741,12 +705,8 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
-    fn gathers(&self) -> usize {
-        self.flows.iter().filter(|(_, kind, _)| *kind == FlowKind::Gather).count()
-    }
-
     fn is_resharding(&self) -> bool {
-        self.flows.iter().any(|(_, kind, _)| *kind == FlowKind::Reshard)
+        self.flows.count(FlowKind::Reshard) > 0
     }
 
     fn gather(&mut self, waiting: Waiting<C>) {
@@ -758,7 +718,7 @@ impl<C: Caller> BucketMachine<C> {
         {
             return self.reply(waiting, Ok(Reply::Refused(statuses)));
         }
-        if self.gathers() >= GATHERS_MAX {
+        if self.flows.count(FlowKind::Gather) >= GATHERS_MAX {
             return self.to_gather.push_back(waiting);
         }
         self.start(FlowKind::Gather, now, async move |port| gather::gather(&port, waiting).await);
@@ -771,7 +731,7 @@ impl<C: Caller> BucketMachine<C> {
             self.start(FlowKind::Other, now, async move |port| {
                 gather::credit_other_shards(&port, waiting, rest).await;
             });
-        } else if self.flows.iter().any(|(_, kind, _)| *kind == FlowKind::Charge) {
+        } else if self.flows.count(FlowKind::Charge) > 0 {
             // One at a time: each writes to all shards.
             waiting.request = Request::SettleRest(rest);
             self.dispatch(waiting);
@@ -837,8 +797,4 @@ impl<C: Caller> BucketMachine<C> {
             let _ = reshard::merge_if_calm(&port, before).await;
         });
     }
-}
-
-fn origin_of(shard: u32) -> u32 {
-    origin(shard).map_or(SHARD_ZERO, |(origin, _)| origin)
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zae_limiter_core::{Bucket, Cell, Leg, LimitStatus, Millitokens, Timestamp};
+use zae_limiter_schema::SHARD_ZERO;
 use zae_limiter_schema::bucket::BucketItem;
 
 use super::decide::held_for;
@@ -17,6 +18,11 @@ pub(crate) struct Shards(BTreeMap<u32, BucketItem>);
 pub(crate) fn origin(shard: u32) -> Option<(u32, u32)> {
     let highest = 1_u32.checked_shl(shard.checked_ilog2()?)?;
     Some((shard - highest, highest))
+}
+
+/// The shard that has taken over what a retired shard held.
+pub(crate) fn origin_of(shard: u32) -> u32 {
+    origin(shard).map_or(SHARD_ZERO, |(origin, _)| origin)
 }
 
 impl Shards {
