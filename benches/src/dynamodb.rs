@@ -6,7 +6,8 @@
 //!     ZAEL_PYTHON=$ZAEL_PYTHON_0_17_0 cargo run --release --manifest-path benches/Cargo.toml dynamodb
 //!
 //! `--seconds N` is the time for each figure (3), `ZAEL_LOCAL` names another endpoint's program, and
-//! without `ZAEL_PYTHON` the Python client is left out. Endpoint and clients share the machine. Each
+//! without `ZAEL_PYTHON` the Python client is left out. Ours is measured twice: on a runtime of the store's
+//! own, and with `DynamoOptions::runtime` on that of the callers, which saves handing calls over. Endpoint and clients share the machine. Each
 //! figure is gathered in several rounds, and all who are compared take turns in them, so that what
 //! else happens on the machine happens to all of them.
 

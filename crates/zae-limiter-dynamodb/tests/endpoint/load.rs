@@ -1,6 +1,6 @@
 //! Steady calls on many buckets, through a proxy that fails for a while, and what became of them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ pub(crate) enum Ended {
     Failed,
 }
 
-/// One call; times are since the start of the run.
+/// One call; times are readings of the stopwatch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) bucket: usize,
@@ -97,8 +97,8 @@ pub(crate) struct Load {
     pub(crate) names: Vec<Arc<str>>,
     calls: Arc<Mutex<Vec<Call>>>,
     sent: usize,
-    /// The buckets of which a call was admitted since the outage.
-    served: Arc<Vec<AtomicBool>>,
+    /// When each bucket last admitted a call, in nanoseconds of the stopwatch.
+    served: Arc<Vec<AtomicU64>>,
 }
 
 fn limits(budget: i64) -> [Limit; 2] {
@@ -123,7 +123,7 @@ impl Load {
         for name in &names[shape.buckets - shape.short_of.0..] {
             limiter.set_limits(name, None, limits(shape.short_of.1)).await.unwrap();
         }
-        let served = Arc::new(names.iter().map(|_| AtomicBool::default()).collect());
+        let served = Arc::new(names.iter().map(|_| AtomicU64::default()).collect());
         Self { shape, limiter, proxy, table, names, calls: Arc::default(), sent: 0, served }
     }
 
@@ -154,11 +154,11 @@ impl Load {
         self.proxy.set(outage);
         let during = self.send(&alive, "outage", |elapsed| elapsed >= shape.outage).await;
         self.proxy.set(Mode::Pass);
-        let served = Arc::clone(&self.served);
-        served.iter().for_each(|bucket| bucket.store(false, Ordering::Relaxed));
+        let (back, served) = (SystemClock.stopwatch(), Arc::clone(&self.served));
         // Those that are short of tokens may have none left to serve with.
         let watched = shape.buckets - shape.short_of.0;
-        let all_served = || served[..watched].iter().all(|bucket| bucket.load(Ordering::Relaxed));
+        let is_served = |at: &AtomicU64| at.load(Ordering::Relaxed) >= nanos(back);
+        let all_served = || served[..watched].iter().all(is_served);
         let is_over =
             |elapsed: Duration| elapsed >= RECOVERY_MAX || elapsed >= shape.healthy && all_served();
         let after = self.send(&alive, "after", is_over).await;
@@ -173,7 +173,7 @@ impl Load {
         let mut again = vec![Duration::MAX; watched];
         for call in calls.iter().filter(|call| call.ended == Ended::Admitted) {
             if let (Some(since), Some(again)) =
-                (call.over.checked_sub(after.began), again.get_mut(call.bucket))
+                (call.over.checked_sub(back), again.get_mut(call.bucket))
             {
                 *again = since.min(*again);
             }
@@ -248,7 +248,9 @@ impl Load {
             };
             let over = SystemClock.stopwatch();
             let took = took.max((over - began).saturating_sub(took));
-            served[bucket].fetch_or(ended == Ended::Admitted, Ordering::Relaxed);
+            if ended == Ended::Admitted {
+                served[bucket].fetch_max(nanos(over), Ordering::Relaxed);
+            }
             calls.lock().unwrap().push(Call { bucket, began, took, over, ended, kept });
             drop(alive);
         });
@@ -362,6 +364,10 @@ impl Ran {
         let [first, second] = self.phases[1].memory_max;
         assert!(second <= first + first / 10, "memory grew from {first} to {second} KiB");
     }
+}
+
+fn nanos(since: Duration) -> u64 {
+    u64::try_from(since.as_nanos()).unwrap()
 }
 
 /// Resident memory of this process in KiB; the proxy is part of it.
