@@ -129,13 +129,12 @@ impl Scene {
         (self.skew_us + self.jump_us) / 1_000 + 1
     }
 
-    /// Buckets do not expire, and their limits do not change. Clocks do not jump.
+    /// Limits do not change. Clocks do not jump.
     pub(super) fn stay_as_they_are(&mut self) {
         self.config_changes = 0.0;
         self.deletions = 0.0;
         self.jump_us = 0;
         self.long_leases = false;
-        self.buckets.iter_mut().for_each(|place| place.lifetime_factor = None);
     }
 
     /// Every call is answered, and nobody ends before its time.

@@ -136,8 +136,8 @@ impl Simulation {
         self
     }
 
-    /// So many clients with the behaviour of the Python original are in the mix. Buckets are kept for
-    /// good, and limits stay what they are.
+    /// So many clients with the behaviour of the Python original are in the mix. Limits stay what they
+    /// are, because the original knows none but the first.
     #[must_use]
     pub fn beside_originals(mut self, clients: u32) -> Self {
         self.originals = clients;
