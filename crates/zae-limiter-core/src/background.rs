@@ -129,6 +129,22 @@ mod tests {
     }
 
     #[test]
+    fn work_goes_where_a_test_says() {
+        let (told, works) = mpsc::channel();
+        let background = Background::elsewhere(move |work| {
+            let _ = told.send(work);
+        });
+        let (done, is_done) = mpsc::channel();
+        background.carry_out(async move {
+            let _ = done.send("done");
+        });
+        assert!(is_done.try_recv().is_err(), "it was carried out by somebody else");
+        let mut work = works.recv().expect("the work");
+        assert!(poll_once(&mut work).is_ready());
+        assert_eq!(is_done.recv(), Ok("done"));
+    }
+
+    #[test]
     fn work_that_panics_harms_nobody() {
         let (done, is_done) = mpsc::channel();
         carry_out(slow_work(done.clone(), "before"));
