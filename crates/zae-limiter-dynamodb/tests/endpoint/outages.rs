@@ -3,11 +3,11 @@
 //! Each has a short form, which checks what holds on any machine, and a measurement, which also checks times
 //! and memory and prints what it saw: 1,000 calls a second on 100 buckets.
 //!
-//! `ZAEL_HANG_SECONDS=60.15 cargo test --release -p zae-limiter-dynamodb --features endpoint-tests --test endpoint
-//! outages -- --ignored --nocapture`. `ZAEL_HANG_SECONDS` is the length of the outage, 5.15 by default. A hung store
-//! is probed each second, counted from the first failure: an outage of whole seconds ends right before a probe,
-//! which is the best case, and one of a fraction more right after one, which is the worst. The measurements run one
-//! after the other.
+//! `ZAEL_HANG_SECONDS=60.3 cargo test --release -p zae-limiter-dynamodb --features endpoint-tests --test endpoint
+//! outages -- --ignored --nocapture`. `ZAEL_HANG_SECONDS` is the length of the outage, 5.15 by default. The store is
+//! probed about each second, counted from the first failure, and each probe is some milliseconds later than that. The
+//! fraction of the length decides whether the outage ends right before a probe, which is the best case, or right
+//! after one, which is the worst. The measurements run one after the other.
 
 use std::time::Duration;
 
