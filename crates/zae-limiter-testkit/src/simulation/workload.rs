@@ -399,11 +399,7 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
         for bucket in 0..stage.scene.buckets.len() {
             last.delete(stage, bucket).await;
         }
-        let left = stage.world.table.items().into_iter();
-        let left: Vec<_> = left.filter(|item| item.contains_key("rf")).collect();
-        if !left.is_empty() {
-            stage.world.auditor.accuse(format!("left of buckets that were deleted: {left:#?}"));
-        }
+        checks::check_nothing_left(stage);
     }
     (report(stage), stage.world.violation())
 }

@@ -42,6 +42,8 @@ pub enum Excuse {
     LivenessSkewed,
     /// Liveness: not tried a millisecond early, because the bucket is or was sharded.
     LivenessSharded,
+    /// Deletion: a retired shard is left, because its bucket had expired and started anew.
+    RetiredLeft,
     /// Liveness: admitted only after another wait, because the bucket is or was sharded.
     LivenessAgain,
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zae_limiter_core::{Admission, Clock, Leg, Lifetime, Plan, Take, Timestamp};
+use zae_limiter_schema::Value;
 
 use super::super::ClientClock;
 use super::super::audit::Excuse;
@@ -96,5 +97,21 @@ pub(super) async fn check_whole(stage: &Stage, bucket: usize) {
     }
     if !auditor.is_complete(target.key()) {
         auditor.accuse(format!("parts of {:?} are missing", target.key()));
+    }
+}
+
+/// All buckets were deleted. A bucket that expired after a merge takes with it what it knew of its retired
+/// shards; these hold nothing and expire by themselves.
+pub(super) fn check_nothing_left(stage: &Stage) {
+    let buckets = stage.world.table.items().into_iter().filter(|item| item.contains_key("rf"));
+    let (retired, left): (Vec<_>, Vec<_>) = buckets.partition(|item| {
+        let number = |name: &str| item.get(name).and_then(Value::as_i64);
+        let shard = item.get("PK").and_then(Value::as_str).and_then(|pk| pk.rsplit('#').next());
+        let shard = shard.and_then(|shard| shard.parse::<i64>().ok());
+        number("ttl").is_some() && shard > Some(0) && shard >= number("shard_count")
+    });
+    retired.iter().for_each(|_| stage.world.auditor.excuse(Excuse::RetiredLeft));
+    if !left.is_empty() {
+        stage.world.auditor.accuse(format!("left of buckets that were deleted: {left:#?}"));
     }
 }
