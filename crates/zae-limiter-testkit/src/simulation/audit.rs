@@ -419,16 +419,13 @@ impl Books {
         let pk = &wrote.key.pk;
         let old = wrote.old.and_then(|item| Reading::of(shard, item));
         let Some(client) = wrote.client else {
-            if old.is_none_or(|old| old.is_part()) {
+            if old.as_ref().is_none_or(Reading::is_part) {
                 self.vanished_us.insert(base.to_owned(), wrote.at_us);
             }
             if shard == 0 {
                 self.expires_s.remove(pk);
             }
-            if let Some(ledger) = &mut self.ledger {
-                ledger.forget(base, shard);
-            }
-            return Ok(());
+            return self.note_removal(base, shard, wrote, ahead_ms);
         };
         let Some(new) = wrote.new else {
             return self.note_deletion(base, shard, wrote, client);

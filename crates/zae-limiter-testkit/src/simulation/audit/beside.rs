@@ -85,6 +85,36 @@ impl Books {
     }
 }
 
+impl Books {
+    /// The table has removed an item that had expired. Where the original has taken from it without making
+    /// its life longer, it was not full: what it lacked is made out of nothing.
+    pub(super) fn note_removal(
+        &mut self,
+        base: &str,
+        shard: u32,
+        wrote: &Wrote<'_>,
+        ahead_ms: i64,
+    ) -> Result<(), String> {
+        let Some(ledger) = &mut self.ledger else { return Ok(()) };
+        let true_ms = true_ms(wrote);
+        let at_ms = true_ms - ahead_ms - self.age_ms;
+        let slack_ms = 2 * ahead_ms + self.age_ms;
+        let moments = Moments { base_ms: true_ms, rf: true_ms, slack_ms };
+        let old = wrote.old.and_then(|item| Reading::of(shard, item)).filter(Reading::is_part);
+        for (limit, cell) in old.iter().flat_map(|old| &old.cells) {
+            let period_ms = cell.rate.period_ms();
+            let full = i128::from(cell.rate.capacity().get()) * i128::from(period_ms);
+            let made =
+                ledger::made(ledger.held_by((base, shard), limit, at_ms), full, 0, period_ms);
+            ledger.book(made);
+            let place = (base.to_owned(), limit.clone());
+            check_interval(&mut self.wholes, &place, &cell.whole, 0, -made, moments)?;
+        }
+        ledger.forget(base, shard);
+        Ok(())
+    }
+}
+
 /// A part that held nothing any more is one again, because the original counts it as one. It starts
 /// with nothing, and where its share was free.
 pub(super) fn check_brought_back(
@@ -130,8 +160,9 @@ impl Written<'_> {
             nets.iter().map(|(limit, _)| ledger.held_by(part, limit, at_ms)).collect()
         };
         // A bucket that is not there counts as full, and so does one that has expired. Clients of the
-        // original take from an item that has expired as from any other.
-        let is_first = !ledger.knows(base) || self.anew;
+        // original take from an item without making its life longer: what it lacked when it expired is made
+        // out of nothing, and by them. Ours leave none that is not full by then.
+        let is_first = !ledger.knows(base) || (self.anew && self.old.is_none());
         let before = held(ledger);
         ledger.note(base, self.new, false);
         let after = held(ledger);
@@ -147,6 +178,7 @@ impl Written<'_> {
         }
         let checked = self.check(ahead_ms, excuses).and_then(|()| match made.iter().sum() {
             0 => Ok(()),
+            _ if self.anew => Ok(()),
             sum => Err(format!("{sum} millitokens were made out of nothing")),
         });
         let Err(what) = checked else { return Ok((made, false)) };
