@@ -4,6 +4,7 @@
 //! [`Acquiring`] tries it when it is first polled, and boxes the long way only where it is needed.
 
 use std::future::{Future, IntoFuture};
+use std::panic::Location;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -17,6 +18,7 @@ use zae_limiter_model::{
 };
 
 use crate::deadline::within;
+use crate::dropped::OnDrop;
 use crate::error::{Error, StoreError};
 use crate::lease::{CallSettings, Lease};
 use crate::limiter::{Attempts, Inner, LEVELS_MAX, RateLimiter, no_answer};
@@ -43,6 +45,7 @@ impl RateLimiter {
     /// # }).unwrap();
     /// ```
     #[inline]
+    #[track_caller]
     pub fn acquire<'a>(&'a self, entity: &'a str, resource: &'a str) -> Acquire<'a> {
         Acquire {
             limiter: self,
@@ -53,6 +56,8 @@ impl RateLimiter {
             limits: None,
             on_unavailable: None,
             deadline: None,
+            on_drop: OnDrop::GiveBack,
+            site: Location::caller(),
         }
     }
 }
@@ -69,6 +74,8 @@ pub struct Acquire<'a> {
     limits: Option<Vec<Limit>>,
     on_unavailable: Option<OnUnavailable>,
     deadline: Option<Duration>,
+    on_drop: OnDrop,
+    site: &'static Location<'static>,
 }
 
 impl<'a> Acquire<'a> {
@@ -98,6 +105,13 @@ impl<'a> Acquire<'a> {
     /// How long this call may take.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
+        self
+    }
+
+    /// What happens to the estimate if the lease is dropped before it was committed or rolled back. By
+    /// default it is given back.
+    pub fn on_drop(mut self, on_drop: OnDrop) -> Self {
+        self.on_drop = on_drop;
         self
     }
 
@@ -270,7 +284,7 @@ impl<'a> Acquire<'a> {
             Admission::Taken(taken) => {
                 telemetry::decided(Outcome::Admitted);
                 let call = self.settings(&plan.legs, above);
-                Ok(Lease::new(self.limiter.handle(), plan.legs, taken, call))
+                Ok(Lease::new(self.limiter.handle(), plan.legs, taken, call, self.site))
             }
             Admission::Refused(mut statuses) => {
                 for status in &mut statuses {
@@ -284,12 +298,14 @@ impl<'a> Acquire<'a> {
     /// What the lease has to know of the call.
     fn settings(&self, legs: &[Leg], above: &Chain) -> Option<Box<CallSettings>> {
         let skips_levels = legs.len() <= above.len();
-        if self.limits.is_none() && self.on_unavailable.is_none() && !skips_levels {
+        let is_plain = self.limits.is_none() && self.on_unavailable.is_none();
+        if is_plain && self.on_drop == OnDrop::GiveBack && !skips_levels {
             return None;
         }
         let levels = legs.iter().map(|leg| level_of(&leg.target.key().entity, above)).collect();
         let (limits, on_unavailable) = (self.limits.clone(), self.on_unavailable);
-        Some(Box::new(CallSettings { limits, on_unavailable, levels }))
+        let on_drop = self.on_drop;
+        Some(Box::new(CallSettings { limits, on_unavailable, on_drop, levels }))
     }
 
     /// The same settings as another call.
@@ -328,7 +344,7 @@ impl<'a> Acquire<'a> {
             OnUnavailable::Allow => {
                 tracing::warn!(?entity, %resource, %cause, "admitted without the store");
                 telemetry::decided(Outcome::Degraded);
-                Ok(Lease::degraded(self.limiter.handle()))
+                Ok(Lease::degraded(self.limiter.handle(), self.site))
             }
             OnUnavailable::Block => {
                 telemetry::decided(Outcome::Unavailable);

@@ -1,5 +1,6 @@
 //! What a call holds between taking tokens and settling for what it really used.
 
+use std::panic::Location;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -9,6 +10,7 @@ use zae_limiter_model::{
 
 use crate::acquire::taken_statuses;
 use crate::deadline::within;
+use crate::dropped::{self, OnDrop};
 use crate::error::{Applied, Error, StoreError};
 use crate::limiter::{Attempts, Handle, Inner, RateLimiter, no_answer};
 use crate::plan::{Leg, LegTaken, Settlement, Takes};
@@ -18,10 +20,11 @@ use crate::telemetry;
 /// Tokens that were taken, until [`commit`](Self::commit) keeps them or
 /// [`rollback`](Self::rollback) gives them back.
 ///
-/// A lease that is dropped before either gives everything back in the background, without blocking,
-/// inside a runtime or outside.
+/// A lease that is dropped before either keeps what was [settled](Self::settle) or [flushed](Self::flush),
+/// because that is known to be used, and gives the rest back: in the background, without blocking, inside a
+/// runtime or outside. [`Acquire::on_drop`](crate::Acquire::on_drop) keeps the estimate, too.
 #[derive(Debug)]
-#[must_use = "a lease that is dropped gives its tokens back"]
+#[must_use = "a lease that is dropped gives its estimate back"]
 pub struct Lease {
     handle: Arc<Handle>,
     /// What the acquire took; the takes are what is held now. Empty in a degraded lease.
@@ -30,8 +33,10 @@ pub struct Lease {
     taken: SmallVec<[LegTaken; 1]>,
     /// What `consume` took on top.
     further: Vec<(Leg, LegTaken)>,
-    /// Differences not yet written, by the place of the limit in the first leg's takes.
-    pending: Vec<i64>,
+    /// By the place of the limit in the first leg's takes; empty while nothing was said of any.
+    gathered: Vec<Gathered>,
+    /// Where the program acquires it.
+    site: &'static Location<'static>,
     /// What the call brought of its own.
     call: Option<Box<CallSettings>>,
     state: State,
@@ -39,11 +44,21 @@ pub struct Lease {
     degraded: bool,
 }
 
+/// What was said of one limit since the acquire, in millitokens.
+#[derive(Clone, Copy, Debug, Default)]
+struct Gathered {
+    /// The difference that is not yet written.
+    difference: i64,
+    /// What is known to be used; `None` as long as there is only an estimate.
+    used: Option<i64>,
+}
+
 /// What a call said that holds for all that its lease does later.
 #[derive(Clone, Debug)]
 pub(crate) struct CallSettings {
     pub(crate) limits: Option<Vec<Limit>>,
     pub(crate) on_unavailable: Option<OnUnavailable>,
+    pub(crate) on_drop: OnDrop,
     /// The level of each leg; empty where the legs are the levels.
     pub(crate) levels: Vec<usize>,
 }
@@ -83,21 +98,23 @@ impl Lease {
         legs: SmallVec<[Leg; 1]>,
         taken: SmallVec<[LegTaken; 1]>,
         call: Option<Box<CallSettings>>,
+        site: &'static Location<'static>,
     ) -> Self {
         Self {
             handle: Arc::clone(handle),
             legs,
             taken,
             further: Vec::new(),
-            pending: Vec::new(),
+            gathered: Vec::new(),
             call,
+            site,
             state: State::Open,
             degraded: false,
         }
     }
 
-    pub(crate) fn degraded(handle: &Arc<Handle>) -> Self {
-        let mut lease = Self::new(handle, SmallVec::new(), SmallVec::new(), None);
+    pub(crate) fn degraded(handle: &Arc<Handle>, site: &'static Location<'static>) -> Self {
+        let mut lease = Self::new(handle, SmallVec::new(), SmallVec::new(), None, site);
         lease.degraded = true;
         lease
     }
@@ -144,18 +161,20 @@ impl Lease {
         }
         let at = self.place_of(limit).ok_or_else(|| Error::NotInLease(limit.to_owned()))?;
         let net = self.net(at);
-        let pending = difference * MILLI;
-        if net.saturating_add(pending) < 0 {
+        let more = difference * MILLI;
+        if net.saturating_add(more) < 0 {
             let (held, asked) = (net / MILLI, difference.unsigned_abs());
             return Err(Error::NotHeld { limit: limit.to_owned(), held, asked });
         }
-        self.pending.resize(self.legs[0].takes.len(), 0);
-        self.pending[at] = self.pending[at].saturating_add(pending);
+        self.gathered.resize(self.legs[0].takes.len(), Gathered::default());
+        let gathered = &mut self.gathered[at];
+        gathered.difference = gathered.difference.saturating_add(more);
         Ok(())
     }
 
     /// Settles a limit for what was really used, whatever was estimated: the difference is
-    /// [adjusted](Self::adjust).
+    /// [adjusted](Self::adjust). From here on so much is known to be used, and stays taken when the lease
+    /// is dropped.
     ///
     /// # Errors
     ///
@@ -163,10 +182,10 @@ impl Lease {
     pub fn settle(&mut self, limit: &str, actual: u64) -> Result<(), Error> {
         self.check_open()?;
         let actual = amount(actual)?.whole_tokens();
-        match self.held(limit) {
-            Some(held) => self.adjust(limit, actual.saturating_sub(held)),
-            None => self.adjust(limit, 0),
-        }
+        let Some(at) = self.place_of(limit) else { return self.adjust(limit, 0) };
+        self.adjust(limit, actual.saturating_sub(self.net(at) / MILLI))?;
+        self.gathered[at].used = Some(self.net(at));
+        Ok(())
     }
 
     /// Gives back a part of what is held. Like an adjustment it is written by `commit` or `flush`.
@@ -200,7 +219,8 @@ impl Lease {
         Ok(())
     }
 
-    /// Writes the differences gathered so far; the lease stays open.
+    /// Writes the differences gathered so far; the lease stays open. A limit of which a difference was written
+    /// is settled for what is held of it then.
     ///
     /// # Errors
     ///
@@ -209,7 +229,7 @@ impl Lease {
     /// written is not known, and a credit must not be written twice.
     pub async fn flush(&mut self) -> Result<(), Error> {
         self.check_open()?;
-        self.write_pending().await
+        self.write_gathered().await
     }
 
     /// Keeps what was taken, with all differences.
@@ -221,10 +241,10 @@ impl Lease {
         self.check_open()?;
         // Closed first: whoever drops this future has committed, and must not also give back.
         self.state = State::Closed;
-        if self.pending.is_empty() {
+        if self.gathered.is_empty() {
             return Ok(());
         }
-        self.write_pending().await
+        self.write_gathered().await
     }
 
     /// Gives back all that is held.
@@ -277,33 +297,53 @@ impl Lease {
         let further = takes
             .filter(|(leg, take)| limit_name(leg, take) == limit)
             .fold(0_i64, |sum, (_, take)| sum.saturating_add(take.amount.get()));
-        let pending = self.pending.get(at).copied().unwrap_or(0);
-        own.takes[at].amount.get().saturating_add(further).saturating_add(pending)
+        let gathered = self.gathered.get(at).map_or(0, |gathered| gathered.difference);
+        own.takes[at].amount.get().saturating_add(further).saturating_add(gathered)
     }
 
-    async fn write_pending(&mut self) -> Result<(), Error> {
-        if self.pending.iter().all(|difference| *difference == 0) {
+    async fn write_gathered(&mut self) -> Result<(), Error> {
+        let settlements = self.differences();
+        if settlements.is_empty() {
             return Ok(());
         }
-        let pending = std::mem::take(&mut self.pending);
         let own = self.legs[0].clone();
+        let written: Vec<i64> =
+            self.gathered.iter_mut().map(|one| std::mem::take(&mut one.difference)).collect();
         let of = |limit: &str| {
             let at = own.takes.iter().position(|take| limit_name(&own, take) == limit);
-            Millitokens::new(at.map_or(0, |at| pending[at]))
+            Millitokens::new(at.map_or(0, |at| written[at]))
         };
-        let legs = self.legs.iter().zip(&self.taken);
-        let settlements: Vec<Settlement> = legs
-            .filter_map(|(leg, taken)| settlement(leg, taken, |take| of(limit_name(leg, take))))
-            .collect();
         // What is given back is booked here before the store is asked, what is taken only when it
         // has answered: if this future is dropped, or the store does not answer, nobody knows which
         // of them was carried out, and a later rollback must not give back what was never taken.
         self.book(|limit| of(limit).min(Millitokens::ZERO));
+        self.note_used(&written);
         let done = self.handle.inner.settle(&settlements).await;
         if done.is_ok() {
             self.book(|limit| of(limit).max(Millitokens::ZERO));
+            self.note_used(&written);
         }
         self.conclude(done)
+    }
+
+    /// What is held of limits of which a difference was written is known to be used.
+    fn note_used(&mut self, written: &[i64]) {
+        for at in (0..written.len()).filter(|at| written[*at] != 0) {
+            self.gathered[at].used = Some(self.net(at));
+        }
+    }
+
+    /// The gathered differences, at every level.
+    fn differences(&self) -> Vec<Settlement> {
+        let Some(own) = self.legs.first() else { return Vec::new() };
+        let of = |limit: &str| {
+            let at = own.takes.iter().position(|take| limit_name(own, take) == limit);
+            let gathered = at.and_then(|at| self.gathered.get(at));
+            Millitokens::new(gathered.map_or(0, |gathered| gathered.difference))
+        };
+        let legs = self.legs.iter().zip(&self.taken);
+        legs.filter_map(|(leg, taken)| settlement(leg, taken, |take| of(limit_name(leg, take))))
+            .collect()
     }
 
     /// Counts differences to what is held, at every level.
@@ -318,10 +358,31 @@ impl Lease {
 
     /// Everything held, as differences that give it back.
     fn credits(&mut self) -> Vec<Settlement> {
-        self.pending.clear();
+        self.gathered.clear();
+        dropped::give_back_the_rest(&self.take_held(), |_| None)
+    }
+
+    /// All that was taken, which the lease no longer holds then.
+    fn take_held(&mut self) -> Vec<(Leg, LegTaken)> {
         let legs = std::mem::take(&mut self.legs).into_iter();
-        let held = legs.zip(std::mem::take(&mut self.taken)).chain(self.further.drain(..));
-        held.filter_map(|(leg, taken)| settlement(&leg, &taken, |take| -take.amount)).collect()
+        legs.zip(std::mem::take(&mut self.taken)).chain(self.further.drain(..)).collect()
+    }
+
+    /// What a drop writes.
+    fn dropped(&mut self) -> Vec<Settlement> {
+        if self.call.as_ref().is_some_and(|call| call.on_drop == OnDrop::Keep) {
+            return self.differences();
+        }
+        if self.gathered.iter().all(|gathered| gathered.used.is_none()) {
+            dropped::warn_once(self.site);
+        }
+        let own = self.legs[0].clone();
+        let gathered = std::mem::take(&mut self.gathered);
+        let used = |limit: &str| {
+            let at = own.takes.iter().position(|take| limit_name(&own, take) == limit)?;
+            gathered.get(at)?.used
+        };
+        dropped::give_back_the_rest(&self.take_held(), used)
     }
 
     /// A store that is away does not fail a call that is to pass without it.
@@ -346,11 +407,14 @@ impl Drop for Lease {
         if self.state == State::Closed || self.legs.is_empty() {
             return;
         }
-        let credits = self.credits();
+        let settlements = self.dropped();
+        if settlements.is_empty() {
+            return;
+        }
         let handle = Arc::clone(&self.handle);
         self.handle.inner.background.carry_out(async move {
-            if let Err(error) = handle.inner.settle(&credits).await {
-                tracing::warn!(%error, "could not give back what a dropped lease had taken");
+            if let Err(error) = handle.inner.settle(&settlements).await {
+                tracing::warn!(%error, "could not settle a lease that was dropped");
                 telemetry::unsettled();
             }
         });

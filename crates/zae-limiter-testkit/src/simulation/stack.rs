@@ -4,7 +4,8 @@
 //!
 //! - every call ends within its deadline, whatever the table does;
 //! - what a commit has confirmed is in the bucket's net consumption. Nothing else is, where every call
-//!   has told what became of it: whatever is rolled back or dropped is given back, flushed or not;
+//!   has told what became of it: what is rolled back is given back, and what is dropped but for what was
+//!   settled or flushed;
 //! - when the faults have stopped and every cache has had to read again, all limiters go by the limits
 //!   that are stored, and so does every shard that they write to;
 //! - when the faults stop, every limiter serves again, breakers included.
@@ -90,6 +91,8 @@ struct Stage {
     report: Mutex<StackReport>,
     /// What commits have confirmed, by entity and limit, in tokens.
     kept: Mutex<BTreeMap<(String, String), i64>>,
+    /// What leases that were dropped had settled or flushed, likewise.
+    used: Mutex<BTreeMap<(String, String), i64>>,
     entities: Vec<Place>,
     /// Entities of whose leases nobody knows what became of them.
     unsure: Mutex<BTreeSet<String>>,
@@ -163,6 +166,7 @@ impl Stack {
                 is_calm: AtomicBool::new(false),
                 report: Mutex::default(),
                 kept: Mutex::default(),
+                used: Mutex::default(),
                 entities,
                 unsure: Mutex::default(),
             });

@@ -176,8 +176,13 @@ fn differences_and_rollbacks_reach_every_level() {
         let mut dropped = take(0).await;
         dropped.adjust("tpm", 7).unwrap();
         dropped.flush().await.unwrap();
+        dropped.adjust("tpm", 9).unwrap();
         drop(dropped);
-        soon("given back", async || all_left(&limiter).await == [-60, 40, 140]).await;
+        assert_eq!(all_left(&limiter).await, [-67, 33, 133], "what was flushed is used");
+        let mut settled = take(0).await;
+        settled.settle("tpm", 3).unwrap();
+        drop(settled);
+        soon("charged", async || all_left(&limiter).await == [-70, 30, 130]).await;
     });
 }
 

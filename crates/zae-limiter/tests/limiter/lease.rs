@@ -1,6 +1,6 @@
 //! What a lease does between taking and settling.
 
-use zae_limiter::{AMOUNT_MAX, Error, Lease};
+use zae_limiter::{AMOUNT_MAX, Error, Lease, OnDrop};
 use zae_limiter_testkit::Call;
 
 use crate::world::{
@@ -45,19 +45,68 @@ fn giving_back_never_lifts_a_bucket_above_its_capacity() {
     });
 }
 
+/// What a lease of 10 and 5 on top leaves behind when it is dropped: the rest is given back.
 #[test]
-fn a_dropped_lease_gives_back_all_that_it_holds() {
+fn a_dropped_lease_keeps_what_is_known_to_be_used() {
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Adjust(i64),
+        Settle(u64),
+        Flush,
+    }
+    use Step::{Adjust, Flush, Settle};
+    let table: [(&[Step], i64); 10] = [
+        (&[], 0),
+        (&[Adjust(20)], 0),
+        (&[Flush], 0),
+        (&[Adjust(20), Flush, Adjust(30)], 35),
+        (&[Adjust(-9), Flush], 6),
+        (&[Settle(12)], 12),
+        (&[Settle(3)], 3),
+        (&[Settle(0)], 0),
+        (&[Settle(40), Flush, Settle(50)], 50),
+        (&[Settle(40), Adjust(5)], 40),
+    ];
     on_every_store(async |world| {
-        let limiter = world.limiter_with([without_refill("rpm", 100)]).await;
-        let mut lease = limiter.acquire("key", "gpt-4").take("rpm", 10).await.unwrap();
-        lease.consume("rpm", 5).await.unwrap();
-        lease.adjust("rpm", 20).unwrap();
-        lease.flush().await.unwrap();
-        lease.adjust("rpm", 30).unwrap();
-        assert_eq!(left(&limiter, "key", "gpt-4", "rpm").await, 65);
+        for (keeps, expected) in
+            [(false, None), (true, Some([15, 35, 15, 65, 6, 12, 3, 0, 50, 45]))]
+        {
+            let limiter = world.limiter_with([without_refill("rpm", 100)]).await;
+            for (at, (steps, used)) in table.iter().enumerate() {
+                let entity = format!("key-{keeps}-{at}");
+                let acquire = limiter.acquire(&entity, "gpt-4").take("rpm", 10);
+                let on_drop = if keeps { OnDrop::Keep } else { OnDrop::GiveBack };
+                let mut lease = acquire.on_drop(on_drop).await.unwrap();
+                lease.consume("rpm", 5).await.unwrap();
+                for step in *steps {
+                    match step {
+                        Adjust(difference) => lease.adjust("rpm", *difference).unwrap(),
+                        Settle(actual) => lease.settle("rpm", *actual).unwrap(),
+                        Flush => lease.flush().await.unwrap(),
+                    }
+                }
+                drop(lease);
+                let left_over = 100 - expected.map_or(*used, |expected| expected[at]);
+                let what = format!("{steps:?}, on_drop {on_drop:?}: {left_over} are left");
+                soon(&what, async || left(&limiter, &entity, "gpt-4", "rpm").await == left_over)
+                    .await;
+            }
+        }
+    });
+}
+
+/// A limit that was settled stays settled; one of which nobody said anything is given back.
+#[test]
+fn a_dropped_lease_keeps_limit_by_limit() {
+    on_every_store(async |world| {
+        let limits = [without_refill("rpm", 100), without_refill("tpm", 100)];
+        let limiter = world.limiter_with(limits).await;
+        let acquire = limiter.acquire("key", "gpt-4").take("rpm", 1).take("tpm", 50);
+        let mut lease = acquire.await.unwrap();
+        lease.settle("tpm", 70).unwrap();
         drop(lease);
+        soon("settled", async || left(&limiter, "key", "gpt-4", "tpm").await == 30).await;
         soon("given back", async || left(&limiter, "key", "gpt-4", "rpm").await == 100).await;
-        assert_eq!(world.cell(&limiter, "key", "gpt-4", "rpm").await, (100_000, 0));
     });
 }
 

@@ -21,6 +21,8 @@ struct Open {
     /// What is held at every level of the chain, written and not.
     held: [i64; LIMITS.len()],
     pending: [i64; LIMITS.len()],
+    /// What is known to be used: it stays taken when the lease is dropped.
+    used: [Option<i64>; LIMITS.len()],
 }
 
 struct Walk {
@@ -85,7 +87,8 @@ impl Walk {
                 self.log.push(format!("clock moves by {by} ms"));
                 self.world.advance(ms(by));
             }
-            (11..=13, Some(at)) => self.adjust(at),
+            (11 | 12, Some(at)) => self.adjust(at),
+            (13, Some(at)) => self.settle(at),
             (14, Some(at)) => self.consume(at).await,
             (15, Some(at)) => self.flush(at).await,
             (16 | 17, Some(at)) => {
@@ -103,7 +106,7 @@ impl Walk {
             (_, Some(at)) => {
                 let open = self.open.swap_remove(at);
                 self.log.push("drop".to_owned());
-                self.undo(&open);
+                self.undo_the_rest(&open);
                 drop(open.lease);
             }
         }
@@ -154,6 +157,7 @@ impl Walk {
                 asked: amounts.map(|amount| amount.is_some()),
                 held: amounts.map(tokens),
                 pending: [0; LIMITS.len()],
+                used: [None; LIMITS.len()],
             });
         }
     }
@@ -173,6 +177,19 @@ impl Walk {
             open.pending[limit] += difference;
         }
         assert_eq!(open.lease.held(LIMITS[limit]), Some(open.held[limit]));
+    }
+
+    fn settle(&mut self, at: usize) {
+        let open = &mut self.open[at];
+        let asked: Vec<usize> = (0..LIMITS.len()).filter(|limit| open.asked[*limit]).collect();
+        let limit = asked[self.random.usize(0..asked.len())];
+        let actual = self.random.i64(0..25);
+        self.log.push(format!("settle {} for {actual}", LIMITS[limit]));
+        open.lease.settle(LIMITS[limit], actual.unsigned_abs()).unwrap();
+        open.pending[limit] += actual - open.held[limit];
+        open.held[limit] = actual;
+        open.used[limit] = Some(actual);
+        assert_eq!(open.lease.held(LIMITS[limit]), Some(actual));
     }
 
     async fn consume(&mut self, at: usize) {
@@ -198,9 +215,12 @@ impl Walk {
         self.open.push(open);
     }
 
-    /// Books the differences that were just written.
+    /// Books the differences that were just written. What is held then is known to be used.
     fn write(&mut self, open: &mut Open) {
         let pending = std::mem::take(&mut open.pending);
+        for limit in (0..LIMITS.len()).filter(|limit| pending[*limit] != 0) {
+            open.used[limit] = Some(open.held[limit]);
+        }
         self.books.settle(&open.chain, pending, self.world.clock.now());
     }
 
@@ -211,6 +231,16 @@ impl Walk {
             *credit = open.pending[limit] - open.held[limit];
         }
         self.books.settle(&open.chain, credit, self.world.clock.now());
+    }
+
+    /// Books that only what is known to be used stays taken.
+    fn undo_the_rest(&mut self, open: &Open) {
+        let mut difference = [0; LIMITS.len()];
+        for (limit, difference) in difference.iter_mut().enumerate() {
+            let written = open.held[limit] - open.pending[limit];
+            *difference = open.used[limit].unwrap_or(0) - written;
+        }
+        self.books.settle(&open.chain, difference, self.world.clock.now());
     }
 
     /// Every bucket is what the books say, to the millitoken.

@@ -109,11 +109,14 @@ impl Client {
         } else if stage.draw(Rng::bool) {
             stage.pause().await;
         }
-        for (name, amount) in names {
+        // By the place of the name: whether a difference is gathered, and what is known to be used.
+        let mut said: Vec<(i64, Option<i64>)> = vec![(0, None); names.len()];
+        for (at, (name, amount)) in names.iter().enumerate() {
             let (choice, by) = stage.draw(|rng| (rng.u32(..6), rng.u64(..=amount + 3)));
+            let before = lease.held(name);
             // Giving back more than is held is an error that changes nothing.
-            let _ = match choice {
-                0 => lease.settle(name, by),
+            let done = match choice {
+                0 => lease.settle(name, by).inspect(|()| said[at].1 = lease.held(name)),
                 1 => lease.release(name, by.min(*amount)),
                 2 => lease.adjust(name, i64::try_from(by).unwrap_or(0)),
                 3 if by < 3 => {
@@ -127,18 +130,34 @@ impl Client {
                 }
                 4 => {
                     let flushed = stage.in_time("flush", self.deadline, lease.flush()).await;
-                    if let Err(error) = flushed {
-                        stage.note_error(&error);
+                    match flushed {
+                        Err(error) => stage.note_error(&error),
+                        Ok(()) => {
+                            for ((name, _), (gathered, used)) in names.iter().zip(&mut said) {
+                                *used = if *gathered == 0 { *used } else { lease.held(name) };
+                                *gathered = 0;
+                            }
+                        }
                     }
                     Ok(())
                 }
                 _ => Ok(()),
             };
+            if done.is_ok() && choice <= 2 {
+                said[at].0 += lease.held(name).unwrap_or(0) - before.unwrap_or(0);
+            }
         }
         match stage.draw(|rng| rng.u32(..6)) {
             0 => {
                 locked(&stage.report).dropped += 1;
+                let mut used = locked(&stage.used);
+                for ((name, _), (_, of_limit)) in names.iter().zip(said) {
+                    let key = (entity.to_owned(), (*name).to_owned());
+                    *used.entry(key).or_default() += of_limit.unwrap_or(0);
+                }
+                let is_sure = !lease.is_degraded();
                 drop(lease);
+                return is_sure;
             }
             1 | 2 => {
                 let done = stage.in_time("rollback", self.deadline, lease.rollback()).await;

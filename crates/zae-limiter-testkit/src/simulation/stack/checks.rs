@@ -29,9 +29,14 @@ fn items_of(stage: &Stage, admin: &Client, entity: &str) -> Vec<(u32, Item)> {
 
 /// What commits have confirmed is in the buckets, and where nothing went wrong, nothing else is.
 pub(super) fn check_kept(stage: &Stage, admin: &Client) {
-    let kept = locked(&stage.kept).clone();
-    let kept = |entity: &str, limit: &str| {
-        kept.get(&(entity.to_owned(), limit.to_owned())).copied().unwrap_or(0)
+    let of = |map: &BTreeMap<(String, String), i64>, entity: &str, limit: &str| {
+        map.get(&(entity.to_owned(), limit.to_owned())).copied().unwrap_or(0)
+    };
+    let (committed, dropped) = (locked(&stage.kept).clone(), locked(&stage.used).clone());
+    // Nobody confirms what a drop writes.
+    let kept = |entity: &str, limit: &str, is_sure: bool| {
+        let used = if is_sure { of(&dropped, entity, limit) } else { 0 };
+        of(&committed, entity, limit) + used
     };
     for (at, place) in stage.entities.iter().enumerate() {
         let items = items_of(stage, admin, &place.id);
@@ -43,11 +48,11 @@ pub(super) fn check_kept(stage: &Stage, admin: &Client) {
                 item.get(&format!("b_{limit}_tc")).and_then(Value::as_i64).unwrap_or(0)
             };
             let consumed: i64 = items.iter().map(|(_, item)| count(item)).sum();
-            let least = kept(&place.id, &limit);
+            let least = kept(&place.id, &limit, !is_unsure);
             // What entities below have taken was taken here too, where the limit held for both.
             let below = stage.entities.iter().enumerate();
             let below = below.filter(|(one, _)| *one != at && stage.is_below(*one, at));
-            let most = least + below.map(|(_, place)| kept(&place.id, &limit)).sum::<i64>();
+            let most = least + below.map(|(_, place)| kept(&place.id, &limit, true)).sum::<i64>();
             let is_wrong = consumed < least * 1_000 || (!is_unsure && consumed > most * 1_000);
             if is_wrong {
                 stage.accuse(format!(
@@ -121,6 +126,19 @@ pub(super) async fn check_limits(stage: &Stage, clients: &[Arc<Client>]) {
             let Some(reading) = Reading::of(*shard, item).filter(Reading::is_part) else {
                 continue;
             };
+            // A split or a merge writes to a shard too, and carries its limits over as they are.
+            let old = before.iter().find(|(at, _)| at == shard);
+            let old = old.and_then(|(_, item)| Reading::of(*shard, item));
+            let consumed = |reading: &Reading| -> Vec<(String, i64)> {
+                reading.cells.iter().map(|(name, cell)| (name.clone(), cell.consumed)).collect()
+            };
+            let is_taken_from = match &old {
+                Some(old) => consumed(old) != consumed(&reading),
+                None => consumed(&reading).iter().any(|(_, consumed)| *consumed != 0),
+            };
+            if !is_taken_from {
+                continue;
+            }
             written += 1;
             let is_there =
                 |limit: &str, rate| reading.cells.get(limit).is_some_and(|cell| cell.whole == rate);
