@@ -1135,3 +1135,164 @@ async fn a_refund_lets_no_shard_of_a_bucket_in_debt_admit() {
     let is_admitted = matches!(admission, Admission::Taken(_));
     assert!(!is_admitted, "admitted by a bucket in debt: {:?}", brief(&table));
 }
+
+/// Promise: "Changes from entity limits to defaults and back fix the bucket's TTL", and `Store::reconfigure`
+/// "gives an existing bucket exactly the target's limits and lifetime": also a bucket that is in several shards
+/// when they change, and is merged later.
+#[tokio::test]
+async fn a_lifetime_that_changes_while_a_bucket_is_split_holds_after_the_merge() {
+    let day = Duration::from_secs(86_400);
+    let short = Duration::from_secs(120);
+    let mut seen = Vec::new();
+    for (before, after) in [
+        (Lifetime::Idle(short), Lifetime::Forever),
+        (Lifetime::Forever, Lifetime::Idle(short)),
+        (Lifetime::Idle(short), Lifetime::Idle(day)),
+        (Lifetime::Idle(day), Lifetime::Idle(short)),
+    ] {
+        let table = SimTable::default();
+        let store = DynamoStore::new(Arc::new(table.clone()), options());
+        let of = |lifetime: Lifetime, capacity: u64, read_at: i64| {
+            let limits = LimitSet::new([Limit::per_minute("a", capacity)]).unwrap();
+            let target = Target::new(key(), Arc::new(limits), lifetime);
+            Arc::new(target.with_limits_read_at(at(read_at)))
+        };
+        let takes = [Take { cell: 0, amount: Millitokens::new(1_000) }];
+        let leg = Leg { target: of(before, 600, 0), takes: takes.into_iter().collect() };
+        let begin = Plan { now: at(0), legs: [leg].into_iter().collect() };
+        assert!(matches!(store.acquire(&begin).await.unwrap(), Admission::Taken(_)));
+        store.divide(&key(), 2, at(0)).await.unwrap();
+        store.reconfigure(&of(after, 500, 1_000), at(1_000)).await.unwrap();
+        store.halve(&key(), at(1_000)).await.unwrap();
+        let items = items_of(&table);
+        let ttl = items[0].1.get("ttl").and_then(Value::as_i64);
+        let lives = ttl.map(|ttl| ttl - at(1_000).as_millis() / 1_000);
+        let wanted = match after {
+            Lifetime::Forever => None,
+            Lifetime::Idle(idle) => Some(i64::try_from(idle.as_secs()).unwrap()),
+        };
+        if lives.map(|lives| lives / 10) != wanted.map(|wanted| wanted / 10) {
+            seen.push((before, after, lives));
+        }
+    }
+    assert_eq!(seen, [], "the lifetime before and after the change, and the seconds to live after the merge");
+}
+
+/// What is logged, by whom ever.
+#[derive(Debug, Default)]
+struct Logged(std::sync::Mutex<Vec<String>>);
+
+struct Fields<'a>(&'a Logged);
+
+impl tracing::field::Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        self.0.0.lock().unwrap().push(format!("{field}={value:?}"));
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Subscriber(Arc<Logged>);
+
+impl tracing::Subscriber for Subscriber {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        span.record(&mut Fields(&self.0));
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, values: &tracing::span::Record<'_>) {
+        values.record(&mut Fields(&self.0));
+    }
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut Fields(&self.0));
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// Promise: entity ids never appear in logs, nor in the text of errors of the store, whatever fails.
+#[tokio::test]
+async fn no_entity_id_is_logged_or_told_in_an_error() {
+    const SECRET: &str = "sk-secret-0123456789";
+    let logged = Arc::new(Logged::default());
+    let _guard = tracing::subscriber::set_default(Subscriber(Arc::clone(&logged)));
+    let bucket = zae_limiter_core::BucketKey {
+        entity: zae_limiter_core::EntityId::new(SECRET).unwrap(),
+        ..key()
+    };
+    let mut texts = Vec::new();
+    for seed in 0..60_u64 {
+        let table = SimTable::default();
+        let draws = Arc::new(std::sync::Mutex::new(Rng::with_seed(seed)));
+        let hooked = Arc::new(Hooked::new(table.clone(), move |_, _| {
+            let drawn = draws.lock().unwrap().u8(..8);
+            Box::pin(async move {
+                tokio::task::yield_now().await;
+                let fail = |kind| Fate::Fail(TableError::new(kind, "not now"));
+                match drawn {
+                    0 => fail(TableErrorKind::Unavailable),
+                    1 => fail(TableErrorKind::PartitionThrottled),
+                    2 => Fate::Panic,
+                    3 if seed % 2 == 0 => Fate::Hang,
+                    _ => Fate::Pass,
+                }
+            })
+        }));
+        let limits = Arc::new(LimitSet::new([without_refill("a", 1_000)]).unwrap());
+        let target = Arc::new(Target::new(bucket.clone(), limits, Lifetime::Forever));
+        let store = DynamoStore::new(Arc::clone(&hooked) as _, options().seed(seed).queue_max(3));
+        let plain = DynamoStore::new(Arc::new(table.clone()), options());
+        let takes = |amount: i64| -> Takes {
+            [Take { cell: 0, amount: Millitokens::new(amount) }].into_iter().collect()
+        };
+        let plan = |amount: i64| Plan {
+            now: at(0),
+            legs: [Leg { target: Arc::clone(&target), takes: takes(amount) }].into_iter().collect(),
+        };
+        let begin = plan(1_000);
+        drop(plain.acquire(&begin).await.unwrap());
+        plain.divide(&bucket, if seed % 3 == 0 { 64 } else { 2 }, at(0)).await.unwrap();
+        let plans: Vec<Plan> = (0..12).map(|nth| plan(nth * 90_000)).collect();
+        let charge = [i64::MAX / 2, 5_000_000, -5].map(|amount| {
+            [Settlement { target: Arc::clone(&target), shard: 0, differences: takes(amount) }]
+        });
+        let keys = [Key::Bucket(bucket.clone())];
+        let mut calls: Vec<Pin<Box<dyn Future<Output = Result<(), StoreError>> + '_>>> = Vec::new();
+        for plan in &plans {
+            calls.push(Box::pin(async { store.acquire(plan).await.map(drop) }));
+        }
+        for charge in &charge {
+            calls.push(Box::pin(async { store.settle(charge, at(0)).await }));
+        }
+        calls.push(Box::pin(async { store.reconfigure(&target, at(0)).await }));
+        calls.push(Box::pin(async { store.halve(&bucket, at(0)).await }));
+        calls.push(Box::pin(async { store.double(&bucket, at(0)).await }));
+        calls.push(Box::pin(async { store.delete(&keys).await.map(drop) }));
+        for round in 0..200 {
+            calls.retain_mut(|call| match poll_once(call.as_mut()) {
+                Poll::Ready(done) => {
+                    texts.extend(done.err().map(|error| format!("{error} {error:?}")));
+                    false
+                }
+                Poll::Pending => round < 150 || calls_stay(round),
+            });
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+            }
+            hooked.time_is_up();
+        }
+        assert_eq!(calls.len(), 0, "seed {seed}: so many never end");
+        settle_down().await;
+    }
+    texts.extend(logged.0.lock().unwrap().drain(..));
+    assert!(texts.len() > 20, "something was logged: {}", texts.len());
+    let leaks: Vec<_> = texts.iter().filter(|text| text.contains(SECRET)).collect();
+    assert!(leaks.is_empty(), "{leaks:?}");
+}
+
+/// Whoever still waits in this round waits for ever.
+fn calls_stay(_: i32) -> bool {
+    true
+}
