@@ -85,10 +85,22 @@ fn check_merge(old: &Reading, low: &Reading, high: &Change<'_>) -> Result<(), St
             same(limit, "remainder", parts, new.remainder.into())?;
         }
         same(limit, "tokens of what is gone", 0, gone.tokens.into())?;
+        if let Some(ttl) = low.ttl.filter(|_| old.ttl.is_none()) {
+            full_by(limit, new, at, ttl)?;
+        }
         unconsumed(limit, Some(cell), new)?;
         unconsumed(limit, other.as_ref().map(|(_, other)| other), gone)?;
     }
     Ok(())
+}
+
+/// An item that expires from here on is full by then: starting anew it is the same.
+fn full_by(limit: &str, cell: &Cell, rf: i64, ttl: i64) -> Result<(), String> {
+    let (tokens, _) = held(cell, rf, ttl * 1_000);
+    match tokens == i128::from(cell.rate.capacity().get()) {
+        true => Ok(()),
+        false => Err(format!("{limit}: it expires at {ttl} s and is not full by then")),
+    }
 }
 
 /// The limits stay what they are.

@@ -3,6 +3,7 @@
 //! Beneath the limiters everything is checked as ever, call by call of the store. Above them:
 //!
 //! - every call ends within its deadline, whatever the table does;
+//! - a breaker opens only because the store does not answer. One that is busy does: see [`Signs`];
 //! - what a commit has confirmed is in the bucket's net consumption. Nothing else is, where every call
 //!   has told what became of it: what is rolled back is given back, and what is dropped but for what was
 //!   settled or flushed;
@@ -26,7 +27,7 @@ use zae_limiter_core::{
 use zae_limiter_schema::Table;
 
 use super::scene::{Scene, draw_limit_list};
-use super::watched::Watched;
+use super::watched::{Signs, Watched};
 use super::workload::{CALM_MAX, join, locked};
 use super::{ClientClock, Excuses, Harsh, World};
 use crate::table::{ClientId, Faults, Totals};
@@ -35,8 +36,6 @@ const RESOURCE: &str = "gpt-4";
 /// How long limits are remembered, in seconds.
 const CACHE_TTLS: [u64; 3] = [0, 2, CACHE_TTL_MAX];
 const CACHE_TTL_MAX: u64 = 60;
-/// How much later than its deadline a call may end: the steps after the timer take no time.
-const LATE_MAX_US: u64 = 1_000;
 
 /// One run of limiters.
 #[derive(Clone, Debug)]
@@ -110,6 +109,7 @@ struct Client {
     limiter: RateLimiter,
     clock: Arc<ClientClock>,
     deadline: Duration,
+    signs: Arc<Signs>,
 }
 
 impl Stack {
@@ -218,7 +218,9 @@ impl Stage {
         };
         let table = Arc::new(self.world.table.for_client(id));
         let store = (self.build)(table, id);
-        let watched = Watched::new(store, Arc::clone(&self.world.auditor), id);
+        let signs: Arc<Signs> = Arc::default();
+        let auditor = Arc::clone(&self.world.auditor);
+        let watched = Watched::new(store, auditor, id, Arc::clone(&signs));
         let (offset, seed) = self.draw(|rng| (rng.i64(-skew_us..=skew_us), rng.u64(..)));
         let clock = Arc::new(ClientClock::new(Arc::clone(&self.world.time), skew_us, offset, 0));
         let deadline =
@@ -234,19 +236,7 @@ impl Stage {
             .background(|work| drop(tokio::spawn(work)))
             .on_unavailable(policy);
         let limiter = builder.open().await.ok()?;
-        Some(Arc::new(Client { id, limiter, clock, deadline }))
-    }
-
-    /// Sees to it that a call ends in time.
-    async fn in_time<T>(&self, what: &str, most: Duration, work: impl IntoFuture<Output = T>) -> T {
-        let began_us = self.world.time.now_us();
-        let done = work.into_future().await;
-        let took_us = self.world.time.now_us() - began_us;
-        let most_us = u64::try_from(most.as_micros()).unwrap_or(u64::MAX / 2) + LATE_MAX_US;
-        if took_us > most_us {
-            self.accuse(format!("{what} took {took_us} us, its deadline is {most:?}"));
-        }
-        done
+        Some(Arc::new(Client { id, limiter, clock, deadline, signs }))
     }
 
     fn bucket(&self, limiter: &RateLimiter, entity: &str) -> BucketKey {

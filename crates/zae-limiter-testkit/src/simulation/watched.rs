@@ -1,6 +1,6 @@
 //! A store that lets the auditor know of every call: what it asks, and what it is replied.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zae_limiter_core::{
     Admission, Answer, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page, PageRequest,
@@ -17,6 +17,55 @@ pub(super) struct Watched {
     store: Arc<dyn Store>,
     auditor: Arc<Auditor>,
     client: ClientId,
+    signs: Arc<Signs>,
+}
+
+/// What may have opened a client's breaker: calls that failed for want of the store, and those that got no
+/// answer in time.
+#[derive(Debug, Default)]
+pub(super) struct Signs(Mutex<Counts>);
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    /// Since the store last answered.
+    pub(super) in_a_row: u32,
+    pub(super) ever: u64,
+}
+
+impl Signs {
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn so_far(&self) -> Counts {
+        *self.lock()
+    }
+
+    /// The store has failed, or was too late.
+    pub(super) fn add(&self) {
+        let mut counts = self.lock();
+        counts.in_a_row += 1;
+        counts.ever += 1;
+    }
+
+    /// The store has answered a call of which the breaker gets to know.
+    fn clear(&self) {
+        self.lock().in_a_row = 0;
+    }
+}
+
+/// A call of the store whose end is a sign or not.
+struct Awaited<'a> {
+    signs: &'a Signs,
+    is_sign: bool,
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        if self.is_sign {
+            self.signs.add();
+        }
+    }
 }
 
 /// A call that ends when somebody says how, or when it is dropped.
@@ -33,8 +82,23 @@ impl Drop for Watching<'_> {
 }
 
 impl Watched {
-    pub(super) fn new(store: Arc<dyn Store>, auditor: Arc<Auditor>, client: ClientId) -> Self {
-        Self { store, auditor, client }
+    pub(super) fn new(
+        store: Arc<dyn Store>,
+        auditor: Arc<Auditor>,
+        client: ClientId,
+        signs: Arc<Signs>,
+    ) -> Self {
+        Self { store, auditor, client, signs }
+    }
+
+    /// Waits for an answer, and takes note when there is none, or an outage.
+    fn awaited<'a, T: Send + 'a>(&'a self, answer: Answer<'a, T>) -> Answer<'a, T> {
+        Box::pin(async move {
+            let mut awaited = Awaited { signs: &self.signs, is_sign: true };
+            let reply = answer.await;
+            awaited.is_sign = reply.as_ref().is_err_and(StoreError::is_outage);
+            reply
+        })
     }
 
     fn begin(
@@ -84,7 +148,10 @@ impl Store for Watched {
             let targets: Vec<&Target> = plan.legs.iter().map(|leg| &*leg.target).collect();
             let kind = Kind::Acquire { legs: plan.legs.len() };
             let mut watching = self.begin(kind, plan.now, &targets, &parts);
-            let reply = self.store.acquire(plan).await;
+            let reply = self.awaited(self.store.acquire(plan)).await;
+            if reply.is_ok() {
+                self.signs.clear();
+            }
             watching.ended = match &reply {
                 Ok(Admission::Taken(_)) => Ended::Done,
                 Ok(Admission::Refused(_)) => Ended::Refused,
@@ -100,7 +167,10 @@ impl Store for Watched {
             let parts: Vec<Part> = parts.collect();
             let targets: Vec<&Target> = settlements.iter().map(|one| &*one.target).collect();
             let mut watching = self.begin(Kind::Settle, now, &targets, &parts);
-            let reply = self.store.settle(settlements, now).await;
+            let reply = self.awaited(self.store.settle(settlements, now)).await;
+            if reply.is_ok() {
+                self.signs.clear();
+            }
             watching.ended = ended_of(Some(&reply));
             reply
         })
@@ -111,32 +181,32 @@ impl Store for Watched {
         keys: &'a [BucketKey],
         now: Timestamp,
     ) -> Answer<'a, Vec<Option<Bucket>>> {
-        self.store.peek(keys, now)
+        self.awaited(self.store.peek(keys, now))
     }
 
     fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()> {
         Box::pin(async move {
             let mut watching = self.begin(Kind::Reconfigure, now, &[target], &[]);
-            let reply = self.store.reconfigure(target, now).await;
+            let reply = self.awaited(self.store.reconfigure(target, now)).await;
             watching.ended = ended_of(Some(&reply));
             reply
         })
     }
 
     fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>> {
-        self.store.get(keys)
+        self.awaited(self.store.get(keys))
     }
 
     fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written> {
-        self.store.write(batch)
+        self.awaited(self.store.write(batch))
     }
 
     fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()> {
-        self.store.delete(keys)
+        self.awaited(self.store.delete(keys))
     }
 
     fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>> {
-        self.store.list(query, page)
+        self.awaited(self.store.list(query, page))
     }
 
     fn list_buckets<'a>(
@@ -144,11 +214,11 @@ impl Store for Watched {
         query: &'a BucketQuery,
         page: &'a PageRequest,
     ) -> Answer<'a, Page<StoredBucket>> {
-        self.store.list_buckets(query, page)
+        self.awaited(self.store.list_buckets(query, page))
     }
 
     fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>> {
-        self.store.list_keys(scope, page)
+        self.awaited(self.store.list_keys(scope, page))
     }
 
     fn list_resources<'a>(
@@ -157,6 +227,6 @@ impl Store for Watched {
         which: ResourceList,
         page: &'a PageRequest,
     ) -> Answer<'a, Page<ResourceName>> {
-        self.store.list_resources(namespace, which, page)
+        self.awaited(self.store.list_resources(namespace, which, page))
     }
 }

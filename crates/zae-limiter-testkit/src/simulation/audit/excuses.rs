@@ -46,6 +46,9 @@ pub enum Excuse {
     RetiredLeft,
     /// Liveness: admitted only after another wait, because the bucket is or was sharded.
     LivenessAgain,
+    /// Liveness: admitted only after the limits were set again, because a change of them had failed
+    /// before it reached the bucket.
+    LivenessOutdated,
 }
 
 /// How often each excuse was used.

@@ -4,10 +4,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fastrand::Rng;
-use zae_limiter_core::{Error, Lease};
+use zae_limiter_core::{BreakerSettings, Error, Lease};
 
 use super::super::workload::locked;
 use super::{Client, Place, RESOURCE, Stage};
+
+/// How much later than its deadline a call may end: the steps after the timer take no time.
+const LATE_MAX_US: u64 = 1_000;
 
 /// A call of which nobody knows what became of its tokens, unless somebody says so before it ends.
 struct Holding<'a> {
@@ -41,6 +44,33 @@ impl Client {
             }
             _ => {}
         }
+    }
+
+    /// Sees to it that a call ends in time, and that the breaker has not ended it for nothing.
+    async fn in_time<T>(
+        &self,
+        stage: &Stage,
+        what: &str,
+        work: impl IntoFuture<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let (before, began_us) = (self.signs.so_far(), stage.world.time.now_us());
+        let done = work.into_future().await;
+        let took_us = stage.world.time.now_us() - began_us;
+        let most_us = u64::try_from(self.deadline.as_micros()).unwrap_or(u64::MAX / 2);
+        if took_us > most_us + LATE_MAX_US {
+            let most = self.deadline;
+            stage.accuse(format!("{what} took {took_us} us, its deadline is {most:?}"));
+        }
+        if took_us >= most_us {
+            self.signs.add();
+        }
+        let is_outage = matches!(&done, Err(Error::Unavailable { cause, .. }) if cause.is_outage());
+        let is_unseen = self.signs.so_far().ever == before.ever;
+        if is_outage && is_unseen && before.in_a_row < BreakerSettings::default().failures {
+            let (id, error) = (self.id, done.as_ref().err());
+            stage.accuse(format!("client {id}: {what}: an outage that was none: {error:?}"));
+        }
+        done
     }
 
     pub(super) async fn call(&self, stage: &Stage) {
@@ -80,7 +110,7 @@ impl Client {
         }
         // Whoever is ended here leaves it open.
         let mut holding = Holding { stage, at: place, is_sure: false };
-        let acquired = stage.in_time("acquire", self.deadline, acquire).await;
+        let acquired = self.in_time(stage, "acquire", acquire).await;
         let lease = match acquired {
             Ok(lease) => lease,
             Err(error) => {
@@ -120,7 +150,7 @@ impl Client {
                 1 => lease.release(name, by.min(*amount)),
                 2 => lease.adjust(name, i64::try_from(by).unwrap_or(0)),
                 3 if by < 3 => {
-                    match stage.in_time("consume", self.deadline, lease.consume(name, by)).await {
+                    match self.in_time(stage, "consume", lease.consume(name, by)).await {
                         Ok(()) => Ok(()),
                         Err(error) => {
                             stage.note_error(&error);
@@ -129,7 +159,7 @@ impl Client {
                     }
                 }
                 4 => {
-                    let flushed = stage.in_time("flush", self.deadline, lease.flush()).await;
+                    let flushed = self.in_time(stage, "flush", lease.flush()).await;
                     match flushed {
                         Err(error) => stage.note_error(&error),
                         Ok(()) => {
@@ -160,7 +190,7 @@ impl Client {
                 return is_sure;
             }
             1 | 2 => {
-                let done = stage.in_time("rollback", self.deadline, lease.rollback()).await;
+                let done = self.in_time(stage, "rollback", lease.rollback()).await;
                 if let Err(error) = done {
                     stage.note_error(&error);
                 }
@@ -168,7 +198,7 @@ impl Client {
             _ => {
                 let held: Vec<_> =
                     names.iter().map(|(name, _)| (*name, lease.held(name))).collect();
-                match stage.in_time("commit", self.deadline, lease.commit()).await {
+                match self.in_time(stage, "commit", lease.commit()).await {
                     Ok(()) if !lease.is_degraded() => {
                         locked(&stage.report).committed += 1;
                         let mut kept = locked(&stage.kept);
