@@ -610,8 +610,26 @@ pub fn rewrite(
         }
     }
     push_copies(&mut actions, key, owner);
-    expiry.push(&mut actions);
+    match expiry {
+        Expiry::At(moment) if shard_count > 1 => {
+            Expiry::Never.push(&mut actions);
+            push_idle(&mut actions, key, moment.millis_since(bucket.refilled_at()));
+        }
+        Expiry::Never if shard_count > 1 && key.shard == 0 => {
+            expiry.push(&mut actions);
+            actions.push(Action::Remove(IDLE.to_owned()));
+        }
+        _ => expiry.push(&mut actions),
+    }
     Update { key: key.item_key(), actions, conditions }
+}
+
+/// Shards do not expire. The first remembers how long the bucket has to live.
+fn push_idle(actions: &mut Vec<Action>, key: &BucketItemKey, lives_ms: u64) {
+    if key.shard == 0 {
+        let seconds = u32::try_from(lives_ms.div_ceil(1_000)).unwrap_or(u32::MAX);
+        actions.push(Action::Set(IDLE.to_owned(), Value::number(seconds.into())));
+    }
 }
 
 /// Rates, remainders and the refill time they belong to.

@@ -46,7 +46,7 @@ const ALL: &[&str] = &[
 ];
 
 /// The same, and what the first shard remembers.
-const SPLIT: &[&str] = &[
+const ALL_AND_LIFE: &[&str] = &[
     "GSI*",
     "b_*_bx",
     "b_*_cp",
@@ -133,12 +133,12 @@ pub const WRITERS: &[Writer] = &[
     },
     Writer {
         name: "rewrite",
-        changes: ALL,
+        changes: ALL_AND_LIFE,
         pins: &["b_*_cp", "b_*_ra", "b_*_rp", "b_*_tk", "gn", "rf", "shard_count", "ttl"],
     },
     Writer {
         name: "split",
-        changes: SPLIT,
+        changes: ALL_AND_LIFE,
         pins: &["PK", "b_*_cp", "b_*_ra", "b_*_rp", "b_*_tk", "gn", "rf", "shard_count", "ttl"],
     },
     Writer {
@@ -417,6 +417,15 @@ mod tests {
                     &below,
                     expiring,
                     Balances::Exact,
+                ),
+                // One of several shards, which do not expire.
+                rewrite(
+                    &key(),
+                    &parted(&later, 0, 4),
+                    &after_of(&later.bucket, 4),
+                    &alone,
+                    expiring,
+                    Balances::Within(&movements(&later), after),
                 ),
                 // Alive: the balance that no ceiling cuts is not pinned.
                 rewrite(

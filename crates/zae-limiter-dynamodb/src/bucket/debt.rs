@@ -1,5 +1,5 @@
-//! Debt of a bucket in several shards. A charge that one shard cannot bear is spread over all of them, so that
-//! none of them goes on admitting while the bucket as a whole owes tokens.
+//! Debt of a bucket in several shards. A charge that one shard cannot bear is spread over all of them, and so is
+//! what is given back while shards owe tokens: none of them goes on admitting while the bucket as a whole owes.
 
 use zae_limiter_core::{Applied, Millitokens, Settlement, StoreError, Take, Takes, Timestamp};
 use zae_limiter_schema::bucket::BucketItem;
@@ -8,36 +8,60 @@ use zae_limiter_schema::{BucketItemKey, Change, Transacted};
 use super::decide::{Request, Snapshot, decide_batch};
 use super::flow::{Note, Port};
 use super::message::{Caller, Reply, Waiting};
-use super::reshard::read_all;
+use super::reshard::{read_all, restore};
 use super::shards::Shards;
 use crate::error::CallError;
 
 /// How often a charge is spread again because others wrote meanwhile. After that it stays with its shard.
-const SPREADS_MAX: u32 = 8;
+const SPREADS_MAX: u32 = 16;
 
-/// Charges all shards of a bucket, or else the one that the settlement names.
+/// Charges all shards of a bucket, or else those that the settlements name. All are under the same limits.
 pub(crate) async fn charge_all_shards<C: Caller>(
     port: &Port<C>,
-    mut waiting: Waiting<C>,
-    charges: Settlement,
+    batch: Vec<(Waiting<C>, Settlement)>,
 ) {
-    match spread(port, &charges).await.map_err(StoreError::from) {
-        Ok(true) => port.note(Note::Reply(waiting, Ok(Reply::Settled))),
-        Err(error) if error.applied() == Applied::Maybe => {
-            port.note(Note::Reply(waiting, Err(error)));
-        }
-        // Nothing was written. Its own shard bears it, or tells why not.
-        Ok(false) | Err(_) => {
-            waiting.request = Request::SettleRest(charges);
-            port.note(Note::Dispatch(waiting));
+    let Some(sum) = sum_of(batch.iter().map(|(_, charges)| charges)) else { return };
+    let done = spread(port, &sum).await;
+    for (mut waiting, charges) in batch {
+        match done.clone().map_err(StoreError::from) {
+            Ok(true) => port.note(Note::Reply(waiting, Ok(Reply::Settled))),
+            Err(error) if error.applied() == Applied::Maybe => {
+                port.note(Note::Reply(waiting, Err(error)));
+            }
+            // Nothing was written. Its own shard bears it, or tells why not.
+            Ok(false) | Err(_) => {
+                waiting.request = Request::SettleRest(charges);
+                port.note(Note::Dispatch(waiting));
+            }
         }
     }
 }
 
-/// Spreads a charge in one transaction; false when that cannot be done now, and nothing was.
-async fn spread<C>(port: &Port<C>, charges: &Settlement) -> Result<bool, CallError> {
+/// All charges in one, limit by limit.
+fn sum_of<'a>(mut charges: impl Iterator<Item = &'a Settlement>) -> Option<Settlement> {
+    let mut sum = charges.next()?.clone();
+    for charge in charges.flat_map(|one| &one.differences) {
+        match sum.differences.iter_mut().find(|one| one.cell == charge.cell) {
+            Some(one) => one.amount = one.amount.saturating_add(charge.amount),
+            None => sum.differences.push(*charge),
+        }
+    }
+    Some(sum)
+}
+
+/// Spreads charges, or refunds, in one transaction; false when that cannot be done now, and nothing was.
+pub(crate) async fn spread<C>(port: &Port<C>, charges: &Settlement) -> Result<bool, CallError> {
     for _ in 0..SPREADS_MAX {
         let all = read_all(port).await?;
+        if all.iter().next().is_none() {
+            return Ok(false);
+        }
+        if !all.is_complete() {
+            for shard in all.missing(all.count()) {
+                restore(port, shard).await?;
+            }
+            continue;
+        }
         let Some(changes) = changes(charges, &all, port.now) else { return Ok(false) };
         match port.transact(&changes).await {
             Ok(Transacted::Done(_)) => {
@@ -52,24 +76,17 @@ async fn spread<C>(port: &Port<C>, charges: &Settlement) -> Result<bool, CallErr
     Ok(false)
 }
 
-/// The writes of all shards that are charged. `None` where a shard is missing, or lacks a limit.
+/// The writes of all shards that are charged; `None` when one of them cannot be.
 fn changes(charges: &Settlement, all: &Shards, now: Timestamp) -> Option<Vec<Change>> {
-    if !all.is_complete() {
-        return None;
-    }
     let items: Vec<&BucketItem> = all.iter().map(|(_, item)| item).collect();
     let mut by_shard: Vec<Takes> = vec![Takes::new(); items.len()];
     for charge in &charges.differences {
-        let name = charges.target.limits().names()[charge.cell].as_str();
-        let held = |item: &&BucketItem| {
-            let mut bucket = item.bucket.clone();
-            bucket.refill(now);
-            let (cell, rate) = bucket.cell(name)?;
-            Some((cell.tokens.get(), rate.capacity().get()))
-        };
-        let held: Vec<(i64, i64)> = items.iter().map(held).collect::<Option<_>>()?;
-        for (takes, amount) in by_shard.iter_mut().zip(portions(&held, charge.amount.get())) {
-            if amount > 0 {
+        let held = |item: &&BucketItem| held_of(item, charges, charge.cell, now);
+        let held: Vec<(i64, i64)> = items.iter().map(held).collect();
+        let amount = charge.amount.get();
+        let portions = if amount < 0 { refunds(&held, amount) } else { portions(&held, amount) };
+        for (takes, amount) in by_shard.iter_mut().zip(portions) {
+            if amount != 0 {
                 takes.push(Take { cell: charge.cell, amount: Millitokens::new(amount) });
             }
         }
@@ -83,6 +100,20 @@ fn changes(charges: &Settlement, all: &Shards, now: Timestamp) -> Option<Vec<Cha
         decision.update.map(Change::Update)
     };
     charged.map(change).collect()
+}
+
+/// What a shard holds of a limit, and its ceiling. A limit that it lacks is full.
+fn held_of(item: &BucketItem, charges: &Settlement, limit: usize, now: Timestamp) -> (i64, i64) {
+    let limits = charges.target.limits();
+    let mut bucket = item.bucket.clone();
+    bucket.refill(now);
+    match bucket.cell(limits.names()[limit].as_str()) {
+        Some((cell, rate)) => (cell.tokens.get(), rate.capacity().get()),
+        None => {
+            let full = item.share_of(limits).rates()[limit].capacity().get();
+            (full, full)
+        }
+    }
 }
 
 /// Portions of a charge that leave shards with the same part of their ceilings, as far as none has less
@@ -120,11 +151,47 @@ fn portions(held: &[(i64, i64)], charge: i64) -> Vec<i64> {
     paid.into_iter().map(|portion| i64::try_from(portion).unwrap_or(i64::MAX)).collect()
 }
 
+/// Portions of a refund that leave shards with the same part of their ceilings, as far as none has more already.
+/// They add up to the refund, and are as negative; what is too much for a full bucket is the first one's.
+fn refunds(held: &[(i64, i64)], refund: i64) -> Vec<i64> {
+    let whole: i128 = held.iter().map(|(_, ceiling)| i128::from(*ceiling)).sum();
+    let gains = |level: i128| {
+        held.iter().map(move |(tokens, ceiling)| {
+            let full = (level * i128::from(*ceiling)).div_euclid(whole.max(1));
+            (full - i128::from(*tokens)).max(0)
+        })
+    };
+    let refund = -i128::from(refund);
+    // The highest level at which they gain no more than the refund: full at the most.
+    let lowest: i128 = held.iter().map(|(tokens, _)| i128::from(*tokens).min(0)).sum();
+    let (mut low, mut high) = (lowest * whole.max(1) - 1, whole);
+    while low < high {
+        let middle = high - (high - low).div_euclid(2);
+        match gains(middle).sum::<i128>() <= refund {
+            true => low = middle,
+            false => high = middle - 1,
+        }
+    }
+    let mut gains: Vec<i128> = gains(low).collect();
+    let mut rest = refund - gains.iter().sum::<i128>();
+    for (gain, (tokens, ceiling)) in gains.iter_mut().zip(held) {
+        // Rounding leaves a millitoken for some.
+        if rest > 0 && i128::from(*tokens) + *gain < i128::from(*ceiling) {
+            *gain += 1;
+            rest -= 1;
+        }
+    }
+    if let Some(first) = gains.first_mut() {
+        *first += rest;
+    }
+    gains.into_iter().map(|gain| i64::try_from(-gain).unwrap_or(i64::MIN)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::portions;
+    use super::{portions, refunds};
 
     #[test]
     fn a_charge_leaves_all_shards_with_the_same_part_of_their_ceilings() {
@@ -143,7 +210,33 @@ mod tests {
         check(&[(0, 250), (0, 250)], 1, &[-1, 0]);
     }
 
+    #[test]
+    fn a_refund_repays_the_deepest_debts_first() {
+        let check = |held: &[(i64, i64)], refund, left: &[i64]| {
+            let gained = refunds(held, refund);
+            let after: Vec<i64> = held.iter().zip(gained).map(|(one, paid)| one.0 - paid).collect();
+            assert_eq!(after, left, "{held:?} and {refund}");
+        };
+        check(&[(-25, 250); 4], -60, &[-10, -10, -10, -10]);
+        check(&[(-100, 250), (10, 250)], -60, &[-40, 10]);
+        check(&[(-100, 250), (-50, 250)], -100, &[-25, -25]);
+        check(&[(-100, 250), (-50, 250)], -200, &[25, 25]);
+        check(&[(-10, 250), (0, 250)], -11, &[1, 0]);
+        // Too much for a full bucket: cut at the ceiling when it is written.
+        check(&[(-10, 250), (250, 250)], -300, &[290, 250]);
+    }
+
     proptest! {
+        #[test]
+        fn refunds_are_never_positive_and_add_up(
+            held in proptest::collection::vec((-1_000_000_i64..1_000_000, 1_i64..1_000_000), 1..65),
+            refund in 1_i64..=i64::MAX / 4,
+        ) {
+            let gained = refunds(&held, -refund);
+            prop_assert!(gained.iter().all(|portion| *portion <= 0));
+            prop_assert_eq!(gained.iter().map(|one| -i128::from(*one)).sum::<i128>(), i128::from(refund));
+        }
+
         #[test]
         fn portions_are_never_negative_and_add_up_to_the_charge(
             held in proptest::collection::vec((-1_000_000_i64..1_000_000, 1_i64..1_000_000), 1..65),

@@ -267,14 +267,13 @@ pub(crate) fn reconfigured(
     bucket.refill(now);
     bucket.replace_limits(&item.share_of(target.limits()), now);
     movements.pass_under(bucket.limits());
-    let expiry = match target.expiry(&bucket, now) {
-        Some(moment) if item.shard_count == 1 => Expiry::At(moment),
-        _ => Expiry::Never,
-    };
+    let expiry = target.expiry(&bucket, now).map_or(Expiry::Never, Expiry::At);
+    // Shards do not expire; the first remembers how long the bucket will have to live.
+    let own_expiry = if item.shard_count == 1 { expiry } else { Expiry::Never };
     let owner = Owner { parent: target.parent() };
     let (shard_count, limits_at) = (item.shard_count, target.limits_read_at());
     let after = After { bucket: &bucket, whole: target.limits(), shard_count, limits_at };
-    let balances = movements.within(item, &bucket, expiry, now);
+    let balances = movements.within(item, &bucket, own_expiry, now);
     bucket::rewrite(key, item, &after, &owner, expiry, balances)
 }
 
@@ -440,15 +439,13 @@ fn settle_all(
                 Outcome::Rejected(StoreErrorKind::Rejected, zae_limiter_core::Overflow.to_string());
             continue;
         }
-        // Spread over all shards, it is one write for all limits; mixed with refunds it stays here.
-        let is_spread = !is_last(request)
-            && known.iter().all(|one| one.amount > Millitokens::ZERO)
-            && is_long_in_debt(&next, &known, names);
+        // All shards bear it then. What is given back stays here.
+        let is_spread = !is_last(request) && is_long_in_debt(&next, &known, names);
         if !is_spread {
             charged = next;
         }
         for difference in known {
-            if is_spread {
+            if is_spread && difference.amount > Millitokens::ZERO {
                 leave_over(&mut left_over, place, *difference);
                 continue;
             }
@@ -473,7 +470,11 @@ fn settle_all(
         if amount < Millitokens::ZERO && !is_last(requests[place]) {
             // What is too much for a part is not too much for the bucket.
             let held = bucket.cell(limit.as_str()).map_or(0, |(cell, _)| cell.tokens.get());
-            let room = movement.rate.capacity().get().saturating_sub(held).max(0);
+            let room = match held < 0 {
+                // Other shards owe as much: all of them share it.
+                true => 0,
+                false => movement.rate.capacity().get().saturating_sub(held).max(0),
+            };
             let fits = Millitokens::new(amount.get().max(room.saturating_neg()));
             let rest = Take { cell, amount: amount.saturating_add(-fits) };
             if rest.amount != Millitokens::ZERO {
@@ -497,7 +498,7 @@ fn settle_all(
 
 /// Whether a shard would owe what was charged for so long that other shards must not go on meanwhile.
 fn is_long_in_debt(charged: &Bucket, charges: &[&Take], names: &[LimitName]) -> bool {
-    charges.iter().any(|charge| {
+    charges.iter().filter(|charge| charge.amount > Millitokens::ZERO).any(|charge| {
         let cell = charged.cell(names[charge.cell].as_str());
         cell.is_some_and(|(cell, rate)| {
             rate.time_to_earn(-cell.tokens.min(Millitokens::ZERO)) > DEBT_MAX
@@ -708,6 +709,11 @@ pub(crate) fn blind(
         if movement.charged > 0 {
             // No debt without knowing how deep.
             movement.least_left = Some(0);
+        }
+        if movement.credited > 0 && shard_count > 1 {
+            // What is given back to a shard in debt may belong to others.
+            let without_debt = movement.credited - movement.taken - movement.charged;
+            movement.least_left = movement.least_left.max(Some(without_debt));
         }
     }
     let back = i64::try_from(window_ms).unwrap_or(i64::MAX);

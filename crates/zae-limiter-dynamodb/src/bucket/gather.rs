@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use zae_limiter_core::{
-    Bucket, Leg, LegTaken, Millitokens, Settlement, StoreError, Take, Takes, Timestamp,
+    Bucket, Leg, LegTaken, Millitokens, Rate, Settlement, StoreError, Take, Takes, Timestamp,
 };
 use zae_limiter_schema::bucket::BucketItem;
 use zae_limiter_schema::{BucketItemKey, Change, SHARD_ZERO, Transacted};
 
+use super::debt;
 use super::decide::{Request, Snapshot, decide_batch};
 use super::flow::{Note, Port};
 use super::message::{Caller, Counted, Reply, Waiting};
@@ -94,8 +95,8 @@ async fn gathered<C: Caller>(
     Err(contended(GATHERINGS_MAX))
 }
 
-/// A shard is full, but a refund belongs to the bucket: to the shard that has the most room. When none
-/// has any, the bucket is full.
+/// A shard is full, or in debt, but a refund belongs to the bucket. Where shards owe tokens, all of them share
+/// it. Otherwise it goes to the shard that has the most room; when none has any, the bucket is full.
 pub(crate) async fn credit_other_shards<C: Caller>(
     port: &Port<C>,
     mut waiting: Waiting<C>,
@@ -107,6 +108,13 @@ pub(crate) async fn credit_other_shards<C: Caller>(
         Ok(all) => all,
         Err(error) => return port.note(Note::Reply(waiting, Err(error.to_store_error()))),
     };
+    if all.iter().any(|(_, item)| owes(item, &rest, port.now)) {
+        match debt::spread(port, &rest).await {
+            Ok(true) => return port.note(Note::Reply(waiting, Ok(Reply::Settled))),
+            Ok(false) => {}
+            Err(error) => return port.note(Note::Reply(waiting, Err(error.to_store_error()))),
+        }
+    }
     let roomiest = all.iter().max_by_key(|(_, item)| room(item, &rest, port.now));
     let roomiest = roomiest.filter(|(_, item)| room(item, &rest, port.now) > 0);
     waiting.request = match roomiest.filter(|_| waiting.moves <= MOVES_MAX) {
@@ -118,15 +126,27 @@ pub(crate) async fn credit_other_shards<C: Caller>(
 
 /// How much of a refund a shard has room for.
 fn room(item: &BucketItem, rest: &Settlement, now: Timestamp) -> i64 {
+    let rooms = held(item, rest, now).into_iter().map(|(tokens, rate, refund)| {
+        rate.capacity().get().saturating_sub(tokens).min(refund.saturating_neg())
+    });
+    rooms.max().unwrap_or(0)
+}
+
+/// Whether a shard owes tokens of a limit that is given back.
+fn owes(item: &BucketItem, rest: &Settlement, now: Timestamp) -> bool {
+    held(item, rest, now).into_iter().any(|(tokens, ..)| tokens < 0)
+}
+
+/// What a shard holds of the limits that are settled, their rates there, and the differences.
+fn held(item: &BucketItem, rest: &Settlement, now: Timestamp) -> SmallVec<[(i64, Rate, i64); 2]> {
     let mut bucket = item.bucket.clone();
     bucket.refill(now);
     let names = rest.target.limits().names();
-    let rooms = rest.differences.iter().filter_map(|difference| {
+    let held = rest.differences.iter().filter_map(|difference| {
         let (cell, rate) = bucket.cell(names[difference.cell].as_str())?;
-        let room = rate.capacity().get().saturating_sub(cell.tokens.get());
-        Some(room.min(difference.amount.get().saturating_neg()))
+        Some((cell.tokens.get(), *rate, difference.amount.get()))
     });
-    rooms.max().unwrap_or(0)
+    held.collect()
 }
 
 /// Which shard gives how much: the fullest first, so that few are needed. Together they have it.

@@ -26,6 +26,7 @@ use super::message::{
 };
 use super::reshard::{self, ATTEMPTS_MAX};
 use super::shards::origin_of;
+use super::task;
 use crate::error::{CallError, contended};
 use crate::options::DynamoOptions;
 
@@ -85,6 +86,8 @@ pub(crate) struct BucketMachine<C> {
     /// Lanes that are busy until then.
     parked_lanes: Vec<u32>,
     to_gather: VecDeque<Waiting<C>>,
+    /// What all shards are to be charged.
+    to_charge: VecDeque<(Waiting<C>, Settlement)>,
     tasks: VecDeque<(Task, Timestamp, C)>,
     /// The number of the next call or flow.
     next: u64,
@@ -106,6 +109,7 @@ impl<C: Caller> BucketMachine<C> {
             parked: Vec::new(),
             parked_lanes: Vec::new(),
             to_gather: VecDeque::new(),
+            to_charge: VecDeque::new(),
             tasks: VecDeque::new(),
             next,
             gone: 0,
@@ -137,7 +141,7 @@ impl<C: Caller> BucketMachine<C> {
 
     /// How many wait in queues.
     fn waiting(&self) -> usize {
-        self.lanes.waiting() + self.parked.len() + self.to_gather.len()
+        self.lanes.waiting() + self.parked.len() + self.to_gather.len() + self.to_charge.len()
     }
 
     fn ask(&mut self, waiting: Waiting<C>) {
@@ -192,7 +196,14 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
-    fn reply(&mut self, waiting: Waiting<C>, reply: Result<Reply, StoreError>) {
+    fn reply(&mut self, mut waiting: Waiting<C>, reply: Result<Reply, StoreError>) {
+        if reply.is_ok()
+            && let Some(then) = waiting.then.take()
+        {
+            waiting.request = Request::Settle(*then);
+            waiting.is_begun = true;
+            return self.dispatch(waiting);
+        }
         let reply = match reply {
             Err(error) if waiting.is_begun => Err(error.maybe_applied()),
             reply => reply,
@@ -486,7 +497,8 @@ impl<C: Caller> BucketMachine<C> {
         // From the last to the first: what was left after one is what is left now and all that was
         // taken after it.
         let members = std::mem::take(&mut batch.members);
-        for ((at, waiting), is_written) in members.into_iter().enumerate().zip(is_written).rev() {
+        for ((at, mut waiting), is_written) in members.into_iter().enumerate().zip(is_written).rev()
+        {
             if !is_written {
                 kept.push(waiting);
                 continue;
@@ -502,6 +514,7 @@ impl<C: Caller> BucketMachine<C> {
                 Some((_, differences)) => {
                     let differences = std::mem::take(differences);
                     let rest = Settlement { differences, ..settlement.clone() };
+                    waiting.is_begun = true;
                     self.settle_elsewhere(waiting, rest);
                 }
                 None => replies.push((waiting, Reply::Settled)),
@@ -665,7 +678,8 @@ impl<C: Caller> BucketMachine<C> {
                 }
             }
             FlowKind::Restore(shard) => self.finish_batch(shard),
-            FlowKind::Charge | FlowKind::Other => {}
+            FlowKind::Charge => self.charge_all_shards(),
+            FlowKind::Other => {}
         }
     }
 
@@ -726,20 +740,36 @@ impl<C: Caller> BucketMachine<C> {
 
     /// What a shard cannot settle by itself: refunds beyond its ceiling, or charges that it cannot bear.
     fn settle_elsewhere(&mut self, mut waiting: Waiting<C>, rest: Settlement) {
-        let now = waiting.now;
-        if rest.differences.iter().any(|one| one.amount < Millitokens::ZERO) {
-            self.start(FlowKind::Other, now, async move |port| {
+        let differences = rest.differences.iter().copied();
+        let (charges, refunds): (Takes, Takes) =
+            differences.partition(|one| one.amount > Millitokens::ZERO);
+        let part = |differences| Settlement { differences, ..rest.clone() };
+        if charges.is_empty() {
+            return self.start(FlowKind::Other, waiting.now, async move |port| {
                 gather::credit_other_shards(&port, waiting, rest).await;
             });
-        } else if self.flows.count(FlowKind::Charge) > 0 {
-            // One at a time: each writes to all shards.
-            waiting.request = Request::SettleRest(rest);
-            self.dispatch(waiting);
-        } else {
-            self.start(FlowKind::Charge, now, async move |port| {
-                debt::charge_all_shards(&port, waiting, rest).await;
-            });
         }
+        waiting.then = (!refunds.is_empty()).then(|| Box::new(part(refunds)));
+        self.to_charge.push_back((waiting, part(charges)));
+        self.charge_all_shards();
+    }
+
+    /// Charges go one after the other, because each is written to all shards. Those that wait under the same
+    /// limits go together.
+    fn charge_all_shards(&mut self) {
+        if self.flows.count(FlowKind::Charge) > 0 {
+            return;
+        }
+        let Some((_, first)) = self.to_charge.front() else { return };
+        let limits = Arc::clone(first.target.limits());
+        let is_alike = |(_, one): &(Waiting<C>, Settlement)| *one.target.limits() == limits;
+        let waiting = std::mem::take(&mut self.to_charge);
+        let (batch, later): (Vec<_>, Vec<_>) = waiting.into_iter().partition(is_alike);
+        self.to_charge = later.into();
+        let now = batch.iter().map(|(waiting, _)| waiting.now).max().unwrap_or_default();
+        self.start(FlowKind::Charge, now, async move |port| {
+            debt::charge_all_shards(&port, batch).await;
+        });
     }
 
     fn start_task(&mut self, task: Task, now: Timestamp, caller: C) {
@@ -752,7 +782,7 @@ impl<C: Caller> BucketMachine<C> {
         }
         let shards_max = self.options.parts_max;
         self.start(kind, now, async move |port| {
-            reshard::run_task(&port, task, shards_max, caller).await;
+            task::run_task(&port, task, shards_max, caller).await;
         });
     }
 

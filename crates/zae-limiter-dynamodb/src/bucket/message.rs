@@ -48,11 +48,14 @@ pub(crate) struct Waiting<C> {
     pub(crate) tries: u32,
     /// Some of it is applied, so an error must not say that nothing was.
     pub(crate) is_begun: bool,
+    /// What is to be settled once the request is.
+    pub(crate) then: Option<Box<Settlement>>,
 }
 
 impl<C: Caller> Waiting<C> {
     pub(crate) fn new(request: Request, now: Timestamp, caller: Option<C>) -> Self {
-        Self { request, now, caller, tried: SmallVec::new(), moves: 0, tries: 0, is_begun: false }
+        let (tried, moves, tries) = (SmallVec::new(), 0, 0);
+        Self { request, now, caller, tried, moves, tries, is_begun: false, then: None }
     }
 
     /// What gives a leg's tokens back in the background.

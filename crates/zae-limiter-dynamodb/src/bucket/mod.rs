@@ -15,3 +15,4 @@ mod machine_tests;
 pub(crate) mod message;
 mod reshard;
 pub(crate) mod shards;
+mod task;

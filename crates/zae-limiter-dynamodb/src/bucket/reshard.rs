@@ -1,18 +1,17 @@
-//! Splitting a bucket into more shards, restoring a shard that is missing, merging shards, and giving
-//! all of them other limits.
+//! Splitting a bucket into more shards, restoring a shard that is missing, and merging shards.
 //!
 //! The first shard is split first, then the others, each by itself: see
 //! [`zae_limiter_schema::bucket::split`]. Whoever finds one that is not split yet, goes on.
 
 use std::time::Duration;
 
-use zae_limiter_core::{Bucket, Cell, StoreError, Target, Timestamp};
+use zae_limiter_core::{Bucket, Cell, StoreError, Timestamp};
 use zae_limiter_schema::bucket::{self, After, BucketItem, Halves, Owner, share_of};
 use zae_limiter_schema::{SHARD_ZERO, Transacted};
 
-use super::decide::{Snapshot, is_older, reconfigured};
+use super::decide::Snapshot;
 use super::flow::{Note, Port};
-use super::message::{Counted, Task, decode};
+use super::message::{Counted, decode};
 use super::shards::{Shards, origin};
 use crate::error::{CallError, contended};
 
@@ -24,10 +23,10 @@ const SPLITS_MAX: u32 = 64;
 
 /// How often all shards are read while a bucket is split into many: six doublings, and as often again
 /// for what others do meanwhile.
-const READS_MAX: u32 = 12;
+pub(crate) const READS_MAX: u32 = 12;
 
 /// How long a split waits after a conflict or a throttled partition.
-const BETWEEN_SPLITS: Duration = Duration::from_millis(10);
+pub(crate) const BETWEEN_SPLITS: Duration = Duration::from_millis(10);
 
 /// Below so many writes a second, of all shards together, half as many shards would do.
 const CALM_WRITES_PER_SECOND: i64 = 500;
@@ -273,72 +272,4 @@ async fn merge<C>(port: &Port<C>, shard: u32, count: u32) -> Result<bool, CallEr
         }
     }
     Ok(false)
-}
-
-/// Gives every shard of an existing bucket exactly the target's limits and lifetime.
-pub(crate) async fn reconfigure<C>(port: &Port<C>, target: &Target) -> Result<(), StoreError> {
-    for (shard, item) in read_all(port).await?.iter() {
-        reconfigure_shard(port, target, shard, item.clone()).await?;
-    }
-    Ok(())
-}
-
-async fn reconfigure_shard<C>(
-    port: &Port<C>,
-    target: &Target,
-    shard: u32,
-    mut item: BucketItem,
-) -> Result<(), StoreError> {
-    for _ in 0..ATTEMPTS_MAX {
-        // Somebody else's change is newer.
-        if !item.is_live(port.now) || is_older(target, item.limits_at, port.now) {
-            return Ok(());
-        }
-        let update = reconfigured(&port.key(shard), &item, target, port.now);
-        match port.update(shard, update).await {
-            Ok((false, Snapshot::Item(found))) => item = found,
-            Ok(_) => return Ok(()),
-            Err(error) if error.is_transient() => port.pause(BETWEEN_SPLITS).await,
-            Err(error) => return Err(error.to_store_error()),
-        }
-    }
-    Err(contended(ATTEMPTS_MAX))
-}
-
-/// Carries out what was asked of a bucket as a whole, and replies.
-pub(crate) async fn run_task<C>(port: &Port<C>, task: Task, shards_max: u32, caller: C) {
-    let (done, doubled) = match task {
-        Task::Split(wanted) => {
-            let wanted = wanted.clamp(1, shards_max).next_power_of_two();
-            (split_into(port, wanted).await, None)
-        }
-        Task::Double => match double_once(port, shards_max).await {
-            Ok(doubled) => (Ok(doubled), doubled),
-            Err(error) => (Err(error.to_store_error()), None),
-        },
-        Task::Halve => (halve_once(port).await.map_err(StoreError::from), None),
-        Task::Reconfigure(target) => (reconfigure(port, &target).await.map(|()| None), None),
-    };
-    port.note(Note::Finish(caller, done));
-    if let Some(from) = doubled {
-        // Whoever asks for a shard that is missing then goes on.
-        let _ = finish_double(port, from).await;
-    }
-}
-
-/// The count before, if the bucket has twice as many shards now.
-async fn double_once<C>(port: &Port<C>, shards_max: u32) -> Result<Option<u32>, CallError> {
-    let shards = read_all(port).await?;
-    let count = shards.count();
-    let can_split = shards.iter().next().is_some() && count < shards_max;
-    let is_split = can_split && begin_double(port, count).await?;
-    Ok(is_split.then_some(count))
-}
-
-async fn halve_once<C>(port: &Port<C>) -> Result<Option<u32>, CallError> {
-    let shards = read_all(port).await?;
-    if shards.count() > 1 {
-        halve(port, shards.count()).await?;
-    }
-    Ok(Some(port.count()))
 }

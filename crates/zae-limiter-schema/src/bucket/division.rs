@@ -19,8 +19,8 @@ use super::item::share_of;
 use super::{
     After, Alive, BucketItem, Expiry, IDLE, ONE_WRITE, Owner, REFILLED_AT, REMAINDERS_AT,
     SHARD_COUNT, SHARDS_SEEN, TTL, WCU, WCU_CAPACITY, attribute, count_write, create,
-    next_generation, pin_balances, pin_known, pin_rate, push_copies, push_limits, push_limits_at,
-    push_remainder, push_tokens, push_whole_wcu, ttl_of, undivided,
+    next_generation, pin_balances, pin_known, pin_rate, push_copies, push_idle, push_limits,
+    push_limits_at, push_remainder, push_tokens, push_whole_wcu, ttl_of, undivided,
 };
 use crate::expression::{Action, Condition};
 use crate::keys::BucketItemKey;
@@ -62,9 +62,8 @@ pub fn split(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Vec<Cha
     actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(count.into())));
     actions.push(next_generation(known, now));
     Expiry::Never.push(&mut actions);
-    if let Some(expiry) = known.expires_at.filter(|_| key.shard == 0) {
-        let seconds = u32::try_from(expiry.millis_since(now) / 1_000).unwrap_or(u32::MAX);
-        actions.push(Action::Set(IDLE.to_owned(), Value::number(seconds.into())));
+    if let Some(expiry) = known.expires_at {
+        push_idle(&mut actions, key, expiry.millis_since(now));
     }
     if known.wcu.is_some() {
         let left = Value::number(WRITES_AFTER_SPLIT);
