@@ -424,6 +424,8 @@ impl Books {
             }
             if shard == 0 {
                 self.expires_s.remove(pk);
+                // Whoever gives something back from now on finds nothing there.
+                self.limits.retain(|(at, _), _| at != pk);
             }
             return self.note_removal(base, shard, wrote, ahead_ms);
         };
