@@ -140,12 +140,14 @@ impl Movements {
     }
 
     /// Pins what must be left of each limit for the bucket to be full again before it expires:
-    /// others may have taken more than is known. `bucket` is what is known to be left.
+    /// others may have taken more than is known. `bucket` is what is known to be left. With `of_all` that goes
+    /// for limits that are not touched, too.
     fn keep_enough(
         &mut self,
         item: &BucketItem,
         bucket: &Bucket,
         expiry: Expiry,
+        of_all: bool,
         now: Timestamp,
     ) -> Alive {
         let (until, alive) = match (expiry, item.expires_at) {
@@ -165,7 +167,7 @@ impl Movements {
         let left_ms = until.millis_since(now);
         for movement in &mut self.0 {
             let Some((cell, rate)) = bucket.cell(movement.limit.as_str()) else { continue };
-            if expiry != Expiry::Keep || movement.is_touched() {
+            if expiry != Expiry::Keep || movement.is_touched() || of_all {
                 let (earned, _) = rate.earned(left_ms, 0);
                 let least = rate.capacity().get().saturating_sub(earned.get());
                 movement.least_left = Some(least.min(cell.tokens.get()));
@@ -192,7 +194,8 @@ impl Movements {
         expiry: Expiry,
         now: Timestamp,
     ) -> Balances<'_> {
-        let alive = self.keep_enough(item, bucket, expiry, now);
+        // A limit that gets another rate may take longer to fill.
+        let alive = self.keep_enough(item, bucket, expiry, true, now);
         Balances::Within(&self.0, alive)
     }
 
@@ -250,7 +253,7 @@ fn on_item(
         };
         bucket::rewrite(key, item, &after, &owner, expiry, balances)
     } else {
-        let alive = movements.keep_enough(item, &bucket, expiry, now);
+        let alive = movements.keep_enough(item, &bucket, expiry, false, now);
         add_or_refill(key, item, &movements, (expiry, alive), now)
     };
     Decision { update: Some(update), outcomes, left_over }
