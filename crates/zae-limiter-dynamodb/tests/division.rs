@@ -545,28 +545,3 @@ async fn a_bucket_that_expires_does_so_again_after_a_split_and_a_merge() {
     assert_eq!(count(&table), 1);
     assert_eq!(ttl(), Some(expires));
 }
-
-/// A change of limits that did not reach the bucket: the first call under it brings it, admitted or not.
-#[tokio::test]
-async fn a_refusal_brings_newer_limits_so_that_its_wait_holds() {
-    let table = SimTable::default();
-    let store = store(&table);
-    let read_at = |limit, millis| {
-        let target = target(limit);
-        Arc::new((*target).clone().with_limits_read_at(at(millis)))
-    };
-    let old = read_at(Limit::per_day("rpd", 100), 0);
-    take(&store, &old, 100, at(0)).await.expect("a full bucket");
-    let new = read_at(Limit::per_day("rpd", 400), 1_000);
-    let refused = take(&store, &new, 40, at(2_000)).await.expect_err("an empty bucket");
-    let first = part(&table, 0).expect("the bucket");
-    assert_eq!(number(&first, "b_rpd_cp"), 400_000);
-    let wait = i64::try_from(refused[0].retry_after.as_millis()).expect("a day at most");
-    assert!(take(&store, &new, 40, at(2_000 + wait - 1)).await.is_err());
-    take(&store, &new, 40, at(2_000 + wait)).await.expect("it has waited as long as it was told");
-    // Older limits, and limits that a call brings, are not written by a refusal.
-    for other in [&old, &target(Limit::per_day("rpd", 50))] {
-        assert!(take(&store, other, 40, at(2_000 + wait)).await.is_err());
-        assert_eq!(number(&part(&table, 0).expect("the bucket"), "b_rpd_cp"), 400_000);
-    }
-}

@@ -229,8 +229,7 @@ fn on_item(
             movement.taken = movement.taken.saturating_add(amount.get());
         }
     }
-    // New limits are written for a refusal, too.
-    if !outcomes.contains(&Outcome::Written) && taking.passed.is_empty() {
+    if !outcomes.contains(&Outcome::Written) {
         return Decision::without_write(outcomes, left_over);
     }
     let expiry = match taking.last_target {
@@ -536,21 +535,6 @@ struct Taking<'a> {
     limits_at: Option<Timestamp>,
 }
 
-impl Taking<'_> {
-    /// The bucket takes on other limits.
-    fn follow(&mut self, bucket: &Bucket, limits: &Arc<LimitSet>, limits_at: Option<Timestamp>) {
-        self.followed = true;
-        self.passed.push(Arc::clone(bucket.limits()));
-        self.whole = whole_after(bucket, &self.whole, limits);
-        self.limits_at = limits_at;
-    }
-}
-
-/// Whether a target's limits are stored ones that were read after those of an item.
-fn is_newer(target: &Target, limits_at: Option<Timestamp>) -> bool {
-    matches!((target.limits_read_at(), limits_at), (Some(read), Some(at)) if read > at)
-}
-
 /// The limits that a bucket takes on for a target, and when these were read. A target that was read
 /// before the bucket's own limits is older: it brings only limits that the bucket lacks. Otherwise
 /// processes that have not heard of a change yet would undo it, and those that have would redo it.
@@ -618,7 +602,7 @@ fn take_all<'a>(
     };
     for (request, outcome) in requests.iter().zip(outcomes) {
         let Request::Take(leg) = request else { continue };
-        // A refused request must leave nothing behind, not even limits that it brings.
+        // A refused request must leave nothing behind, not even its limits.
         let mut tried = bucket.clone();
         let (limits, limits_at) = limits_to_follow(&leg.target, &tried, taking.limits_at, now);
         tried.follow(&share_of(&limits, shard, shard_count), now);
@@ -632,7 +616,10 @@ fn take_all<'a>(
             Verdict::Admitted if request.is_empty() => {}
             Verdict::Admitted => {
                 if tried.limits() != bucket.limits() {
-                    taking.follow(&tried, &limits, limits_at);
+                    taking.followed = true;
+                    taking.passed.push(Arc::clone(tried.limits()));
+                    taking.whole = whole_after(&tried, &taking.whole, &limits);
+                    taking.limits_at = limits_at;
                 }
                 *bucket = tried;
                 let amounts = leg.takes.iter().map(|take| (names[take.cell].clone(), take.amount));
@@ -642,11 +629,6 @@ fn take_all<'a>(
             }
             Verdict::Refused => {
                 *outcome = Outcome::Refused(refused_statuses(0, leg, &tried, now).collect());
-                // The wait is by the new limits, so the bucket must refill by them from here on.
-                if is_newer(&leg.target, taking.limits_at) && tried.limits() != bucket.limits() {
-                    taking.follow(&tried, &limits, limits_at);
-                    *bucket = tried;
-                }
             }
         }
     }

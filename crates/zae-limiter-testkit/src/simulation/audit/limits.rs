@@ -3,7 +3,7 @@
 //! An item says at which moment its limits were read, `limits_at`. Moments are of the clocks of
 //! whoever read them, and are compared as they are: however wrong a clock is, the rule holds of what
 //! it showed. A write may follow a call of its client that has not ended, or of which nobody knows
-//! whether it was carried out; where the limits are stored ones, also one that has just ended. What holds:
+//! whether it was carried out. What holds:
 //!
 //! - a limit gets another rate only by an acquire or a reconfiguration under that rate. It was read no
 //!   earlier than `limits_at`, or brings limits of its own, or the item has no such moment;
@@ -159,16 +159,10 @@ impl<'a> Following<'a> {
 
     /// The client's calls on this bucket that may still write, with their limits.
     fn calls(&self) -> impl Iterator<Item = (&'a Call, &'a Brought)> {
-        // A shard that refuses brings newer stored limits, after the reply: others may have admitted the call,
-        // or failed.
-        let pairs = self
-            .book
-            .calls
-            .values()
-            .flat_map(|call| call.brought.iter().map(move |one| (call, one)));
-        pairs.filter(|(call, one)| {
-            one.bucket == self.bucket && (one.read_ms.is_some() || may_write(call))
-        })
+        let calls = self.book.calls.values().filter(|call| may_write(call));
+        let brought = calls.flat_map(|call| call.brought.iter().map(move |one| (call, one)));
+        let bucket = self.bucket.to_owned();
+        brought.filter(move |(_, one)| one.bucket == bucket)
     }
 
     /// The best reason to follow one of the calls of which that is true.
