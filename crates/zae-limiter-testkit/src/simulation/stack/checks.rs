@@ -137,10 +137,10 @@ pub(super) async fn check_limits(stage: &Stage, clients: &[Arc<Client>]) {
                 Some(old) => consumed(old) != consumed(&reading),
                 None => consumed(&reading).iter().any(|(_, consumed)| *consumed != 0),
             };
+            written += 1;
             if !is_taken_from {
                 continue;
             }
-            written += 1;
             if !goes_by(&reading, &limits) {
                 stage.accuse(format!("{}: not under {limits:?}: {reading:#?}", place.id));
             }
