@@ -2,13 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::future::Future;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 
 use flate2::{Compression, GzBuilder};
-use zae_limiter_core::{Timestamp, Window};
+use zae_limiter_core::{BoxFuture, Timestamp, Window};
 use zae_limiter_schema::{Item, Value, records};
 
 /// The longest part of an event's id in a file's name.
@@ -102,13 +100,11 @@ impl std::error::Error for ArchiveError {
     }
 }
 
-/// A file on its way into an archive.
-pub type Keeping<'a> = Pin<Box<dyn Future<Output = Result<(), ArchiveError>> + Send + 'a>>;
-
 /// Where files are kept.
 pub trait Archive: fmt::Debug + Send + Sync + 'static {
     /// Keeps a file; one of the same name is replaced.
-    fn keep<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> Keeping<'a>;
+    fn keep<'a>(&'a self, name: &'a str, bytes: Vec<u8>)
+    -> BoxFuture<'a, Result<(), ArchiveError>>;
 }
 
 /// An archive in a folder.
@@ -135,7 +131,11 @@ fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 impl Archive for Folder {
-    fn keep<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> Keeping<'a> {
+    fn keep<'a>(
+        &'a self,
+        name: &'a str,
+        bytes: Vec<u8>,
+    ) -> BoxFuture<'a, Result<(), ArchiveError>> {
         Box::pin(async move {
             let path = self.0.join(name);
             write_whole(&path, &bytes).map_err(|error| ArchiveError {

@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::time::Duration;
+use zae_limiter_core::BoxFuture;
 
 use aws_config::BehaviorVersion;
 use aws_config::timeout::TimeoutConfig;
@@ -10,7 +11,7 @@ use aws_sdk_s3::error::DisplayErrorContext;
 use aws_sdk_s3::primitives::ByteStream;
 use aws_smithy_http_client::{Builder, tls};
 
-use crate::archive::{Archive, ArchiveError, Keeping};
+use crate::archive::{Archive, ArchiveError};
 
 /// How long a file may take.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -53,7 +54,11 @@ impl Bucket {
 }
 
 impl Archive for Bucket {
-    fn keep<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> Keeping<'a> {
+    fn keep<'a>(
+        &'a self,
+        name: &'a str,
+        bytes: Vec<u8>,
+    ) -> BoxFuture<'a, Result<(), ArchiveError>> {
         Box::pin(async move {
             let key = format!("{}{name}", self.prefix);
             let sent = self

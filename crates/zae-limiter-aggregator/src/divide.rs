@@ -3,11 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use zae_limiter_core::Clock;
+use zae_limiter_core::{BoxFuture, Clock};
 use zae_limiter_schema::bucket::{BucketItem, Halves, split};
 use zae_limiter_schema::{
-    BucketItemKey, Calling, Consistency, Item, ItemKey, SHARD_ZERO, Table, TableError,
-    TableErrorKind, Transacted,
+    BucketItemKey, Consistency, Item, ItemKey, SHARD_ZERO, Table, TableError, TableErrorKind,
+    Transacted,
 };
 
 use crate::effects::Doubling;
@@ -70,7 +70,7 @@ impl fmt::Debug for Divider {
 }
 
 impl Divide for Divider {
-    fn divide<'a>(&'a self, doubling: &'a Doubling) -> Calling<'a, bool> {
+    fn divide<'a>(&'a self, doubling: &'a Doubling) -> BoxFuture<'a, Result<bool, TableError>> {
         Box::pin(self.try_to(doubling))
     }
 }

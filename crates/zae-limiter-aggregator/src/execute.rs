@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use zae_limiter_core::Clock;
-use zae_limiter_schema::{Calling, Table, TableError, TableErrorKind, Update, Updated};
+use zae_limiter_core::{BoxFuture, Clock};
+use zae_limiter_schema::{Table, TableError, TableErrorKind, Update, Updated};
 
 use crate::archive::{Archive, ArchiveFile, AuditLine};
 use crate::change::{BucketChange, Change, change_of};
@@ -28,7 +28,7 @@ const BOOKINGS_MAX: u32 = 16;
 /// Divides a bucket into twice as many parts.
 pub trait Divide: fmt::Debug + Send + Sync + 'static {
     /// Divides it, unless it is divided otherwise than into `from` parts by now. Says whether it did.
-    fn divide<'a>(&'a self, doubling: &'a Doubling) -> Calling<'a, bool>;
+    fn divide<'a>(&'a self, doubling: &'a Doubling) -> BoxFuture<'a, Result<bool, TableError>>;
 }
 
 /// Leaves buckets as they are: their clients divide them when they have to.
@@ -36,7 +36,7 @@ pub trait Divide: fmt::Debug + Send + Sync + 'static {
 pub struct LeaveWhole;
 
 impl Divide for LeaveWhole {
-    fn divide<'a>(&'a self, _doubling: &'a Doubling) -> Calling<'a, bool> {
+    fn divide<'a>(&'a self, _doubling: &'a Doubling) -> BoxFuture<'a, Result<bool, TableError>> {
         Box::pin(async { Ok(false) })
     }
 }

@@ -23,7 +23,7 @@ pub mod lambda;
 mod refill;
 mod settings;
 
-pub use archive::{Archive, ArchiveError, ArchiveFile, AuditLine, Folder, Keeping};
+pub use archive::{Archive, ArchiveError, ArchiveFile, AuditLine, Folder};
 #[cfg(feature = "aws")]
 pub use archive_s3::Bucket;
 pub use change::{BucketChange, Change, change_of};

@@ -11,15 +11,14 @@ use std::time::Duration;
 use common::NOW;
 use serde_json::{Value as Json, json};
 use zae_limiter_aggregator::{
-    Aggregator, Archive, ArchiveError, Divide, Divider, Doubling, Keeping, Report, Settings,
-    read_event,
+    Aggregator, Archive, ArchiveError, Divide, Divider, Doubling, Report, Settings, read_event,
 };
 use zae_limiter_core::{
-    Bucket, BucketKey, Clock, EntityId, Limit, LimitSet, ManualClock, Millitokens, NamespaceId,
-    ResourceName, Timestamp, UsageSettings,
+    BoxFuture, Bucket, BucketKey, Clock, EntityId, Limit, LimitSet, ManualClock, Millitokens,
+    NamespaceId, ResourceName, Timestamp, UsageSettings,
 };
 use zae_limiter_schema::bucket::{self, After, BucketItem, Expiry, Owner};
-use zae_limiter_schema::{BucketItemKey, Calling, Item, ItemKey, Table, Update, Value};
+use zae_limiter_schema::{BucketItemKey, Item, ItemKey, Table, TableError, Update, Value};
 use zae_limiter_testkit::{Changed, SimTable};
 
 fn bucket_key(shard: u32) -> BucketItemKey {
@@ -268,7 +267,7 @@ async fn what_others_know_better_is_not_refilled() {
 struct Divided(Mutex<Vec<u32>>);
 
 impl Divide for Divided {
-    fn divide<'a>(&'a self, doubling: &'a Doubling) -> Calling<'a, bool> {
+    fn divide<'a>(&'a self, doubling: &'a Doubling) -> BoxFuture<'a, Result<bool, TableError>> {
         self.0.lock().unwrap().push(doubling.from);
         Box::pin(async { Ok(true) })
     }
@@ -366,7 +365,11 @@ struct Kept {
 }
 
 impl Archive for Kept {
-    fn keep<'a>(&'a self, name: &'a str, _bytes: Vec<u8>) -> Keeping<'a> {
+    fn keep<'a>(
+        &'a self,
+        name: &'a str,
+        _bytes: Vec<u8>,
+    ) -> BoxFuture<'a, Result<(), ArchiveError>> {
         Box::pin(async move {
             if self.is_down {
                 return Err(ArchiveError { message: "no bucket".to_owned(), source: None });

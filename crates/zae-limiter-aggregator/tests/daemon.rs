@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use common::NOW;
 use zae_limiter_aggregator::daemon::{
-    Asking, Begin, Daemon, Notice, Page, Shard, Stream, StreamError, StreamErrorKind, Until,
+    Begin, Daemon, Notice, Page, Shard, Stream, StreamError, StreamErrorKind, Until,
 };
 use zae_limiter_aggregator::{Aggregator, Settings};
-use zae_limiter_core::Clock;
+use zae_limiter_core::{BoxFuture, Clock};
 use zae_limiter_schema::{Item, ItemKey, Table, Update, Value};
 use zae_limiter_testkit::{Changed, ClientClock, Faults, SimTable, World};
 
@@ -70,7 +70,7 @@ impl Stream for FakeStream {
         LABEL
     }
 
-    fn shards(&self) -> Asking<'_, Vec<Shard>> {
+    fn shards(&self) -> BoxFuture<'_, Result<Vec<Shard>, StreamError>> {
         let inside = self.0.lock().unwrap();
         let shard =
             |(id, kept): (&String, &Kept)| Shard { id: id.clone(), parent: kept.parent.clone() };
@@ -78,7 +78,11 @@ impl Stream for FakeStream {
         Box::pin(async { Ok(shards) })
     }
 
-    fn iterator<'a>(&'a self, shard: &'a str, begin: &'a Begin) -> Asking<'a, String> {
+    fn iterator<'a>(
+        &'a self,
+        shard: &'a str,
+        begin: &'a Begin,
+    ) -> BoxFuture<'a, Result<String, StreamError>> {
         let inside = &mut *self.0.lock().unwrap();
         inside.iterators += 1;
         let kept = &inside.shards[shard];
@@ -98,7 +102,7 @@ impl Stream for FakeStream {
         Box::pin(async { answer })
     }
 
-    fn page<'a>(&'a self, iterator: &'a str) -> Asking<'a, Page> {
+    fn page<'a>(&'a self, iterator: &'a str) -> BoxFuture<'a, Result<Page, StreamError>> {
         let inside = &mut *self.0.lock().unwrap();
         let parts: Vec<&str> = iterator.split(' ').collect();
         let (number, shard, at) =

@@ -22,12 +22,11 @@ use std::time::Duration;
 use common::NOW;
 use fastrand::Rng;
 use zae_limiter_aggregator::{Aggregator, Report, Settings};
-use zae_limiter_core::{Answer, Key, Record, Target, Timestamp, UsageKey, Waiting, Window};
+use zae_limiter_core::{BoxFuture, Key, Record, StoreError, Target, Timestamp, UsageKey, Window};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{
-    BatchRead, Calling, Change, Consistency, Consumed, Item, ItemKey, ParsedKey, Query,
-    QueryAnswer, Table, TableError, TableErrorKind, Task, Transacted, Update, Updated, Value,
-    parse_key, records,
+    BatchRead, Change, Consistency, Consumed, Item, ItemKey, ParsedKey, Query, QueryAnswer, Table,
+    TableError, TableErrorKind, Task, Transacted, Update, Updated, Value, parse_key, records,
 };
 use zae_limiter_testkit::{
     Changed, ClientClock, ClientId, Companion, Divide, Harsh, Seeds, SimTable, Simulation, World,
@@ -52,7 +51,7 @@ fn number_of(key: &ItemKey) -> u64 {
 }
 
 impl Table for Unlucky {
-    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+    fn update<'a>(&'a self, update: &'a Update) -> BoxFuture<'a, Result<Updated, TableError>> {
         if self.refuses.is_some_and(|refused| number_of(&update.key) % 3 == refused) {
             let error = TableError::new(TableErrorKind::PartitionThrottled, "turned away");
             return Box::pin(async { Err(error) });
@@ -60,27 +59,34 @@ impl Table for Unlucky {
         self.table.update(update)
     }
 
-    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+    fn transact<'a>(
+        &'a self,
+        changes: &'a [Change],
+    ) -> BoxFuture<'a, Result<Transacted, TableError>> {
         self.table.transact(changes)
     }
 
-    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+    fn read<'a>(
+        &'a self,
+        keys: &'a [ItemKey],
+        consistency: Consistency,
+    ) -> BoxFuture<'a, Result<BatchRead, TableError>> {
         self.table.read(keys, consistency)
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
         self.table.query(query)
     }
 
-    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>> {
         self.table.delete(keys)
     }
 
-    fn pause(&self, wait: Duration) -> Waiting<'_> {
+    fn pause(&self, wait: Duration) -> BoxFuture<'_, ()> {
         self.table.pause(wait)
     }
 
-    fn timeout(&self, limit: Duration) -> Waiting<'_> {
+    fn timeout(&self, limit: Duration) -> BoxFuture<'_, ()> {
         self.table.timeout(limit)
     }
 
@@ -360,7 +366,12 @@ fn counts_of(item: &Item) -> BTreeMap<String, i64> {
 struct Dividing(DynamoStore);
 
 impl Divide for Dividing {
-    fn divide<'a>(&'a self, target: &'a Target, more: bool, now: Timestamp) -> Answer<'a, ()> {
+    fn divide<'a>(
+        &'a self,
+        target: &'a Target,
+        more: bool,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         match more {
             true => Box::pin(self.0.double(target.key(), now)),
             false => Box::pin(self.0.halve(target.key(), now)),

@@ -4,6 +4,7 @@
 //! limiter's own, started when it is first needed. Work that may be lost runs on the caller's tokio
 //! runtime where there is one.
 
+use futures_core::future::BoxFuture;
 use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,9 +14,7 @@ use std::thread;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use crate::clock::Waiting;
-
-type Work = Waiting<'static>;
+type Work = BoxFuture<'static, ()>;
 
 /// Starts work without waiting for it.
 type Spawn = dyn Fn(Work) + Send + Sync;

@@ -3,9 +3,8 @@
 //! The limiter reads the clock once, at the edge of each call; everything below is a function of
 //! that moment. Nothing else in the workspace may read or wait for real time (`clippy.toml`).
 
+use futures_core::future::BoxFuture;
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -15,16 +14,13 @@ use zae_limiter_model::Timestamp;
 
 use crate::background;
 
-/// A wait that somebody else's clock ends.
-pub type Waiting<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
-
 /// Where the limiter gets its time from.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// What time it is.
     fn now(&self) -> Timestamp;
 
     /// Completes when `wait` has passed.
-    fn sleep(&self, wait: Duration) -> Waiting<'_>;
+    fn sleep(&self, wait: Duration) -> BoxFuture<'_, ()>;
 
     /// A reading that never runs back or jumps, whatever happens to the time of day, for measuring how
     /// long something took and nothing else. The default goes with [`now`](Self::now), which is right for
@@ -47,7 +43,7 @@ impl Clock for SystemClock {
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the injected clock")]
-    fn sleep(&self, wait: Duration) -> Waiting<'_> {
+    fn sleep(&self, wait: Duration) -> BoxFuture<'_, ()> {
         if Handle::try_current().is_ok() {
             return Box::pin(tokio::time::sleep(wait));
         }
@@ -140,7 +136,7 @@ impl Clock for ManualClock {
         self.lock().now
     }
 
-    fn sleep(&self, wait: Duration) -> Waiting<'_> {
+    fn sleep(&self, wait: Duration) -> BoxFuture<'_, ()> {
         if wait.is_zero() {
             return Box::pin(std::future::ready(()));
         }

@@ -34,11 +34,12 @@ pub use audit::AUDIT_RETENTION_DAYS_MAX;
 pub use availability::{EntityCapacity, ResourceCapacity};
 pub use breaker::BreakerSettings;
 pub use cache::CacheStats;
-pub use clock::{Clock, ManualClock, SystemClock, Waiting};
+pub use clock::{Clock, ManualClock, SystemClock};
 pub use dropped::OnDrop;
 pub use entities::CreateEntity;
 pub use entropy::Entropy;
 pub use error::{Applied, Error, StoreError, StoreErrorKind};
+pub use futures_core::future::BoxFuture;
 pub use lease::Lease;
 pub use limiter::{Builder, IntoStore, LEVELS_MAX, RateLimiter};
 pub use limits::EffectiveLimits;
@@ -55,8 +56,8 @@ pub use record::{
     OnUnavailable, Record, Usage, UsageKey,
 };
 pub use store::{
-    Answer, BATCH_MAX, BucketQuery, Cost, Query, ResourceList, Scope, Store, StoredBucket, When,
-    Write, Written,
+    BATCH_MAX, BucketQuery, Cost, Query, ResourceList, Scope, Store, StoredBucket, When, Write,
+    Written,
 };
 pub use usage::{UsageQuery, UsageSummary};
 pub use window::{UsageSettings, Window, format_time, hour_of, start_of_hour};

@@ -1,5 +1,6 @@
 //! The limiter itself: what it is made of, and how it talks to its store.
 
+use futures_core::future::BoxFuture;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -12,7 +13,7 @@ use zae_limiter_model::{
 use crate::background::{self, Background};
 use crate::breaker::{Breaker, BreakerSettings, Gate};
 use crate::cache::{CacheStats, ConfigCache, stripe};
-use crate::clock::{Clock, SystemClock, Waiting};
+use crate::clock::{Clock, SystemClock};
 use crate::deadline::within;
 use crate::entropy::Entropy;
 use crate::error::{Applied, Error, StoreError, StoreErrorKind};
@@ -269,7 +270,10 @@ impl Builder {
     /// Another place for work that outlives its caller, which is giving back dropped leases: for tests and
     /// simulations. It runs on a thread of its own otherwise.
     #[must_use]
-    pub fn background(mut self, spawn: impl Fn(Waiting<'static>) + Send + Sync + 'static) -> Self {
+    pub fn background(
+        mut self,
+        spawn: impl Fn(BoxFuture<'static, ()>) + Send + Sync + 'static,
+    ) -> Self {
         self.background = Background::elsewhere(spawn);
         self
     }

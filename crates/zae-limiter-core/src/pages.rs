@@ -1,14 +1,12 @@
+use futures_core::future::BoxFuture;
 use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
 
 use crate::error::Error;
 use crate::page::{Page, PageRequest};
 
 /// How many items a page has unless somebody asks for another number.
 const PAGE: usize = 500;
-
-type Fetching<T> = Pin<Box<dyn Future<Output = Result<Page<T>, Error>> + Send>>;
 
 /// A long list, read page by page: however long it is, no more than a page is in memory.
 ///
@@ -27,7 +25,7 @@ type Fetching<T> = Pin<Box<dyn Future<Output = Result<Page<T>, Error>> + Send>>;
 /// ```
 #[must_use = "nothing is read before the first page is asked for"]
 pub struct Pages<T> {
-    fetch: Box<dyn Fn(PageRequest) -> Fetching<T> + Send>,
+    fetch: Box<dyn Fn(PageRequest) -> BoxFuture<'static, Result<Page<T>, Error>> + Send>,
     /// The next page to read; absent after the last one.
     next: Option<PageRequest>,
 }
@@ -37,7 +35,7 @@ impl<T> Pages<T> {
     where
         F: Future<Output = Result<Page<T>, Error>> + Send + 'static,
     {
-        let fetch = move |page| Box::pin(fetch(page)) as Fetching<T>;
+        let fetch = move |page| Box::pin(fetch(page)) as BoxFuture<'static, Result<Page<T>, Error>>;
         Self { fetch: Box::new(fetch), next: Some(PageRequest::first(PAGE)) }
     }
 

@@ -1,9 +1,8 @@
 //! The seam between the limiter and where its state is kept.
 
+use futures_core::future::BoxFuture;
 use std::fmt;
-use std::future::Future;
 use std::ops::Range;
-use std::pin::Pin;
 
 use zae_limiter_model::{Bucket, EntityId, NamespaceId, ResourceName, Timestamp};
 
@@ -12,9 +11,6 @@ use crate::page::{Page, PageRequest};
 use crate::plan::{Admission, BucketKey, Plan, Settlement, Target};
 use crate::record::{AuditSubject, Key, Record};
 use crate::window::Window;
-
-/// A store's answer, or the reason why there is none.
-pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 /// The most records that one [`Store::get`] or [`Store::write`] names.
 pub const BATCH_MAX: usize = 25;
@@ -186,40 +182,60 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Takes all that is asked, or nothing.
-    fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission>;
+    fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>>;
 
     /// Applies differences to buckets that were taken from before: charges and refunds.
-    fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()>;
+    fn settle<'a>(
+        &'a self,
+        settlements: &'a [Settlement],
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>>;
 
     /// Reads buckets, in the order of the keys; absent and expired ones are `None`.
-    fn peek<'a>(&'a self, keys: &'a [BucketKey], now: Timestamp)
-    -> Answer<'a, Vec<Option<Bucket>>>;
+    fn peek<'a>(
+        &'a self,
+        keys: &'a [BucketKey],
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<Vec<Option<Bucket>>, StoreError>>;
 
     /// Gives an existing bucket exactly the target's limits and lifetime. An absent one stays absent.
-    fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()>;
+    fn reconfigure<'a>(
+        &'a self,
+        target: &'a Target,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>>;
 
     /// Reads at most [`BATCH_MAX`] records, in the order of the keys. Bucket keys give `None`.
-    fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>>;
+    fn get<'a>(&'a self, keys: &'a [Key])
+    -> BoxFuture<'a, Result<Vec<Option<Record>>, StoreError>>;
 
     /// Makes at most [`BATCH_MAX`] changes, all or none of them.
-    fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written>;
+    fn write<'a>(&'a self, batch: &'a [Write]) -> BoxFuture<'a, Result<Written, StoreError>>;
 
     /// Removes any number of items; those that are not there are passed over. It may stop halfway
     /// with an error, and can then be called again.
-    fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()>;
+    fn delete<'a>(&'a self, keys: &'a [Key]) -> BoxFuture<'a, Result<(), StoreError>>;
 
     /// Lists records.
-    fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>>;
+    fn list<'a>(
+        &'a self,
+        query: &'a Query,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Record>, StoreError>>;
 
     /// Lists buckets; expired ones may be among them.
     fn list_buckets<'a>(
         &'a self,
         query: &'a BucketQuery,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<StoredBucket>>;
+    ) -> BoxFuture<'a, Result<Page<StoredBucket>, StoreError>>;
 
     /// Lists the keys of all that belongs together, for its removal.
-    fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>>;
+    fn list_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>>;
 
     /// Lists resources by name.
     fn list_resources<'a>(
@@ -227,5 +243,5 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         namespace: &'a NamespaceId,
         which: ResourceList,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<ResourceName>>;
+    ) -> BoxFuture<'a, Result<Page<ResourceName>, StoreError>>;
 }

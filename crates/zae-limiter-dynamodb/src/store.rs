@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use zae_limiter_core::{
-    Admission, Answer, Applied, Bucket, BucketKey, BucketQuery, Cost, Key, Leg, LegTaken,
+    Admission, Applied, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key, Leg, LegTaken,
     LimitStatus, NamespaceId, Page, PageRequest, Plan, Query, Record, ResourceList, ResourceName,
     Scope, Settlement, Store, StoreError, StoredBucket, Target, Timestamp, Write, Written,
 };
@@ -185,11 +185,15 @@ impl Store for DynamoStore {
         false
     }
 
-    fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission> {
+    fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
         Box::pin(acquire(&self.driver, plan))
     }
 
-    fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()> {
+    fn settle<'a>(
+        &'a self,
+        settlements: &'a [Settlement],
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(settle(&self.driver, settlements, now))
     }
 
@@ -197,28 +201,39 @@ impl Store for DynamoStore {
         &'a self,
         keys: &'a [BucketKey],
         now: Timestamp,
-    ) -> Answer<'a, Vec<Option<Bucket>>> {
+    ) -> BoxFuture<'a, Result<Vec<Option<Bucket>>, StoreError>> {
         Box::pin(peek(&self.driver, keys, now))
     }
 
-    fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()> {
+    fn reconfigure<'a>(
+        &'a self,
+        target: &'a Target,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         let task = Task::Reconfigure(Arc::new(target.clone()));
         Box::pin(async move { self.driver.run(target.key(), task, now).await.map(drop) })
     }
 
-    fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>> {
+    fn get<'a>(
+        &'a self,
+        keys: &'a [Key],
+    ) -> BoxFuture<'a, Result<Vec<Option<Record>>, StoreError>> {
         Box::pin(self.driver.get(keys))
     }
 
-    fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written> {
+    fn write<'a>(&'a self, batch: &'a [Write]) -> BoxFuture<'a, Result<Written, StoreError>> {
         Box::pin(self.driver.write(batch))
     }
 
-    fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()> {
+    fn delete<'a>(&'a self, keys: &'a [Key]) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(self.driver.delete(keys))
     }
 
-    fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>> {
+    fn list<'a>(
+        &'a self,
+        query: &'a Query,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Record>, StoreError>> {
         Box::pin(self.driver.list(query, page))
     }
 
@@ -226,11 +241,15 @@ impl Store for DynamoStore {
         &'a self,
         query: &'a BucketQuery,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<StoredBucket>> {
+    ) -> BoxFuture<'a, Result<Page<StoredBucket>, StoreError>> {
         Box::pin(self.driver.list_buckets(query, page))
     }
 
-    fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>> {
+    fn list_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
         Box::pin(self.driver.list_keys(scope, page))
     }
 
@@ -239,7 +258,7 @@ impl Store for DynamoStore {
         namespace: &'a NamespaceId,
         which: ResourceList,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<ResourceName>> {
+    ) -> BoxFuture<'a, Result<Page<ResourceName>, StoreError>> {
         Box::pin(self.driver.list_resources(namespace, which, page))
     }
 }

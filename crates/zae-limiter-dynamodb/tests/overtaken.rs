@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use zae_limiter_core::{Admission, Limit, Store, Waiting};
+use zae_limiter_core::{Admission, BoxFuture, Limit, Store};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{
-    BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table, Task,
+    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table, TableError, Task,
     Transacted, Update, Updated,
 };
 use zae_limiter_testkit::SimTable;
@@ -24,15 +24,22 @@ struct Late {
 }
 
 impl Table for Late {
-    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+    fn update<'a>(&'a self, update: &'a Update) -> BoxFuture<'a, Result<Updated, TableError>> {
         self.table.update(update)
     }
 
-    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+    fn transact<'a>(
+        &'a self,
+        changes: &'a [Change],
+    ) -> BoxFuture<'a, Result<Transacted, TableError>> {
         self.table.transact(changes)
     }
 
-    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+    fn read<'a>(
+        &'a self,
+        keys: &'a [ItemKey],
+        consistency: Consistency,
+    ) -> BoxFuture<'a, Result<BatchRead, TableError>> {
         Box::pin(async move {
             let read = self.table.read(keys, consistency).await;
             self.permits.acquire().await.expect("it is never closed").forget();
@@ -40,19 +47,19 @@ impl Table for Late {
         })
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
         self.table.query(query)
     }
 
-    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>> {
         self.table.delete(keys)
     }
 
-    fn pause(&self, wait: Duration) -> Waiting<'_> {
+    fn pause(&self, wait: Duration) -> BoxFuture<'_, ()> {
         self.table.pause(wait)
     }
 
-    fn timeout(&self, limit: Duration) -> Waiting<'_> {
+    fn timeout(&self, limit: Duration) -> BoxFuture<'_, ()> {
         self.table.timeout(limit)
     }
 

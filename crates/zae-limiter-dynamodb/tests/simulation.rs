@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use zae_limiter_core::{Answer, Target, Timestamp};
+use zae_limiter_core::{BoxFuture, StoreError, Target, Timestamp};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_testkit::{
     ClientId, Divide, Excuses, Harsh, Report, Seeds, Simulation, Stack, StackReport,
@@ -96,7 +96,12 @@ fn the_same_seed_gives_the_same_run() {
 struct Dividing(DynamoStore);
 
 impl Divide for Dividing {
-    fn divide<'a>(&'a self, target: &'a Target, more: bool, now: Timestamp) -> Answer<'a, ()> {
+    fn divide<'a>(
+        &'a self,
+        target: &'a Target,
+        more: bool,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         match more {
             true => Box::pin(self.0.double(target.key(), now)),
             false => Box::pin(self.0.halve(target.key(), now)),

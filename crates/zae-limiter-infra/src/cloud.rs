@@ -6,13 +6,9 @@
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
+use zae_limiter_core::BoxFuture;
 
 use crate::plan::{StackPlan, tag};
-
-/// A call on its way.
-pub type Calling<'a, T> = Pin<Box<dyn Future<Output = Result<T, CloudError>> + Send + 'a>>;
 
 /// Why AWS did not do what it was asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,39 +202,59 @@ pub struct TableFigures {
 /// Lists are complete: paging is the implementation's business.
 pub trait Cloud: fmt::Debug + Send + Sync {
     /// A stack by its name or ARN; `None` where there is none, or it was deleted.
-    fn stack<'a>(&'a self, name: &'a str) -> Calling<'a, Option<StackState>>;
+    fn stack<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Option<StackState>, CloudError>>;
 
     /// All stacks of the account and region that were made by a limiter.
-    fn stacks(&self) -> Calling<'_, Vec<StackState>>;
+    fn stacks(&self) -> BoxFuture<'_, Result<Vec<StackState>, CloudError>>;
 
     /// The events of a stack after that one, oldest first; all of them without one.
-    fn events<'a>(&'a self, name: &'a str, after: Option<&'a str>) -> Calling<'a, Vec<StackEvent>>;
+    fn events<'a>(
+        &'a self,
+        name: &'a str,
+        after: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<Vec<StackEvent>, CloudError>>;
 
     /// Starts to create a stack. Gives its ARN.
-    fn create<'a>(&'a self, plan: &'a StackPlan) -> Calling<'a, String>;
+    fn create<'a>(&'a self, plan: &'a StackPlan) -> BoxFuture<'a, Result<String, CloudError>>;
 
     /// Starts to change a stack.
-    fn update<'a>(&'a self, plan: &'a StackPlan) -> Calling<'a, Update>;
+    fn update<'a>(&'a self, plan: &'a StackPlan) -> BoxFuture<'a, Result<Update, CloudError>>;
 
     /// Starts to delete a stack.
-    fn delete<'a>(&'a self, name: &'a str) -> Calling<'a, ()>;
+    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), CloudError>>;
 
     /// Whether a bucket holds an object.
-    fn has_object<'a>(&'a self, bucket: &'a str, key: &'a str) -> Calling<'a, bool>;
+    fn has_object<'a>(
+        &'a self,
+        bucket: &'a str,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<bool, CloudError>>;
 
     /// Puts an object into a bucket.
-    fn put_object<'a>(&'a self, bucket: &'a str, key: &'a str, body: Vec<u8>) -> Calling<'a, ()>;
+    fn put_object<'a>(
+        &'a self,
+        bucket: &'a str,
+        key: &'a str,
+        body: Vec<u8>,
+    ) -> BoxFuture<'a, Result<(), CloudError>>;
 
     /// Deletes everything in a bucket. One that is not there is empty.
-    fn empty_bucket<'a>(&'a self, bucket: &'a str) -> Calling<'a, u64>;
+    fn empty_bucket<'a>(&'a self, bucket: &'a str) -> BoxFuture<'a, Result<u64, CloudError>>;
 
     /// The table; `None` where there is none.
-    fn table<'a>(&'a self, name: &'a str) -> Calling<'a, Option<TableFigures>>;
+    fn table<'a>(
+        &'a self,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<TableFigures>, CloudError>>;
 
     /// How far a function was behind its stream at most in the ten minutes before `now`, in
     /// milliseconds; `None` where it had nothing to do.
-    fn stream_lag<'a>(&'a self, function: &'a str, now_ms: i64) -> Calling<'a, Option<f64>>;
+    fn stream_lag<'a>(
+        &'a self,
+        function: &'a str,
+        now_ms: i64,
+    ) -> BoxFuture<'a, Result<Option<f64>, CloudError>>;
 
     /// How many messages wait in a queue, about.
-    fn queue_length<'a>(&'a self, url: &'a str) -> Calling<'a, u64>;
+    fn queue_length<'a>(&'a self, url: &'a str) -> BoxFuture<'a, Result<u64, CloudError>>;
 }

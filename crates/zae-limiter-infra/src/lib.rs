@@ -21,8 +21,7 @@ mod template;
 pub mod versions;
 
 pub use cloud::{
-    Calling, Cloud, CloudError, CloudErrorKind, Maker, StackEvent, StackState, Status,
-    TableFigures, Update,
+    Cloud, CloudError, CloudErrorKind, Maker, StackEvent, StackState, Status, TableFigures, Update,
 };
 pub use delete::Deleted;
 pub use deploy::{DeployError, Deployed, Deployer, Wait};

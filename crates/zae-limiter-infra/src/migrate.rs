@@ -10,11 +10,11 @@ mod usage;
 
 use std::collections::BTreeSet;
 
-use zae_limiter_core::{NamespaceId, Timestamp, Window};
+use zae_limiter_core::{BoxFuture, NamespaceId, Timestamp, Window};
 use zae_limiter_schema::records::Version;
 use zae_limiter_schema::{
-    Action, Calling, Condition, Item, ItemKey, ParsedKey, Table, TableError, TableErrorKind,
-    Update, Updated, Value, parse_key,
+    Action, Condition, Item, ItemKey, ParsedKey, Table, TableError, TableErrorKind, Update,
+    Updated, Value, parse_key,
 };
 
 use crate::records::read_version;
@@ -22,7 +22,10 @@ use crate::records::read_version;
 /// A table that can be read from one end to the other.
 pub trait Scan: Send + Sync {
     /// A page of items behind that key, from the beginning without one, and where to go on.
-    fn page<'a>(&'a self, after: Option<&'a ItemKey>) -> Calling<'a, (Vec<Item>, Option<ItemKey>)>;
+    fn page<'a>(
+        &'a self,
+        after: Option<&'a ItemKey>,
+    ) -> BoxFuture<'a, Result<(Vec<Item>, Option<ItemKey>), TableError>>;
 }
 
 /// Whether a run changes anything.

@@ -2,10 +2,10 @@
 //! others read is changed, and whoever was interrupted starts again.
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
-use zae_limiter_core::{NamespaceId, Timestamp, Window};
+use zae_limiter_core::{BoxFuture, NamespaceId, Timestamp, Window};
 use zae_limiter_infra::migrate::{Counts, MigrateError, Migration, Run, Scan, is_needed};
 use zae_limiter_infra::records::read_version;
-use zae_limiter_schema::{Action, Calling, Item, ItemKey, Table, Update, Value};
+use zae_limiter_schema::{Action, Item, ItemKey, Table, TableError, Update, Value};
 use zae_limiter_testkit::{CutOff, SimTable};
 
 const NS: &str = "abcdefghijk";
@@ -17,7 +17,10 @@ const NOW: Timestamp = Timestamp::from_millis(1_794_830_400_000);
 struct Scanning(SimTable);
 
 impl Scan for Scanning {
-    fn page<'a>(&'a self, after: Option<&'a ItemKey>) -> Calling<'a, (Vec<Item>, Option<ItemKey>)> {
+    fn page<'a>(
+        &'a self,
+        after: Option<&'a ItemKey>,
+    ) -> BoxFuture<'a, Result<(Vec<Item>, Option<ItemKey>), TableError>> {
         let mut items = self.0.items();
         items.sort_by_key(key_of);
         let mut rest = items.into_iter().filter(|item| after.is_none_or(|key| key_of(item) > *key));

@@ -12,12 +12,12 @@ use std::time::Duration;
 use common::cfn::Stack;
 use common::iam::{Request, allows};
 use serde_json::Value;
-use zae_limiter_core::{Entropy, Error, Limit, ManualClock, RateLimiter, Timestamp, Waiting};
+use zae_limiter_core::{BoxFuture, Entropy, Error, Limit, ManualClock, RateLimiter, Timestamp};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_infra::StackOptions;
 use zae_limiter_schema::{
-    BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table,
-    TableError, TableErrorKind, Task, Transacted, Update, Updated,
+    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table, TableError,
+    TableErrorKind, Task, Transacted, Update, Updated,
 };
 use zae_limiter_testkit::{SimTable, Split};
 
@@ -77,14 +77,17 @@ fn leading<'a>(keys: impl IntoIterator<Item = &'a ItemKey>) -> Vec<String> {
 
 // What each call needs, as the adapter over the SDK makes it.
 impl Table for Guarded {
-    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+    fn update<'a>(&'a self, update: &'a Update) -> BoxFuture<'a, Result<Updated, TableError>> {
         Box::pin(async move {
             self.principal.ask("UpdateItem", TABLE_ARN, &leading([&update.key]))?;
             self.table.update(update).await
         })
     }
 
-    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+    fn transact<'a>(
+        &'a self,
+        changes: &'a [Change],
+    ) -> BoxFuture<'a, Result<Transacted, TableError>> {
         Box::pin(async move {
             for change in changes {
                 let action = match change {
@@ -98,14 +101,18 @@ impl Table for Guarded {
         })
     }
 
-    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+    fn read<'a>(
+        &'a self,
+        keys: &'a [ItemKey],
+        consistency: Consistency,
+    ) -> BoxFuture<'a, Result<BatchRead, TableError>> {
         Box::pin(async move {
             self.principal.ask("BatchGetItem", TABLE_ARN, &leading(keys))?;
             self.table.read(keys, consistency).await
         })
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
         Box::pin(async move {
             let resource = match query.index {
                 Some(index) => format!("{TABLE_ARN}/index/{}", index.name()),
@@ -120,18 +127,18 @@ impl Table for Guarded {
         })
     }
 
-    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>> {
         Box::pin(async move {
             self.principal.ask("BatchWriteItem", TABLE_ARN, &leading(keys))?;
             self.table.delete(keys).await
         })
     }
 
-    fn pause(&self, wait: Duration) -> Waiting<'_> {
+    fn pause(&self, wait: Duration) -> BoxFuture<'_, ()> {
         self.table.pause(wait)
     }
 
-    fn timeout(&self, limit: Duration) -> Waiting<'_> {
+    fn timeout(&self, limit: Duration) -> BoxFuture<'_, ()> {
         self.table.timeout(limit)
     }
 

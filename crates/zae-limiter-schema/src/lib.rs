@@ -20,8 +20,8 @@ pub use keys::{
     resource_partition, system_partition,
 };
 pub use table::{
-    BatchRead, Calling, Change, Consistency, Consumed, PAGE_ITEMS_MAX, Query, QueryAnswer, Range,
-    Step, Table, TableError, TableErrorKind, Task, Transacted, Update, Updated,
+    BatchRead, Change, Consistency, Consumed, PAGE_ITEMS_MAX, Query, QueryAnswer, Range, Step,
+    Table, TableError, TableErrorKind, Task, Transacted, Update, Updated,
 };
 pub use value::{Item, Malformed, Value, item_size};
 pub use writers::{WRITERS, Writer};

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use zae_limiter_core::{Applied, Waiting};
+use zae_limiter_core::{Applied, BoxFuture};
 
 use crate::expression::{Action, Condition};
 use crate::keys::{Index, ItemKey};
@@ -14,9 +14,6 @@ use crate::value::Item;
 
 /// The most items that one page of a query asks for.
 pub const PAGE_ITEMS_MAX: usize = 1_000;
-
-/// A call on its way.
-pub type Calling<'a, T> = Pin<Box<dyn Future<Output = Result<T, TableError>> + Send + 'a>>;
 
 /// Work that goes on by itself.
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
@@ -237,26 +234,33 @@ impl std::error::Error for TableError {
 /// that is safe is the caller's business. What DynamoDB leaves unprocessed is asked for again.
 pub trait Table: fmt::Debug + Send + Sync + 'static {
     /// Updates one item.
-    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated>;
+    fn update<'a>(&'a self, update: &'a Update) -> BoxFuture<'a, Result<Updated, TableError>>;
 
     /// Makes at most 100 changes to different items, all or none.
-    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted>;
+    fn transact<'a>(
+        &'a self,
+        changes: &'a [Change],
+    ) -> BoxFuture<'a, Result<Transacted, TableError>>;
 
     /// Reads any number of different items.
-    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead>;
+    fn read<'a>(
+        &'a self,
+        keys: &'a [ItemKey],
+        consistency: Consistency,
+    ) -> BoxFuture<'a, Result<BatchRead, TableError>>;
 
     /// Reads a page of a partition.
-    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer>;
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>>;
 
     /// Deletes any number of items, whether they are there or not. May stop halfway.
-    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed>;
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>>;
 
     /// Completes when `wait` has passed, by the clock that the calls are made by.
-    fn pause(&self, wait: Duration) -> Waiting<'_>;
+    fn pause(&self, wait: Duration) -> BoxFuture<'_, ()>;
 
     /// Completes when a call that has been under way for so long is to be given up. A table in which no
     /// time passes never does.
-    fn timeout(&self, limit: Duration) -> Waiting<'_> {
+    fn timeout(&self, limit: Duration) -> BoxFuture<'_, ()> {
         self.pause(limit)
     }
 

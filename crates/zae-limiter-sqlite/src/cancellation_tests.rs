@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use zae_limiter_core::{Leg, Lifetime, Limit, LimitSet, amount};
+use zae_limiter_core::{BoxFuture, Leg, Lifetime, Limit, LimitSet, StoreError, amount};
 
 use super::*;
 
@@ -61,7 +61,7 @@ fn plan(targets: &[&Arc<Target>], tokens: u64) -> Plan {
 }
 
 /// Polls once; the answer cannot be there yet.
-fn submit<T>(future: &mut Answer<'_, T>) {
+fn submit<T>(future: &mut BoxFuture<'_, Result<T, StoreError>>) {
     let mut context = Context::from_waker(Waker::noop());
     assert!(matches!(future.as_mut().poll(&mut context), Poll::Pending));
 }
@@ -248,7 +248,7 @@ async fn charge_of_two(store: &SqliteStore) -> (Arc<Target>, [Settlement; 1]) {
 fn submit_to_fail<'a>(
     store: &'a SqliteStore,
     settlements: &'a [Settlement],
-) -> (Answer<'a, ()>, Gate) {
+) -> (BoxFuture<'a, Result<(), StoreError>>, Gate) {
     let gate = Gate::put(store);
     gate.wait_until_reached();
     let mut settle = store.settle(settlements, NOW);

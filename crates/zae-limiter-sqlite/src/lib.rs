@@ -43,7 +43,7 @@ use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
 use zae_limiter_core::{
-    Admission, Answer, Applied, BATCH_MAX, Bucket, BucketKey, BucketQuery, Key, Millitokens,
+    Admission, Applied, BATCH_MAX, BoxFuture, Bucket, BucketKey, BucketQuery, Key, Millitokens,
     NamespaceId, Page, PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope,
     Settlement, Store, StoreError, StoreErrorKind, StoredBucket, Take, Target, Timestamp, Write,
     Written,
@@ -272,7 +272,7 @@ fn check_batch(len: usize) -> Result<(), StoreError> {
 }
 
 impl Store for SqliteStore {
-    fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission> {
+    fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
         Box::pin(async move {
             check_plan(plan)?;
             let shared = &*self.shared;
@@ -288,7 +288,11 @@ impl Store for SqliteStore {
         })
     }
 
-    fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()> {
+    fn settle<'a>(
+        &'a self,
+        settlements: &'a [Settlement],
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             for settlement in settlements {
                 let least = Millitokens::new(i64::MIN + 1);
@@ -311,7 +315,7 @@ impl Store for SqliteStore {
         &'a self,
         keys: &'a [BucketKey],
         now: Timestamp,
-    ) -> Answer<'a, Vec<Option<Bucket>>> {
+    ) -> BoxFuture<'a, Result<Vec<Option<Bucket>>, StoreError>> {
         Box::pin(async move {
             let keys = keys.to_vec();
             let read =
@@ -320,7 +324,11 @@ impl Store for SqliteStore {
         })
     }
 
-    fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()> {
+    fn reconfigure<'a>(
+        &'a self,
+        target: &'a Target,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             let limits = Arc::clone(target.limits());
             let target = Target::new(target.key().clone(), limits, target.lifetime());
@@ -328,7 +336,10 @@ impl Store for SqliteStore {
         })
     }
 
-    fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>> {
+    fn get<'a>(
+        &'a self,
+        keys: &'a [Key],
+    ) -> BoxFuture<'a, Result<Vec<Option<Record>>, StoreError>> {
         Box::pin(async move {
             check_batch(keys.len())?;
             let keys = keys.to_vec();
@@ -337,14 +348,14 @@ impl Store for SqliteStore {
         })
     }
 
-    fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written> {
+    fn write<'a>(&'a self, batch: &'a [Write]) -> BoxFuture<'a, Result<Written, StoreError>> {
         Box::pin(async move {
             check_batch(batch.len())?;
             self.shared.submit(|caller| Job::Write(batch.to_vec(), caller)).await
         })
     }
 
-    fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()> {
+    fn delete<'a>(&'a self, keys: &'a [Key]) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             for keys in keys.chunks(DELETE_MAX) {
                 self.shared.submit(|caller| Job::Delete(keys.to_vec(), caller)).await?;
@@ -353,7 +364,11 @@ impl Store for SqliteStore {
         })
     }
 
-    fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>> {
+    fn list<'a>(
+        &'a self,
+        query: &'a Query,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Record>, StoreError>> {
         Box::pin(async move {
             // What is booked for the first page is there for the others.
             if page.after.is_none() {
@@ -378,14 +393,18 @@ impl Store for SqliteStore {
         &'a self,
         query: &'a BucketQuery,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<StoredBucket>> {
+    ) -> BoxFuture<'a, Result<Page<StoredBucket>, StoreError>> {
         Box::pin(async move {
             let (query, page) = (query.clone(), page.clone());
             self.shared.read(move |conn| list::buckets(conn, &query, &page)).await
         })
     }
 
-    fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>> {
+    fn list_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
         Box::pin(async move {
             let (scope, page) = (scope.clone(), page.clone());
             self.shared.read(move |conn| keys::keys(conn, &scope, &page)).await
@@ -397,7 +416,7 @@ impl Store for SqliteStore {
         namespace: &'a NamespaceId,
         which: ResourceList,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<ResourceName>> {
+    ) -> BoxFuture<'a, Result<Page<ResourceName>, StoreError>> {
         Box::pin(async move {
             let (namespace, page) = (namespace.clone(), page.clone());
             let read = move |conn: &_| list::resources(conn, &namespace, which, &page);

@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
+use zae_limiter_core::{BoxFuture, StoreError};
 
 use zae_limiter_core::account::{self, Account, Booking};
 use zae_limiter_core::*;
@@ -32,18 +33,22 @@ impl ToyStore {
     fn answer<'a, T: 'a>(
         &'a self,
         find: impl FnOnce(&mut State) -> Result<T, StoreError> + Send + 'a,
-    ) -> Answer<'a, T> {
+    ) -> BoxFuture<'a, Result<T, StoreError>> {
         let lock = || self.state.lock().unwrap_or_else(PoisonError::into_inner);
         Box::pin(async move { find(&mut lock()) })
     }
 }
 
 impl Store for ToyStore {
-    fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission> {
+    fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
         self.answer(move |state| Ok(state.acquire(plan)))
     }
 
-    fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()> {
+    fn settle<'a>(
+        &'a self,
+        settlements: &'a [Settlement],
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         self.answer(move |state| state.settle(settlements, now))
     }
 
@@ -51,7 +56,7 @@ impl Store for ToyStore {
         &'a self,
         keys: &'a [BucketKey],
         now: Timestamp,
-    ) -> Answer<'a, Vec<Option<Bucket>>> {
+    ) -> BoxFuture<'a, Result<Vec<Option<Bucket>>, StoreError>> {
         self.answer(move |state| {
             let live = |account: &&Account| !account.is_expired(now);
             let found = keys.iter().map(|key| state.buckets.get(key).filter(live));
@@ -59,7 +64,11 @@ impl Store for ToyStore {
         })
     }
 
-    fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()> {
+    fn reconfigure<'a>(
+        &'a self,
+        target: &'a Target,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         self.answer(move |state| {
             let account = state.buckets.get_mut(target.key());
             let live = account.filter(|account| !account.is_expired(now));
@@ -69,17 +78,20 @@ impl Store for ToyStore {
         })
     }
 
-    fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>> {
+    fn get<'a>(
+        &'a self,
+        keys: &'a [Key],
+    ) -> BoxFuture<'a, Result<Vec<Option<Record>>, StoreError>> {
         self.answer(move |state| {
             Ok(keys.iter().map(|key| state.records.get(key).cloned()).collect())
         })
     }
 
-    fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written> {
+    fn write<'a>(&'a self, batch: &'a [Write]) -> BoxFuture<'a, Result<Written, StoreError>> {
         self.answer(move |state| Ok(state.write(batch)))
     }
 
-    fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()> {
+    fn delete<'a>(&'a self, keys: &'a [Key]) -> BoxFuture<'a, Result<(), StoreError>> {
         self.answer(move |state| {
             for key in keys {
                 match key {
@@ -91,7 +103,11 @@ impl Store for ToyStore {
         })
     }
 
-    fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>> {
+    fn list<'a>(
+        &'a self,
+        query: &'a Query,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Record>, StoreError>> {
         self.answer(move |state| {
             state.book_all();
             let found = state.records.values().filter(|record| asked_for(query, record));
@@ -103,7 +119,7 @@ impl Store for ToyStore {
         &'a self,
         query: &'a BucketQuery,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<StoredBucket>> {
+    ) -> BoxFuture<'a, Result<Page<StoredBucket>, StoreError>> {
         self.answer(move |state| {
             let found = state.buckets.iter().filter(|(key, _)| match query {
                 BucketQuery::OfEntity(ns, id) => key.namespace == *ns && key.entity == *id,
@@ -118,7 +134,11 @@ impl Store for ToyStore {
         })
     }
 
-    fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>> {
+    fn list_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
         self.answer(move |state| {
             state.book_all();
             let prefix = match scope {
@@ -137,7 +157,7 @@ impl Store for ToyStore {
         namespace: &'a NamespaceId,
         which: ResourceList,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<ResourceName>> {
+    ) -> BoxFuture<'a, Result<Page<ResourceName>, StoreError>> {
         self.answer(move |state| {
             let resource = |key: &Key| match (which, key) {
                 (_, Key::Config(ns, _)) if ns != namespace => None,

@@ -2,11 +2,10 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-
-use zae_limiter_core::Waiting;
+use zae_limiter_core::BoxFuture;
 use zae_limiter_schema::{
-    BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table,
-    TableError, TableErrorKind, Transacted, Update, Updated,
+    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table, TableError,
+    TableErrorKind, Transacted, Update, Updated,
 };
 
 /// A table that carries out so many updates and transactions, and then fails them as "cut off". It
@@ -32,33 +31,40 @@ impl<T> CutOff<T> {
 }
 
 impl<T: Table> Table for CutOff<T> {
-    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+    fn update<'a>(&'a self, update: &'a Update) -> BoxFuture<'a, Result<Updated, TableError>> {
         Box::pin(async move {
             self.write()?;
             self.table.update(update).await
         })
     }
 
-    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+    fn transact<'a>(
+        &'a self,
+        changes: &'a [Change],
+    ) -> BoxFuture<'a, Result<Transacted, TableError>> {
         Box::pin(async move {
             self.write()?;
             self.table.transact(changes).await
         })
     }
 
-    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+    fn read<'a>(
+        &'a self,
+        keys: &'a [ItemKey],
+        consistency: Consistency,
+    ) -> BoxFuture<'a, Result<BatchRead, TableError>> {
         self.table.read(keys, consistency)
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
         self.table.query(query)
     }
 
-    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>> {
         self.table.delete(keys)
     }
 
-    fn pause(&self, wait: Duration) -> Waiting<'_> {
+    fn pause(&self, wait: Duration) -> BoxFuture<'_, ()> {
         self.table.pause(wait)
     }
 }

@@ -8,9 +8,9 @@ use std::task::{Context, Waker};
 
 use tokio::sync::Semaphore;
 use zae_limiter_core::{
-    Admission, Answer, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page, PageRequest,
-    Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store, StoreError,
-    StoreErrorKind, StoredBucket, Take, Target, Timestamp, Write, Written,
+    Admission, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page,
+    PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store,
+    StoreError, StoreErrorKind, StoredBucket, Take, Target, Timestamp, Write, Written,
 };
 
 /// A method of [`Store`]. `acquire` and `acquire_now` are one: callers use either.
@@ -207,7 +207,11 @@ impl<S: Store + ?Sized> Faulty<S> {
         scripted.or_else(|| script.outage.clone())
     }
 
-    fn meet<'a, T: Send + 'a>(&'a self, call: Call, carry_out: Answer<'a, T>) -> Answer<'a, T> {
+    fn meet<'a, T: Send + 'a>(
+        &'a self,
+        call: Call,
+        carry_out: BoxFuture<'a, Result<T, StoreError>>,
+    ) -> BoxFuture<'a, Result<T, StoreError>> {
         self.meet_or_undo(call, carry_out, |_| {})
     }
 
@@ -215,9 +219,9 @@ impl<S: Store + ?Sized> Faulty<S> {
     fn meet_or_undo<'a, T: Send + 'a>(
         &'a self,
         call: Call,
-        carry_out: Answer<'a, T>,
+        carry_out: BoxFuture<'a, Result<T, StoreError>>,
         undo: impl FnMut(T) + Send + 'a,
-    ) -> Answer<'a, T> {
+    ) -> BoxFuture<'a, Result<T, StoreError>> {
         let failed = move |kind| StoreError::new(kind, format!("scripted failure of {call:?}"));
         Box::pin(async move {
             match self.begin(call) {
@@ -305,13 +309,17 @@ impl<S: Store + ?Sized> Store for Faulty<S> {
         Some(answer)
     }
 
-    fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission> {
+    fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
         self.note(Call::Acquire, plan.legs.first().map(|leg| &*leg.target));
         let undo = |admission| self.give_back(plan, admission);
         self.meet_or_undo(Call::Acquire, self.inner.acquire(plan), undo)
     }
 
-    fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()> {
+    fn settle<'a>(
+        &'a self,
+        settlements: &'a [Settlement],
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         self.note(Call::Settle, settlements.first().map(|each| &*each.target));
         self.meet(Call::Settle, self.inner.settle(settlements, now))
     }
@@ -320,28 +328,39 @@ impl<S: Store + ?Sized> Store for Faulty<S> {
         &'a self,
         keys: &'a [BucketKey],
         now: Timestamp,
-    ) -> Answer<'a, Vec<Option<Bucket>>> {
+    ) -> BoxFuture<'a, Result<Vec<Option<Bucket>>, StoreError>> {
         self.meet(Call::Peek, self.inner.peek(keys, now))
     }
 
-    fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()> {
+    fn reconfigure<'a>(
+        &'a self,
+        target: &'a Target,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         self.note(Call::Reconfigure, Some(target));
         self.meet(Call::Reconfigure, self.inner.reconfigure(target, now))
     }
 
-    fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>> {
+    fn get<'a>(
+        &'a self,
+        keys: &'a [Key],
+    ) -> BoxFuture<'a, Result<Vec<Option<Record>>, StoreError>> {
         self.meet(Call::Get, self.inner.get(keys))
     }
 
-    fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written> {
+    fn write<'a>(&'a self, batch: &'a [Write]) -> BoxFuture<'a, Result<Written, StoreError>> {
         self.meet(Call::Write, self.inner.write(batch))
     }
 
-    fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()> {
+    fn delete<'a>(&'a self, keys: &'a [Key]) -> BoxFuture<'a, Result<(), StoreError>> {
         self.meet(Call::Delete, self.inner.delete(keys))
     }
 
-    fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>> {
+    fn list<'a>(
+        &'a self,
+        query: &'a Query,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Record>, StoreError>> {
         self.meet(Call::List, self.inner.list(query, page))
     }
 
@@ -349,11 +368,15 @@ impl<S: Store + ?Sized> Store for Faulty<S> {
         &'a self,
         query: &'a BucketQuery,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<StoredBucket>> {
+    ) -> BoxFuture<'a, Result<Page<StoredBucket>, StoreError>> {
         self.meet(Call::ListBuckets, self.inner.list_buckets(query, page))
     }
 
-    fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>> {
+    fn list_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
         self.meet(Call::ListKeys, self.inner.list_keys(scope, page))
     }
 
@@ -362,7 +385,7 @@ impl<S: Store + ?Sized> Store for Faulty<S> {
         namespace: &'a NamespaceId,
         which: ResourceList,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<ResourceName>> {
+    ) -> BoxFuture<'a, Result<Page<ResourceName>, StoreError>> {
         self.meet(Call::ListResources, self.inner.list_resources(namespace, which, page))
     }
 }

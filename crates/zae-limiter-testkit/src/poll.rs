@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use tokio::sync::Notify;
-use zae_limiter_core::{Answer, StoreError};
+use zae_limiter_core::{BoxFuture, StoreError};
 
 /// A condition that does not hold after so many looks never will.
 const LOOKS_MAX: usize = 20_000;
 
 /// A call under way.
 pub(crate) struct ByHand<'a, T> {
-    answer: Answer<'a, T>,
+    answer: BoxFuture<'a, Result<T, StoreError>>,
     bell: Arc<Bell>,
 }
 
@@ -29,7 +29,7 @@ impl Wake for Bell {
 }
 
 impl<'a, T> ByHand<'a, T> {
-    pub(crate) fn new(answer: Answer<'a, T>) -> Self {
+    pub(crate) fn new(answer: BoxFuture<'a, Result<T, StoreError>>) -> Self {
         Self { answer, bell: Arc::default() }
     }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use zae_limiter_core::{
-    Admission, Answer, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page, PageRequest,
-    Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store, StoreError,
-    StoredBucket, Target, Timestamp, Write, Written,
+    Admission, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page,
+    PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store,
+    StoreError, StoredBucket, Target, Timestamp, Write, Written,
 };
 
 /// Two stores on the same data: whoever acquires has the one, whoever administers the other.
@@ -31,11 +31,15 @@ impl Store for Split {
         self.acquiring.books_usage()
     }
 
-    fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission> {
+    fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
         self.acquiring.acquire(plan)
     }
 
-    fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()> {
+    fn settle<'a>(
+        &'a self,
+        settlements: &'a [Settlement],
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         self.acquiring.settle(settlements, now)
     }
 
@@ -43,27 +47,38 @@ impl Store for Split {
         &'a self,
         keys: &'a [BucketKey],
         now: Timestamp,
-    ) -> Answer<'a, Vec<Option<Bucket>>> {
+    ) -> BoxFuture<'a, Result<Vec<Option<Bucket>>, StoreError>> {
         self.acquiring.peek(keys, now)
     }
 
-    fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()> {
+    fn reconfigure<'a>(
+        &'a self,
+        target: &'a Target,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         self.acquiring.reconfigure(target, now)
     }
 
-    fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>> {
+    fn get<'a>(
+        &'a self,
+        keys: &'a [Key],
+    ) -> BoxFuture<'a, Result<Vec<Option<Record>>, StoreError>> {
         self.administering.get(keys)
     }
 
-    fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written> {
+    fn write<'a>(&'a self, batch: &'a [Write]) -> BoxFuture<'a, Result<Written, StoreError>> {
         self.administering.write(batch)
     }
 
-    fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()> {
+    fn delete<'a>(&'a self, keys: &'a [Key]) -> BoxFuture<'a, Result<(), StoreError>> {
         self.administering.delete(keys)
     }
 
-    fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>> {
+    fn list<'a>(
+        &'a self,
+        query: &'a Query,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Record>, StoreError>> {
         self.administering.list(query, page)
     }
 
@@ -71,11 +86,15 @@ impl Store for Split {
         &'a self,
         query: &'a BucketQuery,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<StoredBucket>> {
+    ) -> BoxFuture<'a, Result<Page<StoredBucket>, StoreError>> {
         self.administering.list_buckets(query, page)
     }
 
-    fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>> {
+    fn list_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
         self.administering.list_keys(scope, page)
     }
 
@@ -84,7 +103,7 @@ impl Store for Split {
         namespace: &'a NamespaceId,
         which: ResourceList,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<ResourceName>> {
+    ) -> BoxFuture<'a, Result<Page<ResourceName>, StoreError>> {
         self.administering.list_resources(namespace, which, page)
     }
 }

@@ -17,13 +17,13 @@ use std::future::{pending, ready};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use zae_limiter_core::BoxFuture;
 
 use fastrand::Rng;
 use tokio::sync::oneshot;
-use zae_limiter_core::Waiting;
 use zae_limiter_schema::{
-    BatchRead, Calling, Change, Consistency, Consumed, Index, Item, ItemKey, Query, QueryAnswer,
-    Table, TableError, TableErrorKind, Task, Transacted, Update, Updated,
+    BatchRead, Change, Consistency, Consumed, Index, Item, ItemKey, Query, QueryAnswer, Table,
+    TableError, TableErrorKind, Task, Transacted, Update, Updated,
 };
 
 pub use faults::Faults;
@@ -288,7 +288,10 @@ impl SimTable {
         }
     }
 
-    fn call<'a, T: fmt::Debug + Send + 'static>(&'a self, work: Work<T>) -> Calling<'a, T> {
+    fn call<'a, T: fmt::Debug + Send + 'static>(
+        &'a self,
+        work: Work<T>,
+    ) -> BoxFuture<'a, Result<T, TableError>> {
         let (inside, client) = (Arc::clone(&self.inside), self.client);
         Box::pin(async move {
             let Some(time) = inside.time.clone() else {
@@ -478,34 +481,41 @@ impl Inside {
 }
 
 impl Table for SimTable {
-    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+    fn update<'a>(&'a self, update: &'a Update) -> BoxFuture<'a, Result<Updated, TableError>> {
         let update = update.clone();
         self.call(Box::new(move |site| site.update(&update)))
     }
 
-    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+    fn transact<'a>(
+        &'a self,
+        changes: &'a [Change],
+    ) -> BoxFuture<'a, Result<Transacted, TableError>> {
         let changes = changes.to_vec();
         self.call(Box::new(move |site| site.transact(&changes)))
     }
 
-    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+    fn read<'a>(
+        &'a self,
+        keys: &'a [ItemKey],
+        consistency: Consistency,
+    ) -> BoxFuture<'a, Result<BatchRead, TableError>> {
         let keys = keys.to_vec();
         self.call(Box::new(move |site| Ok(site.read(&keys, consistency))))
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
         let query = query.clone();
         self.call(Box::new(move |site| site.query(&query)))
     }
 
-    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>> {
         let keys = keys.to_vec();
         self.call(Box::new(move |site| site.delete(&keys)))
     }
 
     /// At once, where no time passes. Whoever watches sees a call until the pause is over or dropped: the
     /// client has something in hand.
-    fn pause(&self, wait: Duration) -> Waiting<'_> {
+    fn pause(&self, wait: Duration) -> BoxFuture<'_, ()> {
         let Some(time) = &self.inside.time else { return Box::pin(ready(())) };
         let in_hand = InHand::begin(&self.inside, self.client);
         let over = time.sleep(wait);
@@ -520,7 +530,7 @@ impl Table for SimTable {
         })
     }
 
-    fn timeout(&self, limit: Duration) -> Waiting<'_> {
+    fn timeout(&self, limit: Duration) -> BoxFuture<'_, ()> {
         match &self.inside.time {
             Some(time) => time.sleep(limit),
             None => Box::pin(pending()),

@@ -10,12 +10,12 @@ use aws_sdk_dynamodbstreams::error::{DisplayErrorContext, ProvideErrorMetadata, 
 use aws_sdk_dynamodbstreams::types::{
     AttributeValue, OperationType, Record, ShardIteratorType, StreamRecord as Told,
 };
-use zae_limiter_core::Timestamp;
+use zae_limiter_core::{BoxFuture, Timestamp};
 use zae_limiter_schema::records::booking::Position;
 use zae_limiter_schema::{Item, ItemKey, Value};
 
 use super::plan::Shard;
-use super::stream::{Asking, Begin, Page, Stream, StreamError, StreamErrorKind};
+use super::stream::{Begin, Page, Stream, StreamError, StreamErrorKind};
 use crate::event::{EventKind, SWEEPER, StreamRecord, Unreadable};
 
 /// How long an answer is waited for.
@@ -69,7 +69,7 @@ impl Stream for AwsStream {
         &self.label
     }
 
-    fn shards(&self) -> Asking<'_, Vec<Shard>> {
+    fn shards(&self) -> BoxFuture<'_, Result<Vec<Shard>, StreamError>> {
         Box::pin(async {
             let (mut shards, mut after): (Vec<Shard>, Option<String>) = (Vec::new(), None);
             loop {
@@ -89,7 +89,11 @@ impl Stream for AwsStream {
         })
     }
 
-    fn iterator<'a>(&'a self, shard: &'a str, begin: &'a Begin) -> Asking<'a, String> {
+    fn iterator<'a>(
+        &'a self,
+        shard: &'a str,
+        begin: &'a Begin,
+    ) -> BoxFuture<'a, Result<String, StreamError>> {
         Box::pin(async move {
             let request = self.client.get_shard_iterator().stream_arn(&self.arn).shard_id(shard);
             let request = match begin {
@@ -106,7 +110,7 @@ impl Stream for AwsStream {
         })
     }
 
-    fn page<'a>(&'a self, iterator: &'a str) -> Asking<'a, Page> {
+    fn page<'a>(&'a self, iterator: &'a str) -> BoxFuture<'a, Result<Page, StreamError>> {
         Box::pin(async move {
             let sent = self.client.get_records().shard_iterator(iterator).send().await;
             let answer = sent.map_err(|error| told("a shard", &error))?;

@@ -31,7 +31,7 @@ use crate::execute::{Aggregator, Report};
 pub use aws::AwsStream;
 pub use metrics::{Metrics, serve};
 pub use plan::Shard;
-pub use stream::{Asking, Begin, Page, Stream, StreamError, StreamErrorKind};
+pub use stream::{Begin, Page, Stream, StreamError, StreamErrorKind};
 
 use plan::{Beats, claims, readable};
 

@@ -1,8 +1,7 @@
 //! A table's stream, as the daemon reads it.
 
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
+use zae_limiter_core::BoxFuture;
 
 use super::plan::Shard;
 use crate::event::{StreamRecord, Unreadable};
@@ -57,17 +56,18 @@ impl fmt::Display for StreamError {
 
 impl std::error::Error for StreamError {}
 
-/// A question on its way.
-pub type Asking<'a, T> = Pin<Box<dyn Future<Output = Result<T, StreamError>> + Send + 'a>>;
-
 /// The changes of a table, in shards.
 pub trait Stream: fmt::Debug + Send + Sync + 'static {
     /// What it is called: a later stream of the same table has a later name.
     fn label(&self) -> &str;
     /// All shards that are there.
-    fn shards(&self) -> Asking<'_, Vec<Shard>>;
+    fn shards(&self) -> BoxFuture<'_, Result<Vec<Shard>, StreamError>>;
     /// A place in a shard from which records can be read.
-    fn iterator<'a>(&'a self, shard: &'a str, begin: &'a Begin) -> Asking<'a, String>;
+    fn iterator<'a>(
+        &'a self,
+        shard: &'a str,
+        begin: &'a Begin,
+    ) -> BoxFuture<'a, Result<String, StreamError>>;
     /// The records behind that place. There may be none although there are some further on.
-    fn page<'a>(&'a self, iterator: &'a str) -> Asking<'a, Page>;
+    fn page<'a>(&'a self, iterator: &'a str) -> BoxFuture<'a, Result<Page, StreamError>>;
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use zae_limiter::{Clock, Entropy, ManualClock, RateLimiter, Timestamp, Waiting};
+use zae_limiter::{BoxFuture, Clock, Entropy, ManualClock, RateLimiter, Timestamp};
 use zae_limiter_cli::{Interrupt, Interrupter, Interrupts, Terminal, World};
 
 /// 2026-11-15T14:25:36Z
@@ -176,7 +176,7 @@ impl Clock for Jumping {
         self.clock.now()
     }
 
-    fn sleep(&self, wait: Duration) -> Waiting<'_> {
+    fn sleep(&self, wait: Duration) -> BoxFuture<'_, ()> {
         self.clock.advance(wait);
         if self.interrupt_at.is_some_and(|moment| moment <= self.clock.now()) {
             self.interrupter.send(Interrupt::Interrupt);

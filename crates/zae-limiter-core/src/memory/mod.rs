@@ -8,6 +8,7 @@ mod records;
 mod smallest;
 mod usage;
 
+use futures_core::future::BoxFuture;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -22,9 +23,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::page::{Page, PageRequest};
 use crate::plan::{Admission, BucketKey, Plan, Settlement, Target};
 use crate::record::{Key, Record};
-use crate::store::{
-    Answer, BucketQuery, Query, ResourceList, Scope, Store, StoredBucket, Write, Written,
-};
+use crate::store::{BucketQuery, Query, ResourceList, Scope, Store, StoredBucket, Write, Written};
 use crate::window::UsageSettings;
 
 /// A [`Store`] in memory.
@@ -148,11 +147,15 @@ impl Store for MemoryStore {
         Some(Ok(self.buckets.acquire(plan, |key, booking| self.book(key, booking))))
     }
 
-    fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission> {
+    fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
         Box::pin(async { self.acquire_now(plan).expect("this store answers at once") })
     }
 
-    fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()> {
+    fn settle<'a>(
+        &'a self,
+        settlements: &'a [Settlement],
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             let book = |key: &BucketKey, booking| self.book(key, booking);
             self.buckets.settle(settlements, now, book).map_err(|overflow| {
@@ -166,18 +169,25 @@ impl Store for MemoryStore {
         &'a self,
         keys: &'a [BucketKey],
         now: Timestamp,
-    ) -> Answer<'a, Vec<Option<Bucket>>> {
+    ) -> BoxFuture<'a, Result<Vec<Option<Bucket>>, StoreError>> {
         Box::pin(async move { Ok(self.buckets.peek(keys, now)) })
     }
 
-    fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()> {
+    fn reconfigure<'a>(
+        &'a self,
+        target: &'a Target,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             self.buckets.reconfigure(target, now, |booking| self.book(target.key(), booking));
             Ok(())
         })
     }
 
-    fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>> {
+    fn get<'a>(
+        &'a self,
+        keys: &'a [Key],
+    ) -> BoxFuture<'a, Result<Vec<Option<Record>>, StoreError>> {
         Box::pin(async {
             let records = locked(&self.records);
             let usage = locked(&self.usage);
@@ -189,11 +199,11 @@ impl Store for MemoryStore {
         })
     }
 
-    fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written> {
+    fn write<'a>(&'a self, batch: &'a [Write]) -> BoxFuture<'a, Result<Written, StoreError>> {
         Box::pin(async { Ok(locked(&self.records).write(batch, &mut locked(&self.usage))) })
     }
 
-    fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()> {
+    fn delete<'a>(&'a self, keys: &'a [Key]) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             for key in keys {
                 match key {
@@ -206,7 +216,11 @@ impl Store for MemoryStore {
         })
     }
 
-    fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>> {
+    fn list<'a>(
+        &'a self,
+        query: &'a Query,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Record>, StoreError>> {
         Box::pin(async { self.list_now(query, page) })
     }
 
@@ -214,11 +228,15 @@ impl Store for MemoryStore {
         &'a self,
         query: &'a BucketQuery,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<StoredBucket>> {
+    ) -> BoxFuture<'a, Result<Page<StoredBucket>, StoreError>> {
         Box::pin(async { self.list_buckets_now(query, page) })
     }
 
-    fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>> {
+    fn list_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
         Box::pin(async { self.list_keys_now(scope, page) })
     }
 
@@ -227,7 +245,7 @@ impl Store for MemoryStore {
         namespace: &'a NamespaceId,
         which: ResourceList,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<ResourceName>> {
+    ) -> BoxFuture<'a, Result<Page<ResourceName>, StoreError>> {
         Box::pin(async move { locked(&self.records).list_resources(namespace, which, page) })
     }
 }

@@ -10,10 +10,10 @@ use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
 use aws_smithy_http_client::{Builder, tls};
 use tokio::sync::OnceCell;
-use zae_limiter_core::{Clock, SystemClock, Waiting};
+use zae_limiter_core::{BoxFuture, Clock, SystemClock};
 use zae_limiter_schema::records::Version;
 use zae_limiter_schema::{
-    BatchRead, Calling, Change, Consistency, Consumed, Index, ItemKey, Query, QueryAnswer, Table,
+    BatchRead, Change, Consistency, Consumed, Index, ItemKey, Query, QueryAnswer, Table,
     TableError, TableErrorKind, Transacted, Update, Updated,
 };
 
@@ -230,27 +230,34 @@ fn release(version: &str) -> (u64, u64) {
 }
 
 impl Table for LazyTable {
-    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+    fn update<'a>(&'a self, update: &'a Update) -> BoxFuture<'a, Result<Updated, TableError>> {
         Box::pin(async move { self.table().await?.update(update).await })
     }
 
-    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+    fn transact<'a>(
+        &'a self,
+        changes: &'a [Change],
+    ) -> BoxFuture<'a, Result<Transacted, TableError>> {
         Box::pin(async move { self.table().await?.transact(changes).await })
     }
 
-    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+    fn read<'a>(
+        &'a self,
+        keys: &'a [ItemKey],
+        consistency: Consistency,
+    ) -> BoxFuture<'a, Result<BatchRead, TableError>> {
         Box::pin(async move { self.table().await?.read(keys, consistency).await })
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
         Box::pin(async move { self.table().await?.query(query).await })
     }
 
-    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>> {
         Box::pin(async move { self.table().await?.delete(keys).await })
     }
 
-    fn pause(&self, wait: Duration) -> Waiting<'_> {
+    fn pause(&self, wait: Duration) -> BoxFuture<'_, ()> {
         self.clock.sleep(wait)
     }
 }

@@ -26,11 +26,11 @@ use aws_sdk_dynamodb::types::{
     KeysAndAttributes, ReturnConsumedCapacity, ReturnValue, ReturnValuesOnConditionCheckFailure,
     TransactWriteItem, WriteRequest,
 };
-use zae_limiter_core::{Clock, Waiting};
+use zae_limiter_core::{BoxFuture, Clock};
 use zae_limiter_schema::{
-    BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Range,
-    Rendered, Step, Table, TableError, TableErrorKind, Transacted, Update, Updated, item_size,
-    render_condition, render_update,
+    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Range, Rendered, Step,
+    Table, TableError, TableErrorKind, Transacted, Update, Updated, item_size, render_condition,
+    render_update,
 };
 
 pub use create::{CreateTable, ResourceIndex};
@@ -430,27 +430,34 @@ fn cancelled(error: &SdkError<TransactWriteItemsError>) -> Option<&[Cancellation
 }
 
 impl Table for AwsTable {
-    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+    fn update<'a>(&'a self, update: &'a Update) -> BoxFuture<'a, Result<Updated, TableError>> {
         Box::pin(self.update_once(update))
     }
 
-    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+    fn transact<'a>(
+        &'a self,
+        changes: &'a [Change],
+    ) -> BoxFuture<'a, Result<Transacted, TableError>> {
         Box::pin(self.transact_once(changes))
     }
 
-    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+    fn read<'a>(
+        &'a self,
+        keys: &'a [ItemKey],
+        consistency: Consistency,
+    ) -> BoxFuture<'a, Result<BatchRead, TableError>> {
         Box::pin(self.read_all(keys, consistency))
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
         Box::pin(self.query_once(query))
     }
 
-    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>> {
         Box::pin(self.delete_all(keys))
     }
 
-    fn pause(&self, wait: Duration) -> Waiting<'_> {
+    fn pause(&self, wait: Duration) -> BoxFuture<'_, ()> {
         self.clock.sleep(wait)
     }
 }

@@ -4,11 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Duration;
-
-use zae_limiter_core::Waiting;
+use zae_limiter_core::BoxFuture;
 use zae_limiter_schema::{
-    Action, BatchRead, Calling, Change, Consistency, Consumed, Item, ItemKey, Query, QueryAnswer,
-    Table, TableError, TableErrorKind, Task, Transacted, Update, Updated, Value,
+    Action, BatchRead, Change, Consistency, Consumed, Item, ItemKey, Query, QueryAnswer, Table,
+    TableError, TableErrorKind, Task, Transacted, Update, Updated, Value,
 };
 use zae_limiter_testkit::SimTable;
 
@@ -45,14 +44,17 @@ impl TestTable {
 }
 
 impl Table for TestTable {
-    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+    fn update<'a>(&'a self, update: &'a Update) -> BoxFuture<'a, Result<Updated, TableError>> {
         Box::pin(async move {
             tokio::task::yield_now().await;
             self.table.update(update).await
         })
     }
 
-    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+    fn transact<'a>(
+        &'a self,
+        changes: &'a [Change],
+    ) -> BoxFuture<'a, Result<Transacted, TableError>> {
         Box::pin(async move {
             tokio::task::yield_now().await;
             if self.collides() {
@@ -62,32 +64,36 @@ impl Table for TestTable {
         })
     }
 
-    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+    fn read<'a>(
+        &'a self,
+        keys: &'a [ItemKey],
+        consistency: Consistency,
+    ) -> BoxFuture<'a, Result<BatchRead, TableError>> {
         Box::pin(async move {
             tokio::task::yield_now().await;
             self.table.read(keys, consistency).await
         })
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
         Box::pin(async move {
             tokio::task::yield_now().await;
             self.table.query(query).await
         })
     }
 
-    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>> {
         Box::pin(async move {
             tokio::task::yield_now().await;
             self.table.delete(keys).await
         })
     }
 
-    fn pause(&self, wait: Duration) -> Waiting<'_> {
+    fn pause(&self, wait: Duration) -> BoxFuture<'_, ()> {
         self.table.pause(wait)
     }
 
-    fn timeout(&self, limit: Duration) -> Waiting<'_> {
+    fn timeout(&self, limit: Duration) -> BoxFuture<'_, ()> {
         self.table.timeout(limit)
     }
 

@@ -6,12 +6,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use zae_limiter_core::BoxFuture;
 
 use tokio::sync::Semaphore;
-use zae_limiter_core::Waiting;
 use zae_limiter_schema::{
-    BatchRead, Calling, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table,
-    TableError, Task, Transacted, Update, Updated,
+    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table, TableError, Task,
+    Transacted, Update, Updated,
 };
 use zae_limiter_testkit::SimTable;
 
@@ -93,8 +93,8 @@ impl Hooked {
         &'a self,
         called: Called,
         keys: &[&ItemKey],
-        call: Calling<'a, T>,
-    ) -> Calling<'a, T> {
+        call: BoxFuture<'a, Result<T, TableError>>,
+    ) -> BoxFuture<'a, Result<T, TableError>> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         let deciding = (self.hook)(called, keys);
         Box::pin(async move {
@@ -115,34 +115,41 @@ impl Hooked {
 }
 
 impl Table for Hooked {
-    fn update<'a>(&'a self, update: &'a Update) -> Calling<'a, Updated> {
+    fn update<'a>(&'a self, update: &'a Update) -> BoxFuture<'a, Result<Updated, TableError>> {
         self.call(Called::Update, &[&update.key], self.table.update(update))
     }
 
-    fn transact<'a>(&'a self, changes: &'a [Change]) -> Calling<'a, Transacted> {
+    fn transact<'a>(
+        &'a self,
+        changes: &'a [Change],
+    ) -> BoxFuture<'a, Result<Transacted, TableError>> {
         let keys: Vec<&ItemKey> = changes.iter().map(Change::key).collect();
         self.call(Called::Transact, &keys, self.table.transact(changes))
     }
 
-    fn read<'a>(&'a self, keys: &'a [ItemKey], consistency: Consistency) -> Calling<'a, BatchRead> {
+    fn read<'a>(
+        &'a self,
+        keys: &'a [ItemKey],
+        consistency: Consistency,
+    ) -> BoxFuture<'a, Result<BatchRead, TableError>> {
         let all: Vec<&ItemKey> = keys.iter().collect();
         self.call(Called::Read, &all, self.table.read(keys, consistency))
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> Calling<'a, QueryAnswer> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
         self.call(Called::Query, &[], self.table.query(query))
     }
 
-    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> Calling<'a, Consumed> {
+    fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>> {
         let all: Vec<&ItemKey> = keys.iter().collect();
         self.call(Called::Delete, &all, self.table.delete(keys))
     }
 
-    fn pause(&self, wait: Duration) -> Waiting<'_> {
+    fn pause(&self, wait: Duration) -> BoxFuture<'_, ()> {
         self.table.pause(wait)
     }
 
-    fn timeout(&self, _: Duration) -> Waiting<'_> {
+    fn timeout(&self, _: Duration) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.time_is_up.acquire().await.expect("it is never closed").forget();
         })

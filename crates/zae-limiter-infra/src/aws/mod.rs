@@ -4,6 +4,7 @@ mod convert;
 mod errors;
 
 use std::fmt;
+use zae_limiter_core::BoxFuture;
 
 use aws_config::SdkConfig;
 use aws_config::retry::RetryConfig;
@@ -14,10 +15,10 @@ use aws_sdk_dynamodb::error::ProvideErrorMetadata as _;
 use aws_sdk_s3::types::{Delete, ObjectIdentifier};
 use aws_sdk_sqs::types::QueueAttributeName;
 pub use zae_limiter_dynamodb::aws::{AwsTable, DynamoAddress};
-use zae_limiter_schema::{Item, ItemKey};
+use zae_limiter_schema::{Item, ItemKey, TableError};
 
 use crate::cloud::{
-    Calling, Cloud, CloudError, CloudErrorKind, Maker, StackEvent, StackState, TableFigures, Update,
+    Cloud, CloudError, CloudErrorKind, Maker, StackEvent, StackState, TableFigures, Update,
 };
 use crate::migrate::Scan;
 use crate::plan::StackPlan;
@@ -216,25 +217,29 @@ impl Scan for AwsTable {
     fn page<'a>(
         &'a self,
         after: Option<&'a ItemKey>,
-    ) -> zae_limiter_schema::Calling<'a, (Vec<Item>, Option<ItemKey>)> {
+    ) -> BoxFuture<'a, Result<(Vec<Item>, Option<ItemKey>), TableError>> {
         Box::pin(self.scan_page(after))
     }
 }
 
 impl Cloud for AwsCloud {
-    fn stack<'a>(&'a self, name: &'a str) -> Calling<'a, Option<StackState>> {
+    fn stack<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Option<StackState>, CloudError>> {
         Box::pin(self.stack_now(name))
     }
 
-    fn stacks(&self) -> Calling<'_, Vec<StackState>> {
+    fn stacks(&self) -> BoxFuture<'_, Result<Vec<StackState>, CloudError>> {
         Box::pin(self.all_stacks())
     }
 
-    fn events<'a>(&'a self, name: &'a str, after: Option<&'a str>) -> Calling<'a, Vec<StackEvent>> {
+    fn events<'a>(
+        &'a self,
+        name: &'a str,
+        after: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<Vec<StackEvent>, CloudError>> {
         Box::pin(self.events_after(name, after))
     }
 
-    fn create<'a>(&'a self, plan: &'a StackPlan) -> Calling<'a, String> {
+    fn create<'a>(&'a self, plan: &'a StackPlan) -> BoxFuture<'a, Result<String, CloudError>> {
         Box::pin(async move {
             let sent = self
                 .cloudformation
@@ -251,18 +256,22 @@ impl Cloud for AwsCloud {
         })
     }
 
-    fn update<'a>(&'a self, plan: &'a StackPlan) -> Calling<'a, Update> {
+    fn update<'a>(&'a self, plan: &'a StackPlan) -> BoxFuture<'a, Result<Update, CloudError>> {
         Box::pin(self.update_now(plan))
     }
 
-    fn delete<'a>(&'a self, name: &'a str) -> Calling<'a, ()> {
+    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
         Box::pin(async move {
             let sent = self.cloudformation.delete_stack().stack_name(name).send().await;
             sent.map(drop).map_err(|error| told("CloudFormation", error))
         })
     }
 
-    fn has_object<'a>(&'a self, bucket: &'a str, key: &'a str) -> Calling<'a, bool> {
+    fn has_object<'a>(
+        &'a self,
+        bucket: &'a str,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<bool, CloudError>> {
         Box::pin(async move {
             let sent = self.s3.head_object().bucket(bucket).key(key).send().await;
             match sent {
@@ -275,18 +284,26 @@ impl Cloud for AwsCloud {
         })
     }
 
-    fn put_object<'a>(&'a self, bucket: &'a str, key: &'a str, body: Vec<u8>) -> Calling<'a, ()> {
+    fn put_object<'a>(
+        &'a self,
+        bucket: &'a str,
+        key: &'a str,
+        body: Vec<u8>,
+    ) -> BoxFuture<'a, Result<(), CloudError>> {
         Box::pin(async move {
             let sent = self.s3.put_object().bucket(bucket).key(key).body(body.into()).send().await;
             sent.map(drop).map_err(|error| told("S3", error))
         })
     }
 
-    fn empty_bucket<'a>(&'a self, bucket: &'a str) -> Calling<'a, u64> {
+    fn empty_bucket<'a>(&'a self, bucket: &'a str) -> BoxFuture<'a, Result<u64, CloudError>> {
         Box::pin(self.empty(bucket))
     }
 
-    fn table<'a>(&'a self, name: &'a str) -> Calling<'a, Option<TableFigures>> {
+    fn table<'a>(
+        &'a self,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<TableFigures>, CloudError>> {
         Box::pin(async move {
             match self.dynamodb.describe_table().table_name(name).send().await {
                 Ok(output) => Ok(output.table.map(figures)),
@@ -302,11 +319,15 @@ impl Cloud for AwsCloud {
         })
     }
 
-    fn stream_lag<'a>(&'a self, function: &'a str, now_ms: i64) -> Calling<'a, Option<f64>> {
+    fn stream_lag<'a>(
+        &'a self,
+        function: &'a str,
+        now_ms: i64,
+    ) -> BoxFuture<'a, Result<Option<f64>, CloudError>> {
         Box::pin(self.lag(function, now_ms))
     }
 
-    fn queue_length<'a>(&'a self, url: &'a str) -> Calling<'a, u64> {
+    fn queue_length<'a>(&'a self, url: &'a str) -> BoxFuture<'a, Result<u64, CloudError>> {
         Box::pin(async move {
             let name = QueueAttributeName::ApproximateNumberOfMessages;
             let request = self.sqs.get_queue_attributes().queue_url(url);

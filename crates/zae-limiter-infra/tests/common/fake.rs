@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use zae_limiter_core::{Clock, Timestamp, Waiting};
+use zae_limiter_core::{BoxFuture, Clock, Timestamp};
 use zae_limiter_infra::{
-    Calling, Cloud, CloudError, CloudErrorKind, StackEvent, StackPlan, StackState, Status,
-    TableFigures, Update,
+    Cloud, CloudError, CloudErrorKind, StackEvent, StackPlan, StackState, Status, TableFigures,
+    Update,
 };
 
 use super::cfn::{Stack, text};
@@ -22,7 +22,7 @@ impl Clock for NoWait {
         Timestamp::from_millis(1_800_000_000_000)
     }
 
-    fn sleep(&self, _: Duration) -> Waiting<'_> {
+    fn sleep(&self, _: Duration) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }
 }
@@ -194,12 +194,12 @@ fn parameters(plan: &StackPlan) -> BTreeMap<String, String> {
     all
 }
 
-fn done<'a, T: Send + 'a>(answer: Result<T, CloudError>) -> Calling<'a, T> {
+fn done<'a, T: Send + 'a>(answer: Result<T, CloudError>) -> BoxFuture<'a, Result<T, CloudError>> {
     Box::pin(std::future::ready(answer))
 }
 
 impl Cloud for FakeCloud {
-    fn stack<'a>(&'a self, name: &'a str) -> Calling<'a, Option<StackState>> {
+    fn stack<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Option<StackState>, CloudError>> {
         let mut inside = self.lock();
         let (after, lost) = &mut inside.unanswered;
         if *after > 0 {
@@ -220,11 +220,15 @@ impl Cloud for FakeCloud {
         done(Ok(Some(state)))
     }
 
-    fn stacks(&self) -> Calling<'_, Vec<StackState>> {
+    fn stacks(&self) -> BoxFuture<'_, Result<Vec<StackState>, CloudError>> {
         done(Ok(self.lock().stacks.values().map(|one| one.state.clone()).collect()))
     }
 
-    fn events<'a>(&'a self, name: &'a str, after: Option<&'a str>) -> Calling<'a, Vec<StackEvent>> {
+    fn events<'a>(
+        &'a self,
+        name: &'a str,
+        after: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<Vec<StackEvent>, CloudError>> {
         let mut inside = self.lock();
         let Some(stack) = inside.find(name) else { return done(Ok(Vec::new())) };
         let all = &stack.happened;
@@ -232,7 +236,7 @@ impl Cloud for FakeCloud {
         done(Ok(all[from.map_or(0, |at| at + 1)..].to_vec()))
     }
 
-    fn create<'a>(&'a self, plan: &'a StackPlan) -> Calling<'a, String> {
+    fn create<'a>(&'a self, plan: &'a StackPlan) -> BoxFuture<'a, Result<String, CloudError>> {
         let name = plan.name.to_string();
         let (parts, outputs) = rendered(plan);
         let mut inside = self.lock();
@@ -262,7 +266,7 @@ impl Cloud for FakeCloud {
         done(Ok(id))
     }
 
-    fn update<'a>(&'a self, plan: &'a StackPlan) -> Calling<'a, Update> {
+    fn update<'a>(&'a self, plan: &'a StackPlan) -> BoxFuture<'a, Result<Update, CloudError>> {
         let name = plan.name.to_string();
         let (parts, outputs) = rendered(plan);
         let mut inside = self.lock();
@@ -284,7 +288,7 @@ impl Cloud for FakeCloud {
         done(Ok(Update::Started))
     }
 
-    fn delete<'a>(&'a self, name: &'a str) -> Calling<'a, ()> {
+    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
         let mut inside = self.lock();
         let stack = inside.find(name).expect("a stack to delete");
         stack.state.status = Status("DELETE_IN_PROGRESS".to_owned());
@@ -313,33 +317,46 @@ impl Cloud for FakeCloud {
         done(Ok(()))
     }
 
-    fn has_object<'a>(&'a self, bucket: &'a str, key: &'a str) -> Calling<'a, bool> {
+    fn has_object<'a>(
+        &'a self,
+        bucket: &'a str,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<bool, CloudError>> {
         let inside = self.lock();
         done(Ok(inside.buckets.get(bucket).is_some_and(|objects| objects.contains(key))))
     }
 
-    fn put_object<'a>(&'a self, bucket: &'a str, key: &'a str, _: Vec<u8>) -> Calling<'a, ()> {
+    fn put_object<'a>(
+        &'a self,
+        bucket: &'a str,
+        key: &'a str,
+        _: Vec<u8>,
+    ) -> BoxFuture<'a, Result<(), CloudError>> {
         let mut inside = self.lock();
         inside.calls.push(format!("put {key}"));
         inside.buckets.entry(bucket.to_owned()).or_default().insert(key.to_owned());
         done(Ok(()))
     }
 
-    fn empty_bucket<'a>(&'a self, bucket: &'a str) -> Calling<'a, u64> {
+    fn empty_bucket<'a>(&'a self, bucket: &'a str) -> BoxFuture<'a, Result<u64, CloudError>> {
         let mut inside = self.lock();
         inside.calls.push(format!("empty {bucket}"));
         done(Ok(inside.buckets.remove(bucket).map_or(0, |objects| objects.len() as u64)))
     }
 
-    fn table<'a>(&'a self, _: &'a str) -> Calling<'a, Option<TableFigures>> {
+    fn table<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Option<TableFigures>, CloudError>> {
         done(Ok(Some(TableFigures::default())))
     }
 
-    fn stream_lag<'a>(&'a self, _: &'a str, _: i64) -> Calling<'a, Option<f64>> {
+    fn stream_lag<'a>(
+        &'a self,
+        _: &'a str,
+        _: i64,
+    ) -> BoxFuture<'a, Result<Option<f64>, CloudError>> {
         done(Ok(None))
     }
 
-    fn queue_length<'a>(&'a self, _: &'a str) -> Calling<'a, u64> {
+    fn queue_length<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<u64, CloudError>> {
         done(Ok(0))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use zae_limiter_core::{Clock, Timestamp, Waiting};
+use zae_limiter_core::{BoxFuture, Clock, Timestamp};
 
 use crate::given::NOW;
 
@@ -77,7 +77,7 @@ impl VirtualTime {
     }
 
     /// Waits in true time.
-    pub fn sleep(&self, wait: Duration) -> Waiting<'static> {
+    pub fn sleep(&self, wait: Duration) -> BoxFuture<'static, ()> {
         let (wake, woken) = oneshot::channel();
         let us = u64::try_from(wait.as_micros()).unwrap_or(u64::MAX / 2);
         self.after(us, move || {
@@ -143,7 +143,7 @@ impl Clock for ClientClock {
         Timestamp::from_millis(NOW.as_millis() + (true_us + error).div_euclid(1_000))
     }
 
-    fn sleep(&self, wait: Duration) -> Waiting<'_> {
+    fn sleep(&self, wait: Duration) -> BoxFuture<'_, ()> {
         self.time.sleep(wait)
     }
 

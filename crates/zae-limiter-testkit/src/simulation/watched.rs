@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zae_limiter_core::{
-    Admission, Answer, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page, PageRequest,
-    Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store, StoreError,
-    StoredBucket, Take, Takes, Target, Timestamp, Write, Written,
+    Admission, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page,
+    PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store,
+    StoreError, StoredBucket, Take, Takes, Target, Timestamp, Write, Written,
 };
 
 use super::audit::{Auditor, Ended, Kind, Part};
@@ -92,7 +92,10 @@ impl Watched {
     }
 
     /// Waits for an answer, and takes note when there is none, or an outage.
-    fn awaited<'a, T: Send + 'a>(&'a self, answer: Answer<'a, T>) -> Answer<'a, T> {
+    fn awaited<'a, T: Send + 'a>(
+        &'a self,
+        answer: BoxFuture<'a, Result<T, StoreError>>,
+    ) -> BoxFuture<'a, Result<T, StoreError>> {
         Box::pin(async move {
             let mut awaited = Awaited { signs: &self.signs, is_sign: true };
             let reply = answer.await;
@@ -141,7 +144,7 @@ impl Store for Watched {
         self.store.books_usage()
     }
 
-    fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission> {
+    fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
         Box::pin(async move {
             let parts = plan.legs.iter().flat_map(|leg| parts_of(&leg.target, &leg.takes));
             let parts: Vec<Part> = parts.collect();
@@ -161,7 +164,11 @@ impl Store for Watched {
         })
     }
 
-    fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()> {
+    fn settle<'a>(
+        &'a self,
+        settlements: &'a [Settlement],
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             let parts = settlements.iter().flat_map(|one| parts_of(&one.target, &one.differences));
             let parts: Vec<Part> = parts.collect();
@@ -180,11 +187,15 @@ impl Store for Watched {
         &'a self,
         keys: &'a [BucketKey],
         now: Timestamp,
-    ) -> Answer<'a, Vec<Option<Bucket>>> {
+    ) -> BoxFuture<'a, Result<Vec<Option<Bucket>>, StoreError>> {
         self.awaited(self.store.peek(keys, now))
     }
 
-    fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()> {
+    fn reconfigure<'a>(
+        &'a self,
+        target: &'a Target,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             let mut watching = self.begin(Kind::Reconfigure, now, &[target], &[]);
             let reply = self.awaited(self.store.reconfigure(target, now)).await;
@@ -193,19 +204,26 @@ impl Store for Watched {
         })
     }
 
-    fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>> {
+    fn get<'a>(
+        &'a self,
+        keys: &'a [Key],
+    ) -> BoxFuture<'a, Result<Vec<Option<Record>>, StoreError>> {
         self.awaited(self.store.get(keys))
     }
 
-    fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written> {
+    fn write<'a>(&'a self, batch: &'a [Write]) -> BoxFuture<'a, Result<Written, StoreError>> {
         self.awaited(self.store.write(batch))
     }
 
-    fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()> {
+    fn delete<'a>(&'a self, keys: &'a [Key]) -> BoxFuture<'a, Result<(), StoreError>> {
         self.awaited(self.store.delete(keys))
     }
 
-    fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>> {
+    fn list<'a>(
+        &'a self,
+        query: &'a Query,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Record>, StoreError>> {
         self.awaited(self.store.list(query, page))
     }
 
@@ -213,11 +231,15 @@ impl Store for Watched {
         &'a self,
         query: &'a BucketQuery,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<StoredBucket>> {
+    ) -> BoxFuture<'a, Result<Page<StoredBucket>, StoreError>> {
         self.awaited(self.store.list_buckets(query, page))
     }
 
-    fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>> {
+    fn list_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
         self.awaited(self.store.list_keys(scope, page))
     }
 
@@ -226,7 +248,7 @@ impl Store for Watched {
         namespace: &'a NamespaceId,
         which: ResourceList,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<ResourceName>> {
+    ) -> BoxFuture<'a, Result<Page<ResourceName>, StoreError>> {
         self.awaited(self.store.list_resources(namespace, which, page))
     }
 }

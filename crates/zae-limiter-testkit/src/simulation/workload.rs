@@ -14,7 +14,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use tokio::task::JoinHandle;
 use zae_limiter_core::{
-    Admission, Answer, Clock, Key, Leg, LimitStatus, Plan, Settlement, Store, StoreError, Take,
+    Admission, BoxFuture, Clock, Key, Leg, LimitStatus, Plan, Settlement, Store, StoreError, Take,
     Target, Timestamp,
 };
 use zae_limiter_schema::{ItemKey, Table, Value, bucket_partition};
@@ -93,7 +93,12 @@ pub struct Report {
 /// A store that spreads hot buckets, and can be told to, whether they are hot or not.
 pub trait Divide: Send + Sync {
     /// Divides a bucket into more parts, or makes fewer of them.
-    fn divide<'a>(&'a self, target: &'a Target, more: bool, now: Timestamp) -> Answer<'a, ()>;
+    fn divide<'a>(
+        &'a self,
+        target: &'a Target,
+        more: bool,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>>;
 }
 
 /// A client's store, and its power to divide buckets.

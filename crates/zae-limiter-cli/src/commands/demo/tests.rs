@@ -3,10 +3,10 @@ use std::io;
 use std::sync::Arc;
 
 use zae_limiter::{
-    Admission, Answer, Bucket, BucketKey, BucketQuery, Clock, Entropy, Key, ManualClock,
+    Admission, BoxFuture, Bucket, BucketKey, BucketQuery, Clock, Entropy, Key, ManualClock,
     MemoryStore, Millitokens, NamespaceId, Page, PageRequest, Plan, Query, Record, ResourceList,
-    ResourceName, Scope, Settlement, Store, StoredBucket, Take, Target, Timestamp, Waiting, Write,
-    Written,
+    ResourceName, Scope, Settlement, Store, StoreError, StoredBucket, Take, Target, Timestamp,
+    Write, Written,
 };
 
 use super::*;
@@ -53,7 +53,7 @@ impl Store for Generous {
         None
     }
 
-    fn acquire<'a>(&'a self, plan: &'a Plan) -> Answer<'a, Admission> {
+    fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
         Box::pin(async move {
             if self.present > 0 {
                 self.give(plan).await;
@@ -62,7 +62,11 @@ impl Store for Generous {
         })
     }
 
-    fn settle<'a>(&'a self, settlements: &'a [Settlement], now: Timestamp) -> Answer<'a, ()> {
+    fn settle<'a>(
+        &'a self,
+        settlements: &'a [Settlement],
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         self.store.settle(settlements, now)
     }
 
@@ -70,27 +74,38 @@ impl Store for Generous {
         &'a self,
         keys: &'a [BucketKey],
         now: Timestamp,
-    ) -> Answer<'a, Vec<Option<Bucket>>> {
+    ) -> BoxFuture<'a, Result<Vec<Option<Bucket>>, StoreError>> {
         self.store.peek(keys, now)
     }
 
-    fn reconfigure<'a>(&'a self, target: &'a Target, now: Timestamp) -> Answer<'a, ()> {
+    fn reconfigure<'a>(
+        &'a self,
+        target: &'a Target,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         self.store.reconfigure(target, now)
     }
 
-    fn get<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, Vec<Option<Record>>> {
+    fn get<'a>(
+        &'a self,
+        keys: &'a [Key],
+    ) -> BoxFuture<'a, Result<Vec<Option<Record>>, StoreError>> {
         self.store.get(keys)
     }
 
-    fn write<'a>(&'a self, batch: &'a [Write]) -> Answer<'a, Written> {
+    fn write<'a>(&'a self, batch: &'a [Write]) -> BoxFuture<'a, Result<Written, StoreError>> {
         self.store.write(batch)
     }
 
-    fn delete<'a>(&'a self, keys: &'a [Key]) -> Answer<'a, ()> {
+    fn delete<'a>(&'a self, keys: &'a [Key]) -> BoxFuture<'a, Result<(), StoreError>> {
         self.store.delete(keys)
     }
 
-    fn list<'a>(&'a self, query: &'a Query, page: &'a PageRequest) -> Answer<'a, Page<Record>> {
+    fn list<'a>(
+        &'a self,
+        query: &'a Query,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Record>, StoreError>> {
         self.store.list(query, page)
     }
 
@@ -98,11 +113,15 @@ impl Store for Generous {
         &'a self,
         query: &'a BucketQuery,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<StoredBucket>> {
+    ) -> BoxFuture<'a, Result<Page<StoredBucket>, StoreError>> {
         self.store.list_buckets(query, page)
     }
 
-    fn list_keys<'a>(&'a self, scope: &'a Scope, page: &'a PageRequest) -> Answer<'a, Page<Key>> {
+    fn list_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
         self.store.list_keys(scope, page)
     }
 
@@ -111,7 +130,7 @@ impl Store for Generous {
         namespace: &'a NamespaceId,
         which: ResourceList,
         page: &'a PageRequest,
-    ) -> Answer<'a, Page<ResourceName>> {
+    ) -> BoxFuture<'a, Result<Page<ResourceName>, StoreError>> {
         self.store.list_resources(namespace, which, page)
     }
 }
@@ -125,7 +144,7 @@ impl Clock for Jumping {
         self.0.now()
     }
 
-    fn sleep(&self, wait: Duration) -> Waiting<'_> {
+    fn sleep(&self, wait: Duration) -> BoxFuture<'_, ()> {
         self.0.advance(wait);
         Box::pin(std::future::ready(()))
     }
