@@ -9,7 +9,7 @@ use crate::limiter::{RateLimiter, call_store};
 use crate::page::PageRequest;
 use crate::pages::Pages;
 use crate::record::{AuditAction, AuditEvent, AuditSubject, ConfigLevel, Key, Record};
-use crate::store::{Query, When, Write};
+use crate::store::{Precondition, Query, Write};
 
 /// How long audit events are kept where nothing else is said.
 const RETENTION: Duration = days(90);
@@ -132,7 +132,7 @@ impl crate::namespaces::Namespaces {
             details,
             expires_at: Some(at.saturating_add(kept)),
         };
-        Write::Put(Record::Audit(event), When::Always)
+        Write::Put(Record::Audit(event), Precondition::Always)
     }
 
     pub(crate) async fn call<T>(

@@ -13,7 +13,7 @@ use crate::limiter::{LEVELS_MAX, RateLimiter};
 use crate::page::PageRequest;
 use crate::pages::Pages;
 use crate::record::{AuditAction, AuditSubject, Entity, Key, Record};
-use crate::store::{Query, Scope, When, Write, Written};
+use crate::store::{Precondition, Query, Scope, Write, Written};
 
 impl RateLimiter {
     /// Creates an entity.
@@ -109,7 +109,7 @@ impl RateLimiter {
             details: json!({ "items": removed + u64::from(exists) }),
         };
         let retention = self.stored_retention().await?;
-        let batch = [Write::Delete(own, When::Always), self.audit(change, retention)];
+        let batch = [Write::Delete(own, Precondition::Always), self.audit(change, retention)];
         self.inner.call(self.store().write(&batch)).await?;
         Ok(removed + u64::from(exists))
     }
@@ -202,13 +202,13 @@ impl<'a> CreateEntity<'a> {
         };
         let retention = limiter.stored_retention().await?;
         let mut batch = vec![
-            Write::Put(Record::Entity(entity.clone()), When::Absent),
+            Write::Put(Record::Entity(entity.clone()), Precondition::Absent),
             limiter.audit(change, retention),
         ];
         if let Some(parent) = &parent {
             limiter.check_parent(&id, parent).await?;
             let key = Key::Entity(limiter.namespace_id().clone(), parent.clone());
-            batch.push(Write::Check(key, When::Present));
+            batch.push(Write::Check(key, Precondition::Present));
         }
         let written = limiter.inner.call(limiter.store().write(&batch)).await;
         // It may be remembered as one that has no parent. After an error too: it may have been

@@ -56,8 +56,8 @@ pub use record::{
     OnUnavailable, Record, Usage, UsageKey,
 };
 pub use store::{
-    BATCH_MAX, BucketQuery, Cost, Query, ResourceList, Scope, Store, StoredBucket, When, Write,
-    Written,
+    BATCH_MAX, BucketQuery, Cost, Precondition, Query, ResourceList, Scope, Store, StoredBucket,
+    Write, Written,
 };
 pub use usage::{UsageQuery, UsageSummary};
 pub use window::{UsageSettings, Window, format_time, hour_of, start_of_hour};

@@ -10,7 +10,7 @@ use crate::page::PageRequest;
 use crate::pages::Pages;
 use crate::plan::Source;
 use crate::record::{AuditAction, AuditSubject, Config, ConfigLevel, Key, OnUnavailable, Record};
-use crate::store::{BucketQuery, Query, ResourceList, When, Write, Written};
+use crate::store::{BucketQuery, Precondition, Query, ResourceList, Write, Written};
 
 /// How often a change is tried again when somebody else changed the same limits.
 pub(crate) const ATTEMPTS_MAX: u32 = 16;
@@ -141,13 +141,13 @@ impl RateLimiter {
             let Some(current) = current.filter(|current| !current.sets_nothing()) else {
                 return Err(Error::not_found("configuration", describe(&level)));
             };
-            let when = When::Version(current.version);
+            let precondition = Precondition::Version(current.version);
             let change = match current.audit_retention_days {
-                None => Write::Delete(Record::Config(current).key(), when),
+                None => Write::Delete(Record::Config(current).key(), precondition),
                 days => {
                     let version = current.version + 1;
                     let left = Config { audit_retention_days: days, version, ..nothing.clone() };
-                    Write::Put(Record::Config(left), when)
+                    Write::Put(Record::Config(left), precondition)
                 }
             };
             let audit = self.config_audit(&level, AuditAction::LimitsDeleted, json!({}), retention);
@@ -243,7 +243,9 @@ impl RateLimiter {
             // shared table. A writer that has read the former version 1 then replaces the new one, as it
             // would if it had come a moment later. The limits are its own; only the system level carries
             // anything over from what it read.
-            let when = current.as_ref().map_or(When::Absent, |it| When::Version(it.version));
+            let precondition = current
+                .as_ref()
+                .map_or(Precondition::Absent, |it| Precondition::Version(it.version));
             let nothing = || Config::nothing(self.namespace_id().clone(), level.clone());
             let current = current.unwrap_or_else(nothing);
             let config = Config {
@@ -254,7 +256,7 @@ impl RateLimiter {
             };
             let details = config_details(&config);
             let audit = self.config_audit(&level, AuditAction::LimitsSet, details, retention);
-            let change = Write::Put(Record::Config(config.clone()), when);
+            let change = Write::Put(Record::Config(config.clone()), precondition);
             if self.change_config(&level, change, audit).await? {
                 self.remember_system(&config);
                 return Ok(config);
@@ -267,7 +269,7 @@ impl RateLimiter {
         let key = Key::Config(self.namespace_id().clone(), level.clone());
         let retention = self.stored_retention().await?;
         let audit = self.config_audit(&level, AuditAction::LimitsDeleted, json!({}), retention);
-        match self.change_config(&level, Write::Delete(key, When::Present), audit).await? {
+        match self.change_config(&level, Write::Delete(key, Precondition::Present), audit).await? {
             true => Ok(()),
             false => Err(Error::not_found("configuration", describe(&level))),
         }

@@ -14,7 +14,7 @@ use crate::limits::{ATTEMPTS_MAX, config_details};
 use crate::page::PageRequest;
 use crate::pages::Pages;
 use crate::record::{AuditAction, AuditSubject, Config, ConfigLevel, Key, Namespace, Record};
-use crate::store::{Query, Scope, Store, When, Write, Written};
+use crate::store::{Precondition, Query, Scope, Store, Write, Written};
 
 /// The namespace that exists without being registered.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -59,13 +59,13 @@ impl Namespaces {
         let retention = self.default_retention(name).await?;
         let name_record = Record::NamespaceName(name.clone(), namespace.id.clone());
         let mut batch = vec![
-            Write::Put(name_record, When::Absent),
-            Write::Put(Record::Namespace(namespace.clone()), When::Absent),
+            Write::Put(name_record, Precondition::Absent),
+            Write::Put(Record::Namespace(namespace.clone()), Precondition::Absent),
             self.namespace_audit(&namespace, AuditAction::NamespaceRegistered, retention),
         ];
         if retention.is_some() {
             let config = with_retention(&namespace.id, None, retention);
-            batch.push(Write::Put(Record::Config(config), When::Absent));
+            batch.push(Write::Put(Record::Config(config), Precondition::Absent));
         }
         match self.call(self.store.write(&batch)).await? {
             Written::Done => Ok(namespace),
@@ -139,8 +139,8 @@ impl Namespaces {
         namespace.deleted_at = Some(self.clock.now());
         let retention = self.stored_retention(&namespace.id).await?;
         let batch = [
-            Write::Delete(Key::NamespaceName(name.clone()), When::Present),
-            Write::Put(Record::Namespace(namespace.clone()), When::Present),
+            Write::Delete(Key::NamespaceName(name.clone()), Precondition::Present),
+            Write::Put(Record::Namespace(namespace.clone()), Precondition::Present),
             self.namespace_audit(&namespace, AuditAction::NamespaceDeleted, retention),
         ];
         match self.call(self.store.write(&batch)).await? {
@@ -164,8 +164,8 @@ impl Namespaces {
         let retention = self.stored_retention(id).await?;
         let name_record = Record::NamespaceName(namespace.name.clone(), id.clone());
         let batch = [
-            Write::Put(name_record, When::Absent),
-            Write::Put(Record::Namespace(namespace.clone()), When::Present),
+            Write::Put(name_record, Precondition::Absent),
+            Write::Put(Record::Namespace(namespace.clone()), Precondition::Present),
             self.namespace_audit(&namespace, AuditAction::NamespaceRecovered, retention),
         ];
         match self.call(self.store.write(&batch)).await? {
@@ -268,7 +268,9 @@ impl Namespaces {
             if stored == Some(days) {
                 return Ok(());
             }
-            let when = current.as_ref().map_or(When::Absent, |it| When::Version(it.version));
+            let precondition = current
+                .as_ref()
+                .map_or(Precondition::Absent, |it| Precondition::Version(it.version));
             let config = with_retention(id, current, Some(days));
             let change = Change {
                 subject: AuditSubject::System,
@@ -277,7 +279,7 @@ impl Namespaces {
                 details: config_details(&config),
             };
             let audit = self.audit(id, change, Some(days));
-            let batch = [Write::Put(Record::Config(config), when), audit];
+            let batch = [Write::Put(Record::Config(config), precondition), audit];
             if self.call(self.store.write(&batch)).await? == Written::Done {
                 return Ok(());
             }

@@ -17,7 +17,7 @@ pub const BATCH_MAX: usize = 25;
 
 /// What must be true of the stored record for a [`Write`] to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
+pub enum Precondition {
     /// Nothing.
     Always,
     /// There is no such record.
@@ -32,11 +32,11 @@ pub enum When {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
     /// Stores the record in place of what is there.
-    Put(Record, When),
+    Put(Record, Precondition),
     /// Removes the record.
-    Delete(Key, When),
+    Delete(Key, Precondition),
     /// Changes nothing; the batch fails unless the condition holds.
-    Check(Key, When),
+    Check(Key, Precondition),
 }
 
 /// What became of a batch.

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use zae_limiter_core::{
-    ConfigLevel, Key, NamespaceId, Record, StoreError, StoreErrorKind, Timestamp, When, Write,
-    Written,
+    ConfigLevel, Key, NamespaceId, Precondition, Record, StoreError, StoreErrorKind, Timestamp,
+    Write, Written,
 };
 use zae_limiter_schema::bucket::further_shards;
 use zae_limiter_schema::records::registry::{self, ResourceChanges};
@@ -154,9 +154,11 @@ fn key_of(write: &Write) -> Key {
     }
 }
 
-fn when_of(write: &Write) -> When {
+fn precondition_of(write: &Write) -> Precondition {
     match write {
-        Write::Put(_, when) | Write::Delete(_, when) | Write::Check(_, when) => *when,
+        Write::Put(_, precondition)
+        | Write::Delete(_, precondition)
+        | Write::Check(_, precondition) => *precondition,
     }
 }
 
@@ -176,7 +178,7 @@ fn conflict_seen(batch: &[Write], seen: &HashMap<ItemKey, Option<Item>>) -> Opti
     for (at, write) in batch.iter().enumerate() {
         match seen.get(&ItemKey::of(&key_of(write))) {
             Some(item) if !holds(write, item.as_ref()) => return Some(at),
-            None if when_of(write) != When::Always => return None,
+            None if precondition_of(write) != Precondition::Always => return None,
             _ => {}
         }
     }
@@ -185,11 +187,11 @@ fn conflict_seen(batch: &[Write], seen: &HashMap<ItemKey, Option<Item>>) -> Opti
 
 /// Whether a write's condition, and what else must be true for it to be made, holds for an item.
 fn holds(write: &Write, item: Option<&Item>) -> bool {
-    let is_met = match when_of(write) {
-        When::Always => true,
-        When::Absent => item.is_none(),
-        When::Present => item.is_some(),
-        When::Version(wanted) => {
+    let is_met = match precondition_of(write) {
+        Precondition::Always => true,
+        Precondition::Absent => item.is_none(),
+        Precondition::Present => item.is_some(),
+        Precondition::Version(wanted) => {
             let wanted = i64::try_from(wanted).ok();
             is_config(&key_of(write))
                 && wanted.is_some()
@@ -214,27 +216,29 @@ fn is_not_purging(item: &Item) -> bool {
 
 /// Whether the write makes a namespace usable that may have been deleted.
 fn revives(write: &Write) -> bool {
-    let Write::Put(Record::Namespace(namespace), When::Present) = write else { return false };
+    let Write::Put(Record::Namespace(namespace), Precondition::Present) = write else {
+        return false;
+    };
     namespace.deleted_at.is_none()
 }
 
-fn conditions_of(key: &Key, when: When) -> Vec<Condition> {
+fn conditions_of(key: &Key, precondition: Precondition) -> Vec<Condition> {
     let pk = || "PK".to_owned();
     let version = || CONFIG_VERSION.to_owned();
-    match when {
-        When::Always => Vec::new(),
-        When::Absent => vec![Condition::Absent(pk())],
-        When::Present => vec![Condition::Exists(pk())],
+    match precondition {
+        Precondition::Always => Vec::new(),
+        Precondition::Absent => vec![Condition::Absent(pk())],
+        Precondition::Present => vec![Condition::Exists(pk())],
         // Never.
-        When::Version(_) if !is_config(key) => {
+        Precondition::Version(_) if !is_config(key) => {
             vec![Condition::Exists(pk()), Condition::Absent(pk())]
         }
-        When::Version(0) => {
+        Precondition::Version(0) => {
             let zero = Condition::Equal(version(), Value::number(0));
             let none = Condition::Absent(version());
             vec![Condition::Exists(pk()), Condition::Any(vec![none, zero])]
         }
-        When::Version(wanted) => {
+        Precondition::Version(wanted) => {
             let wanted = i64::try_from(wanted).unwrap_or(i64::MAX);
             vec![Condition::Equal(version(), Value::number(wanted))]
         }
@@ -245,9 +249,13 @@ fn conditions_of(key: &Key, when: When) -> Vec<Condition> {
 fn is_looked_at(write: &Write) -> bool {
     match write {
         // What must not be there is known.
-        Write::Put(record, when) => records::depends_on_before(record) && *when != When::Absent,
+        Write::Put(record, precondition) => {
+            records::depends_on_before(record) && *precondition != Precondition::Absent
+        }
         // Whether it is there decides whether a counter goes down.
-        Write::Delete(Key::Config(_, level), When::Always) => registry::counter(level).is_some(),
+        Write::Delete(Key::Config(_, level), Precondition::Always) => {
+            registry::counter(level).is_some()
+        }
         Write::Delete(Key::Bucket(_), _) => true,
         Write::Delete(..) | Write::Check(..) => false,
     }
@@ -261,7 +269,7 @@ fn resource_changes(batch: &[Write]) -> BTreeMap<NamespaceId, ResourceChanges> {
         let resource = resource.to_string();
         match write {
             Write::Put(..) => drop(all.entry(ns).or_default().added.insert(resource)),
-            Write::Delete(_, when) if *when != When::Absent => {
+            Write::Delete(_, precondition) if *precondition != Precondition::Absent => {
                 all.entry(ns).or_default().removed.insert(resource);
             }
             Write::Delete(..) | Write::Check(..) => {}
@@ -304,17 +312,19 @@ fn prepare(batch: &[Write], seen: &HashMap<ItemKey, Option<Item>>) -> Prepared {
     let mut prepared = Prepared::default();
     for (at, write) in batch.iter().enumerate() {
         let key = ItemKey::of(&key_of(write));
-        let before = match (seen.get(&key), when_of(write)) {
+        let before = match (seen.get(&key), precondition_of(write)) {
             (Some(Some(item)), _) => Before::Item(item),
-            (Some(None), _) | (None, When::Absent) => Before::Absent,
+            (Some(None), _) | (None, Precondition::Absent) => Before::Absent,
             (None, _) => Before::Unknown,
         };
         match write {
             Write::Put(record, _) => put(&mut prepared, batch, at, record, before),
-            Write::Delete(deleted, when) => delete(&mut prepared, at, deleted, *when, before),
-            Write::Check(_, When::Always) => {}
-            Write::Check(_, when) => {
-                prepared.push(at, Change::Check(key, conditions_of(&key_of(write), *when)));
+            Write::Delete(deleted, precondition) => {
+                delete(&mut prepared, at, deleted, *precondition, before)
+            }
+            Write::Check(_, Precondition::Always) => {}
+            Write::Check(_, precondition) => {
+                prepared.push(at, Change::Check(key, conditions_of(&key_of(write), *precondition)));
             }
         }
     }
@@ -331,7 +341,7 @@ fn prepare(batch: &[Write], seen: &HashMap<ItemKey, Option<Item>>) -> Prepared {
 
 fn put(prepared: &mut Prepared, batch: &[Write], at: usize, record: &Record, before: Before<'_>) {
     let key = record.key();
-    let mut conditions = conditions_of(&key, when_of(&batch[at]));
+    let mut conditions = conditions_of(&key, precondition_of(&batch[at]));
     let encoded = records::encode(record, before);
     for pin in encoded.pins {
         if !conditions.contains(&pin) {
@@ -364,22 +374,28 @@ fn created_at(batch: &[Write], id: &NamespaceId) -> Option<Timestamp> {
     })
 }
 
-fn delete(prepared: &mut Prepared, at: usize, key: &Key, when: When, before: Before<'_>) {
+fn delete(
+    prepared: &mut Prepared,
+    at: usize,
+    key: &Key,
+    precondition: Precondition,
+    before: Before<'_>,
+) {
     let item_key = ItemKey::of(key);
-    let mut conditions = conditions_of(key, when);
-    if when == When::Absent {
+    let mut conditions = conditions_of(key, precondition);
+    if precondition == Precondition::Absent {
         return prepared.push(at, Change::Check(item_key, conditions));
     }
     if let Key::Config(ns, level) = key
         && let Some(counter) = registry::counter(level)
     {
         if matches!(before, Before::Absent) {
-            let absent = conditions_of(key, When::Absent);
+            let absent = conditions_of(key, Precondition::Absent);
             return prepared.push(at, Change::Check(item_key, absent));
         }
         // It is counted down only if there is one.
-        if when == When::Always {
-            conditions = conditions_of(key, When::Present);
+        if precondition == Precondition::Always {
+            conditions = conditions_of(key, Precondition::Present);
         }
         count(&mut prepared.counts, ns, counter, -1);
     }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use common::TestTable;
 use zae_limiter_core::{
     BucketKey, BucketQuery, Config, ConfigLevel, EntityId, Key, Limit, LimitSet, Namespace,
-    NamespaceId, NamespaceName, PageRequest, Record, ResourceList, ResourceName, Scope, Store,
-    StoreErrorKind, Timestamp, When, Write, Written,
+    NamespaceId, NamespaceName, PageRequest, Precondition, Record, ResourceList, ResourceName,
+    Scope, Store, StoreErrorKind, Timestamp, Write, Written,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{
@@ -68,27 +68,33 @@ fn counts(table: &TestTable) -> Vec<(String, i64)> {
 #[tokio::test]
 async fn entities_with_limits_are_counted_once_each() {
     let (table, store) = open();
-    let put = |level, when| Write::Put(config(level, &["rpm"], 1), when);
-    let delete = |level, when| Write::Delete(key(level), when);
+    let put = |level, precondition| Write::Put(config(level, &["rpm"], 1), precondition);
+    let delete = |level, precondition| Write::Delete(key(level), precondition);
     let on = |on: &str| (on.to_owned(), 1);
     for (write_, then) in [
-        (put(of("a", "gpt"), When::Absent), vec![("gpt".to_owned(), 1)]),
-        (put(of("a", "gpt"), When::Always), vec![("gpt".to_owned(), 1)]),
-        (put(of("a", "gpt"), When::Version(1)), vec![("gpt".to_owned(), 1)]),
-        (put(of("b", "gpt"), When::Always), vec![("gpt".to_owned(), 2)]),
-        (put(ConfigLevel::Entity(entity("a")), When::Always), {
+        (put(of("a", "gpt"), Precondition::Absent), vec![("gpt".to_owned(), 1)]),
+        (put(of("a", "gpt"), Precondition::Always), vec![("gpt".to_owned(), 1)]),
+        (put(of("a", "gpt"), Precondition::Version(1)), vec![("gpt".to_owned(), 1)]),
+        (put(of("b", "gpt"), Precondition::Always), vec![("gpt".to_owned(), 2)]),
+        (put(ConfigLevel::Entity(entity("a")), Precondition::Always), {
             vec![("_default_".to_owned(), 1), ("gpt".to_owned(), 2)]
         }),
-        (delete(of("x", "gpt"), When::Always), vec![on("_default_"), ("gpt".to_owned(), 2)]),
-        (delete(of("a", "gpt"), When::Present), vec![on("_default_"), on("gpt")]),
-        (delete(of("b", "gpt"), When::Always), vec![on("_default_")]),
-        (put(of("b", "GSI4PK"), When::Absent), vec![on("GSI4PK#"), on("_default_")]),
+        (
+            delete(of("x", "gpt"), Precondition::Always),
+            vec![on("_default_"), ("gpt".to_owned(), 2)],
+        ),
+        (delete(of("a", "gpt"), Precondition::Present), vec![on("_default_"), on("gpt")]),
+        (delete(of("b", "gpt"), Precondition::Always), vec![on("_default_")]),
+        (put(of("b", "GSI4PK"), Precondition::Absent), vec![on("GSI4PK#"), on("_default_")]),
     ] {
         assert_eq!(write(&store, std::slice::from_ref(&write_)).await, Written::Done, "{write_:?}");
         assert_eq!(counts(&table), then, "after {write_:?}");
     }
     // Neither a conflict nor a deletion of nothing counts.
-    assert_eq!(write(&store, &[put(of("b", "GSI4PK"), When::Absent)]).await, Written::Conflict(0));
+    assert_eq!(
+        write(&store, &[put(of("b", "GSI4PK"), Precondition::Absent)]).await,
+        Written::Conflict(0)
+    );
     store.delete(&[key(of("a", "gpt")), key(of("x", "y"))]).await.unwrap();
     assert_eq!(counts(&table), [on("GSI4PK#"), on("_default_")]);
     let all = [key(of("b", "GSI4PK")), key(ConfigLevel::Entity(entity("a")))];
@@ -100,9 +106,9 @@ async fn entities_with_limits_are_counted_once_each() {
 async fn one_batch_adds_a_resource_and_takes_another_away() {
     let (_, store) = open();
     let level = |name| ConfigLevel::Resource(resource(name));
-    let put = |name| Write::Put(config(level(name), &["rpm"], 1), When::Always);
+    let put = |name| Write::Put(config(level(name), &["rpm"], 1), Precondition::Always);
     assert_eq!(write(&store, &[put("a"), put("b")]).await, Written::Done);
-    let delete = Write::Delete(key(level("a")), When::Present);
+    let delete = Write::Delete(key(level("a")), Precondition::Present);
     assert_eq!(write(&store, &[put("c"), delete]).await, Written::Done);
     let page = PageRequest::first(10);
     let listed = store.list_resources(&ns(), ResourceList::WithDefaults, &page).await.unwrap();
@@ -118,10 +124,11 @@ async fn what_others_keep_on_an_item_stays() {
     let found = store.get(&[key(ConfigLevel::System)]).await.unwrap();
     assert_eq!(found, [Some(config(ConfigLevel::System, &[], 0))]);
     // An item without a version is of version 0.
-    let first = Write::Put(config(ConfigLevel::System, &["rpm", "tpm"], 1), When::Version(0));
+    let first =
+        Write::Put(config(ConfigLevel::System, &["rpm", "tpm"], 1), Precondition::Version(0));
     assert_eq!(write(&store, std::slice::from_ref(&first)).await, Written::Done);
     assert_eq!(write(&store, &[first]).await, Written::Conflict(0));
-    let second = Write::Put(config(ConfigLevel::System, &["tpm"], 2), When::Version(1));
+    let second = Write::Put(config(ConfigLevel::System, &["tpm"], 2), Precondition::Version(1));
     assert_eq!(write(&store, &[second]).await, Written::Done);
     let item = &table.items()[&system];
     for (name, value) in theirs {
@@ -145,7 +152,7 @@ async fn the_retention_that_python_sets_is_read_and_kept() {
     assert_eq!((found.audit_retention_days, found.version), (Some(30), 0));
     let Record::Config(mut next) = config(ConfigLevel::System, &["rpm"], 1) else { unreachable!() };
     next.audit_retention_days = found.audit_retention_days;
-    let put = Write::Put(Record::Config(next.clone()), When::Version(0));
+    let put = Write::Put(Record::Config(next.clone()), Precondition::Version(0));
     assert_eq!(write(&store, &[put]).await, Written::Done);
     assert_eq!(read().await, next);
     let days = Action::Set("audit_retention_days".to_owned(), Value::number(7));
@@ -157,7 +164,7 @@ async fn the_retention_that_python_sets_is_read_and_kept() {
 #[tokio::test]
 async fn a_transaction_that_meets_another_is_sent_again() {
     let (table, store) = open();
-    let put = [Write::Put(config(of("a", "r"), &["rpm"], 1), When::Absent)];
+    let put = [Write::Put(config(of("a", "r"), &["rpm"], 1), Precondition::Absent)];
     *table.collisions.lock().unwrap() = 4;
     assert_eq!(write(&store, &put).await, Written::Done);
     *table.collisions.lock().unwrap() = 100;
@@ -169,7 +176,7 @@ async fn a_transaction_that_meets_another_is_sent_again() {
 #[tokio::test]
 async fn a_batch_names_a_record_once() {
     let (_, store) = open();
-    let put = Write::Put(config(of("a", "r"), &["rpm"], 1), When::Always);
+    let put = Write::Put(config(of("a", "r"), &["rpm"], 1), Precondition::Always);
     let error = store.write(&[put.clone(), put]).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Rejected);
 }
@@ -250,7 +257,10 @@ async fn all_shards_of_a_bucket_are_deleted() {
     }
     let (table, store) = open();
     put_shards(&table, 0..4, 4).await;
-    assert_eq!(write(&store, &[Write::Delete(bucket(), When::Present)]).await, Written::Done);
+    assert_eq!(
+        write(&store, &[Write::Delete(bucket(), Precondition::Present)]).await,
+        Written::Done
+    );
     assert_eq!(table.items().len(), 0);
 }
 
@@ -264,10 +274,10 @@ fn namespace(deleted_at: Option<Timestamp>) -> Record {
 async fn with_a_namespace_goes_what_no_key_names() {
     let (table, store) = open();
     let batch = [
-        Write::Put(namespace(None), When::Absent),
-        Write::Put(config(of("a", "r"), &["rpm"], 1), When::Absent),
-        Write::Put(config(ConfigLevel::Resource(resource("r")), &["rpm"], 1), When::Absent),
-        Write::Put(config(ConfigLevel::System, &["rpm"], 1), When::Absent),
+        Write::Put(namespace(None), Precondition::Absent),
+        Write::Put(config(of("a", "r"), &["rpm"], 1), Precondition::Absent),
+        Write::Put(config(ConfigLevel::Resource(resource("r")), &["rpm"], 1), Precondition::Absent),
+        Write::Put(config(ConfigLevel::System, &["rpm"], 1), Precondition::Absent),
     ];
     assert_eq!(write(&store, &batch).await, Written::Done);
     let system = "abcdefghijk/SYSTEM#";
@@ -291,7 +301,10 @@ async fn with_a_namespace_goes_what_no_key_names() {
 async fn a_namespace_that_is_being_purged_is_not_recovered() {
     let (table, store) = open();
     let deleted = namespace(Some(Timestamp::from_millis(7_000)));
-    assert_eq!(write(&store, &[Write::Put(deleted.clone(), When::Absent)]).await, Written::Done);
+    assert_eq!(
+        write(&store, &[Write::Put(deleted.clone(), Precondition::Absent)]).await,
+        Written::Done
+    );
     let by_id = ItemKey::of(&Key::Namespace(ns()));
     let mut item: Item = table.items()[&by_id].clone();
     item.insert("status".to_owned(), Value::text("purging"));
@@ -299,7 +312,7 @@ async fn a_namespace_that_is_being_purged_is_not_recovered() {
         item.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     table.put(&by_id, &attributes).await;
     assert_eq!(store.get(&[Key::Namespace(ns())]).await.unwrap(), [Some(deleted)]);
-    let recover = Write::Put(namespace(None), When::Present);
+    let recover = Write::Put(namespace(None), Precondition::Present);
     assert_eq!(write(&store, &[recover]).await, Written::Conflict(0));
 }
 
@@ -308,8 +321,8 @@ async fn a_name_is_written_as_other_clients_show_it() {
     let (table, store) = open();
     let name = NamespaceName::new("prod").unwrap();
     let batch = [
-        Write::Put(Record::NamespaceName(name.clone(), ns()), When::Absent),
-        Write::Put(namespace(None), When::Absent),
+        Write::Put(Record::NamespaceName(name.clone(), ns()), Precondition::Absent),
+        Write::Put(namespace(None), Precondition::Absent),
     ];
     assert_eq!(write(&store, &batch).await, Written::Done);
     let item = &table.items()[&ItemKey::of(&Key::NamespaceName(name))];

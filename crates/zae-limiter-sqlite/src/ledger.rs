@@ -132,9 +132,11 @@ impl Ledger {
         self.store()?;
         for (at, write) in batch.iter().enumerate() {
             let held = match write {
-                Write::Put(record, when) => records::holds(&self.conn, &record.key(), *when)?,
-                Write::Delete(key, when) | Write::Check(key, when) => {
-                    records::holds(&self.conn, key, *when)?
+                Write::Put(record, precondition) => {
+                    records::holds(&self.conn, &record.key(), *precondition)?
+                }
+                Write::Delete(key, precondition) | Write::Check(key, precondition) => {
+                    records::holds(&self.conn, key, *precondition)?
                 }
             };
             if !held {

@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use zae_limiter_core::{
-    AuditEvent, BucketKey, Config, ConfigLevel, Entity, Invalid, Key, Namespace, Record, Timestamp,
-    Usage, UsageKey, When, Window,
+    AuditEvent, BucketKey, Config, ConfigLevel, Entity, Invalid, Key, Namespace, Precondition,
+    Record, Timestamp, Usage, UsageKey, Window,
 };
 
 use crate::codec::{decode_consumed, decode_limits, encode_consumed, encode_limits};
@@ -212,8 +212,12 @@ pub(crate) fn get(conn: &Connection, key: &Key) -> Result<Option<Record>, Failur
 }
 
 /// Whether the condition holds for what is stored under the key.
-pub(crate) fn holds(conn: &Connection, key: &Key, when: When) -> Result<bool, Failure> {
-    if when == When::Always {
+pub(crate) fn holds(
+    conn: &Connection,
+    key: &Key,
+    precondition: Precondition,
+) -> Result<bool, Failure> {
+    if precondition == Precondition::Always {
         return Ok(true);
     }
     // Only the version is looked at, so that a damaged record can still be replaced.
@@ -222,11 +226,11 @@ pub(crate) fn holds(conn: &Connection, key: &Key, when: When) -> Result<bool, Fa
         let mut statement = conn.prepare_cached(&format!("{column}{row}"))?;
         statement.query_row(params, |row| row.get(0)).optional()
     })?;
-    Ok(match when {
-        When::Always => true,
-        When::Absent => version.is_none(),
-        When::Present => version.is_some(),
-        When::Version(expected) => version == Some(Some(expected.cast_signed())),
+    Ok(match precondition {
+        Precondition::Always => true,
+        Precondition::Absent => version.is_none(),
+        Precondition::Present => version.is_some(),
+        Precondition::Version(expected) => version == Some(Some(expected.cast_signed())),
     })
 }
 

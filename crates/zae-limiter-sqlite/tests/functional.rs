@@ -11,9 +11,9 @@ use common::*;
 use zae_limiter_core::{
     Admission, AuditAction, AuditEvent, AuditSubject, BucketQuery, Config, ConfigLevel, Cursor,
     Entity, Key, Leg, Lifetime, Limit, LimitName, LimitSet, Millitokens, Namespace, NamespaceName,
-    OnUnavailable, Page, PageRequest, Plan, Query, Record, ResourceList, Scope, Store, StoreError,
-    StoreErrorKind, Target, Timestamp, Usage, UsageKey, UsageSettings, When, Window, Write,
-    Written,
+    OnUnavailable, Page, PageRequest, Plan, Precondition, Query, Record, ResourceList, Scope,
+    Store, StoreError, StoreErrorKind, Target, Timestamp, Usage, UsageKey, UsageSettings, Window,
+    Write, Written,
 };
 use zae_limiter_sqlite::{SqliteOptions, SqliteStore};
 
@@ -142,7 +142,8 @@ async fn senseless_calls_are_rejected_and_hurt_nobody() {
     rejected(store.settle(&[lowest], NOW).await.unwrap_err());
     let keys = vec![Key::Namespace(ns()); 26];
     rejected(store.get(&keys).await.unwrap_err());
-    let checks = keys.into_iter().map(|key| Write::Check(key, When::Always)).collect::<Vec<_>>();
+    let checks =
+        keys.into_iter().map(|key| Write::Check(key, Precondition::Always)).collect::<Vec<_>>();
     rejected(store.write(&checks).await.unwrap_err());
     assert!(take(&store, &plan(&bucket, 10)).await);
     assert!(take(&store, &Plan { now: NOW, legs: Default::default() }).await);
@@ -261,7 +262,8 @@ async fn every_kind_of_record_comes_back_as_it_was_written() {
         a_namespace("AbCdEfGhIj_", Some(at(1))),
         Record::NamespaceName(NamespaceName::new("team-a").unwrap(), ns()),
     ];
-    let puts: Vec<_> = records.iter().map(|r| Write::Put(r.clone(), When::Absent)).collect();
+    let puts: Vec<_> =
+        records.iter().map(|r| Write::Put(r.clone(), Precondition::Absent)).collect();
     assert_eq!(store.write(&puts).await.unwrap(), Written::Done);
     assert_eq!(store.write(&puts).await.unwrap(), Written::Conflict(0));
     let mut keys: Vec<_> = records.iter().map(Record::key).collect();
@@ -279,28 +281,37 @@ async fn a_batch_happens_whole_or_not_at_all() {
     let (_folder, store) = open();
     let system = |version| a_config(ConfigLevel::System, version);
     let key = system(1).key();
-    let put = |record, when| Write::Put(record, when);
+    let put = |record, precondition| Write::Put(record, precondition);
     let absent = Key::Entity(ns(), entity("nobody"));
     for (batch, written) in [
-        (vec![put(system(1), When::Present)], Written::Conflict(0)),
-        (vec![put(system(1), When::Version(0))], Written::Conflict(0)),
-        (vec![put(system(1), When::Absent)], Written::Done),
+        (vec![put(system(1), Precondition::Present)], Written::Conflict(0)),
+        (vec![put(system(1), Precondition::Version(0))], Written::Conflict(0)),
+        (vec![put(system(1), Precondition::Absent)], Written::Done),
         (
-            vec![put(an_entity("a", None), When::Always), put(system(3), When::Version(2))],
+            vec![
+                put(an_entity("a", None), Precondition::Always),
+                put(system(3), Precondition::Version(2)),
+            ],
             Written::Conflict(1),
         ),
         (
-            vec![put(system(2), When::Version(1)), Write::Check(absent.clone(), When::Present)],
+            vec![
+                put(system(2), Precondition::Version(1)),
+                Write::Check(absent.clone(), Precondition::Present),
+            ],
             Written::Conflict(1),
         ),
         (
-            vec![Write::Check(absent.clone(), When::Absent), put(system(2), When::Version(1))],
+            vec![
+                Write::Check(absent.clone(), Precondition::Absent),
+                put(system(2), Precondition::Version(1)),
+            ],
             Written::Done,
         ),
-        (vec![Write::Check(absent, When::Version(0))], Written::Conflict(0)),
-        (vec![Write::Delete(key.clone(), When::Version(1))], Written::Conflict(0)),
-        (vec![Write::Delete(key.clone(), When::Version(2))], Written::Done),
-        (vec![Write::Delete(key.clone(), When::Always)], Written::Done),
+        (vec![Write::Check(absent, Precondition::Version(0))], Written::Conflict(0)),
+        (vec![Write::Delete(key.clone(), Precondition::Version(1))], Written::Conflict(0)),
+        (vec![Write::Delete(key.clone(), Precondition::Version(2))], Written::Done),
+        (vec![Write::Delete(key.clone(), Precondition::Always)], Written::Done),
         (vec![], Written::Done),
     ] {
         assert_eq!(store.write(&batch).await.unwrap(), written, "{batch:?}");
@@ -315,13 +326,13 @@ async fn a_deleted_bucket_is_full_again() {
     let bucket = target("key-1", 10);
     let key = Key::Bucket(bucket.key().clone());
     assert!(take(&store, &plan(&bucket, 10)).await);
-    let check = |when| Write::Check(key.clone(), when);
-    assert_eq!(store.write(&[check(When::Present)]).await.unwrap(), Written::Done);
+    let check = |precondition| Write::Check(key.clone(), precondition);
+    assert_eq!(store.write(&[check(Precondition::Present)]).await.unwrap(), Written::Done);
     store.delete(std::slice::from_ref(&key)).await.unwrap();
     assert_eq!(peek(&store, &bucket, NOW).await, None);
-    assert_eq!(store.write(&[check(When::Absent)]).await.unwrap(), Written::Done);
+    assert_eq!(store.write(&[check(Precondition::Absent)]).await.unwrap(), Written::Done);
     assert!(take(&store, &plan(&bucket, 10)).await);
-    let delete = [Write::Delete(key.clone(), When::Present)];
+    let delete = [Write::Delete(key.clone(), Precondition::Present)];
     assert_eq!(store.write(&delete).await.unwrap(), Written::Done);
     assert_eq!(store.write(&delete).await.unwrap(), Written::Conflict(0));
     assert!(take(&store, &plan(&bucket, 10)).await);
@@ -372,7 +383,7 @@ async fn lists_are_in_order_and_name_everything_once() {
     records.push(a_config(ConfigLevel::Resource(resource("gpt-5")), 1));
     records.push(a_config(ConfigLevel::Resource(resource("gpt-4")), 1));
     for record in &records {
-        store.write(&[Write::Put(record.clone(), When::Absent)]).await.unwrap();
+        store.write(&[Write::Put(record.clone(), Precondition::Absent)]).await.unwrap();
     }
     let query = async |query: Query| -> Vec<Key> {
         let found = all(async |page: &PageRequest| store.list(&query, page).await).await;
@@ -456,7 +467,8 @@ async fn keys_of_all_that_belongs_together_are_listed_while_it_is_deleted() {
         records.push(a_usage(id, "gpt-4", Window::Monthly, NOW));
         assert!(take(&store, &plan(&target(id, 5), 1)).await);
     }
-    let puts: Vec<_> = records.iter().map(|r| Write::Put(r.clone(), When::Absent)).collect();
+    let puts: Vec<_> =
+        records.iter().map(|r| Write::Put(r.clone(), Precondition::Absent)).collect();
     store.write(&puts).await.unwrap();
     let keys = async |scope: Scope| {
         all(async |page: &PageRequest| store.list_keys(&scope, page).await).await
@@ -556,7 +568,10 @@ async fn what_has_long_expired_is_removed_and_its_usage_booked() {
     for n in 0..150 {
         assert!(take(&store, &plan(&idle(&format!("key-{n}")), 2)).await);
     }
-    store.write(&[Write::Put(an_event("01J", AuditSubject::System), When::Always)]).await.unwrap();
+    store
+        .write(&[Write::Put(an_event("01J", AuditSubject::System), Precondition::Always)])
+        .await
+        .unwrap();
     let later = at(2 * 3_600);
     // Enough transactions for the sweeper to come round, each with a clock that is ahead.
     let busy = target("busy", 1_000_000);
@@ -657,7 +672,7 @@ async fn a_table_that_refuses_one_write_spoils_only_that_write() {
     conn.execute_batch(sql).unwrap();
     let bucket = target("good", 10);
     let good_plan = plan(&bucket, 1);
-    let put = |id| [Write::Put(an_entity(id, None), When::Always)];
+    let put = |id| [Write::Put(an_entity(id, None), Precondition::Always)];
     let (bad, good) = (put("bad"), put("good"));
     let (one, two, three) =
         tokio::join!(store.write(&bad), store.acquire(&good_plan), store.write(&good));

@@ -219,14 +219,21 @@ impl State {
     }
 
     fn write(&mut self, batch: &[Write]) -> Written {
-        let holds = |key: &Key, when: &When| match (when, self.records.get(key)) {
-            (When::Always, _) | (When::Absent, None) | (When::Present, Some(_)) => true,
-            (When::Version(version), Some(Record::Config(config))) => config.version == *version,
-            _ => false,
-        };
+        let holds =
+            |key: &Key, precondition: &Precondition| match (precondition, self.records.get(key)) {
+                (Precondition::Always, _)
+                | (Precondition::Absent, None)
+                | (Precondition::Present, Some(_)) => true,
+                (Precondition::Version(version), Some(Record::Config(config))) => {
+                    config.version == *version
+                }
+                _ => false,
+            };
         let unmet = batch.iter().position(|write| match write {
-            Write::Put(record, when) => !holds(&record.key(), when),
-            Write::Delete(key, when) | Write::Check(key, when) => !holds(key, when),
+            Write::Put(record, precondition) => !holds(&record.key(), precondition),
+            Write::Delete(key, precondition) | Write::Check(key, precondition) => {
+                !holds(key, precondition)
+            }
         });
         if let Some(at) = unmet {
             return Written::Conflict(at);

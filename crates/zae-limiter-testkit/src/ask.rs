@@ -95,8 +95,9 @@ pub(crate) async fn write(store: &dyn Store, batch: &[Write]) -> Written {
 
 /// Puts records, whatever is there.
 pub(crate) async fn put(store: &dyn Store, records: impl IntoIterator<Item = Record>) {
-    use zae_limiter_core::{BATCH_MAX, When};
-    let writes: Vec<Write> = records.into_iter().map(|r| Write::Put(r, When::Always)).collect();
+    use zae_limiter_core::{BATCH_MAX, Precondition};
+    let writes: Vec<Write> =
+        records.into_iter().map(|r| Write::Put(r, Precondition::Always)).collect();
     for batch in writes.chunks(BATCH_MAX) {
         assert_eq!(write(store, batch).await, Written::Done, "a put without condition must happen");
     }

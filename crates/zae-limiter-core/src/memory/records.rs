@@ -7,7 +7,7 @@ use super::usage::UsageTable;
 use crate::error::StoreError;
 use crate::page::{Page, PageRequest};
 use crate::record::{AuditEvent, ConfigLevel, Key, Record};
-use crate::store::{Query, ResourceList, Scope, When, Write, Written};
+use crate::store::{Precondition, Query, ResourceList, Scope, Write, Written};
 
 /// All records but usage, in the order of their keys.
 #[derive(Debug, Default)]
@@ -28,15 +28,17 @@ impl Records {
 
     pub(super) fn write(&mut self, batch: &[Write], usage: &mut UsageTable) -> Written {
         for (at, write) in batch.iter().enumerate() {
-            let (key, when) = match write {
-                Write::Put(record, when) => (record.key(), *when),
-                Write::Delete(key, when) | Write::Check(key, when) => (key.clone(), *when),
+            let (key, precondition) = match write {
+                Write::Put(record, precondition) => (record.key(), *precondition),
+                Write::Delete(key, precondition) | Write::Check(key, precondition) => {
+                    (key.clone(), *precondition)
+                }
             };
             let current = match &key {
                 Key::Usage(key) => usage.get(key),
                 key => self.get(key),
             };
-            if !holds(when, current.as_ref()) {
+            if !holds(precondition, current.as_ref()) {
                 return Written::Conflict(at);
             }
         }
@@ -147,12 +149,12 @@ fn belongs(scope: &Scope, key: &Key) -> bool {
     }
 }
 
-fn holds(when: When, current: Option<&Record>) -> bool {
-    match when {
-        When::Always => true,
-        When::Absent => current.is_none(),
-        When::Present => current.is_some(),
-        When::Version(version) => {
+fn holds(precondition: Precondition, current: Option<&Record>) -> bool {
+    match precondition {
+        Precondition::Always => true,
+        Precondition::Absent => current.is_none(),
+        Precondition::Present => current.is_some(),
+        Precondition::Version(version) => {
             matches!(current, Some(Record::Config(config)) if config.version == version)
         }
     }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::task::Poll;
 
-use zae_limiter_core::{Admission, BucketQuery, Key, Leg, Millitokens, Store, Target, When, Write};
+use zae_limiter_core::{
+    Admission, BucketQuery, Key, Leg, Millitokens, Precondition, Store, Target, Write,
+};
 
 use crate::ask::{balance, get, list_buckets, peek, put, settle, take};
 use crate::given::{
@@ -41,7 +43,7 @@ pub async fn changes_that_are_never_polled_do_nothing(store: Arc<dyn Store>) {
     let other = forever(target.key().clone(), &limits([without_refill("z", 5)]));
     drop(store.settle(&[settlement(&target, shard, [("x", tokens(10))])], NOW));
     drop(store.reconfigure(&other, NOW));
-    drop(store.write(&[Write::Put(entity("new", None), When::Always)]));
+    drop(store.write(&[Write::Put(entity("new", None), Precondition::Always)]));
     drop(store.delete(&[entity("kept", None).key(), Key::Bucket(target.key().clone())]));
     // Another change goes through whatever the store queues its work in.
     put(&*store, [entity("later", None)]).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zae_limiter_core::{
     AuditSubject, BATCH_MAX, BucketQuery, ConfigLevel, Entity, Key, Namespace, NamespaceName,
-    Record, Store, When, Window, Write, Written,
+    Precondition, Record, Store, Window, Write, Written,
 };
 
 use crate::ask::{delete, get, list_buckets, peek, put, take, write};
@@ -81,15 +81,20 @@ pub async fn each_condition_holds_when_it_should(store: Arc<dyn Store>) {
         // An entity has no version.
         (Some(entity("e", None)), entity("e", Some("p")), [true, false, true, false, false]),
     ];
-    let conditions =
-        [When::Always, When::Absent, When::Present, When::Version(3), When::Version(4)];
+    let conditions = [
+        Precondition::Always,
+        Precondition::Absent,
+        Precondition::Present,
+        Precondition::Version(3),
+        Precondition::Version(4),
+    ];
     for (there, record, holds) in cases {
-        for (when, holds) in conditions.into_iter().zip(holds) {
+        for (precondition, holds) in conditions.into_iter().zip(holds) {
             let key = record.key();
             let writes = [
-                Write::Put(record.clone(), when),
-                Write::Delete(key.clone(), when),
-                Write::Check(key.clone(), when),
+                Write::Put(record.clone(), precondition),
+                Write::Delete(key.clone(), precondition),
+                Write::Check(key.clone(), precondition),
             ];
             for change in writes {
                 delete(&*store, [key.clone()]).await;
@@ -114,14 +119,14 @@ pub async fn a_conflict_names_its_place_and_changes_nothing(store: Arc<dyn Store
     put(&*store, there.clone()).await;
     let new = [entity("x", None), entity("y", None), event(AuditSubject::System, 1)];
     let mut batch: Vec<Write> =
-        new.iter().cloned().map(|record| Write::Put(record, When::Absent)).collect();
-    batch.push(Write::Delete(there[0].key(), When::Present));
+        new.iter().cloned().map(|record| Write::Put(record, Precondition::Absent)).collect();
+    batch.push(Write::Delete(there[0].key(), Precondition::Present));
     let unmet = [
-        Write::Put(entity("kept", Some("x")), When::Absent),
-        Write::Put(config(ConfigLevel::System, 7), When::Version(6)),
-        Write::Delete(entity("missing", None).key(), When::Present),
-        Write::Check(config(ConfigLevel::System, 0).key(), When::Version(4)),
-        Write::Check(entity("missing", None).key(), When::Present),
+        Write::Put(entity("kept", Some("x")), Precondition::Absent),
+        Write::Put(config(ConfigLevel::System, 7), Precondition::Version(6)),
+        Write::Delete(entity("missing", None).key(), Precondition::Present),
+        Write::Check(config(ConfigLevel::System, 0).key(), Precondition::Version(4)),
+        Write::Check(entity("missing", None).key(), Precondition::Present),
     ];
     for unmet in unmet {
         for place in 0..=batch.len() {
@@ -149,13 +154,13 @@ pub async fn a_batch_of_all_kinds_of_writes_is_made_together(store: Arc<dyn Stor
     put(&*store, [entity("old", None), entity("parent", None), config(ConfigLevel::System, 1)])
         .await;
     let batch = [
-        Write::Check(entity("parent", None).key(), When::Present),
-        Write::Put(entity("new", Some("parent")), When::Absent),
-        Write::Delete(entity("old", None).key(), When::Present),
-        Write::Check(entity("stranger", None).key(), When::Absent),
-        Write::Put(config(ConfigLevel::System, 2), When::Version(1)),
-        Write::Put(event(AuditSubject::System, 1), When::Always),
-        Write::Delete(entity("missing", None).key(), When::Always),
+        Write::Check(entity("parent", None).key(), Precondition::Present),
+        Write::Put(entity("new", Some("parent")), Precondition::Absent),
+        Write::Delete(entity("old", None).key(), Precondition::Present),
+        Write::Check(entity("stranger", None).key(), Precondition::Absent),
+        Write::Put(config(ConfigLevel::System, 2), Precondition::Version(1)),
+        Write::Put(event(AuditSubject::System, 1), Precondition::Always),
+        Write::Delete(entity("missing", None).key(), Precondition::Always),
     ];
     assert_eq!(write(&*store, &batch).await, Written::Done);
     for (record, there) in [
@@ -176,13 +181,13 @@ pub async fn a_full_batch_is_written_and_read(store: Arc<dyn Store>) {
     let records: Vec<Record> =
         (0..BATCH_MAX).map(|n| entity(&format!("e-{n}"), Some("parent"))).collect();
     let batch: Vec<Write> =
-        records.iter().cloned().map(|record| Write::Put(record, When::Absent)).collect();
+        records.iter().cloned().map(|record| Write::Put(record, Precondition::Absent)).collect();
     assert_eq!(write(&*store, &batch).await, Written::Done);
     let keys: Vec<Key> = records.iter().map(Record::key).collect();
     let found = store.get(&keys).await.expect("get must answer");
     assert_eq!(found, records.into_iter().map(Some).collect::<Vec<_>>());
     let checks: Vec<Write> =
-        keys.into_iter().map(|key| Write::Delete(key, When::Present)).collect();
+        keys.into_iter().map(|key| Write::Delete(key, Precondition::Present)).collect();
     assert_eq!(write(&*store, &checks).await, Written::Done);
     assert_eq!(write(&*store, &checks[..1]).await, Written::Conflict(0), "all are gone");
 }
@@ -269,8 +274,11 @@ pub async fn keys_of_different_kinds_do_not_meet(store: Arc<dyn Store>) {
 pub async fn a_dropped_batch_is_written_whole_or_not_at_all(store: Arc<dyn Store>) {
     for round in 0..20 {
         let records: Vec<_> = (0..10).map(|n| entity(&format!("e-{round}-{n}"), None)).collect();
-        let batch: Vec<Write> =
-            records.iter().cloned().map(|record| Write::Put(record, When::Absent)).collect();
+        let batch: Vec<Write> = records
+            .iter()
+            .cloned()
+            .map(|record| Write::Put(record, Precondition::Absent))
+            .collect();
         let mut call = ByHand::new(store.write(&batch));
         let _ = call.poll();
         drop(call);

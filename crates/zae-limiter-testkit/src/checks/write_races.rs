@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zae_limiter_core::{ConfigLevel, Record, Store, When, Write, Written};
+use zae_limiter_core::{ConfigLevel, Precondition, Record, Store, Write, Written};
 
 use super::concurrency::{TASKS, crowd};
 use crate::ask::{get, put, write};
@@ -15,7 +15,10 @@ pub async fn one_of_many_conditional_writes_wins(store: Arc<dyn Store>) {
             let record = entity(&id, Some(&format!("parent-{number}")));
             async move {
                 let mark = entity(&format!("mark-{round}-{number}"), None);
-                let batch = [Write::Put(mark, When::Always), Write::Put(record, When::Absent)];
+                let batch = [
+                    Write::Put(mark, Precondition::Always),
+                    Write::Put(record, Precondition::Absent),
+                ];
                 write(&*store, &batch).await
             }
         })
@@ -42,7 +45,7 @@ pub async fn one_of_many_writes_of_a_version_wins(store: Arc<dyn Store>) {
             let found = get(&*store, config(ConfigLevel::System, 0).key()).await;
             let version = found.and_then(Record::into_config).expect("the config").version;
             let next = config(ConfigLevel::System, version + 1);
-            let batch = [Write::Put(next, When::Version(version))];
+            let batch = [Write::Put(next, Precondition::Version(version))];
             rises += u64::from(write(&*store, &batch).await == Written::Done);
         }
         rises

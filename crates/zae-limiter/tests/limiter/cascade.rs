@@ -257,7 +257,10 @@ fn chains_that_grew_too_deep_or_into_a_circle_are_refused_by_the_acquire() {
                 created_at: crate::world::NOW,
             };
             entity.parent = Some(crate::world::entity_id(parent));
-            zae_limiter::Write::Put(zae_limiter::Record::Entity(entity), zae_limiter::When::Always)
+            zae_limiter::Write::Put(
+                zae_limiter::Record::Entity(entity),
+                zae_limiter::Precondition::Always,
+            )
         };
         let circle = [batch("hen", "egg"), batch("egg", "hen")];
         limiter.store().write(&circle).await.unwrap();

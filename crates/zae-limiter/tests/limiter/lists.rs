@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zae_limiter::{BATCH_MAX, Entity, NamespaceId, PAGE_MAX, Record, Store, When, Write, Written};
+use zae_limiter::{
+    BATCH_MAX, Entity, NamespaceId, PAGE_MAX, Precondition, Record, Store, Write, Written,
+};
 use zae_limiter_testkit::Call;
 
 use crate::world::{Kind, NOW, entity_id, on_every_store};
@@ -30,7 +32,7 @@ async fn fill(store: &Arc<dyn Store>, namespace: &NamespaceId, items: usize) {
         .collect::<Vec<_>>()
         .chunks(BATCH_MAX)
         .map(|chunk| {
-            let put = |at: &usize| Write::Put(record(namespace, *at), When::Always);
+            let put = |at: &usize| Write::Put(record(namespace, *at), Precondition::Always);
             chunk.iter().map(put).collect()
         })
         .collect();
