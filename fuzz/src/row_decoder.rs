@@ -1,4 +1,4 @@
-//! Any bytes at all in a bucket's row: an account or an error, never a panic.
+//! Any bytes at all in a bucket's row: a bucket state or an error, never a panic.
 
 #![no_main]
 

@@ -1,6 +1,5 @@
 //! The rate limiter, over any store.
 
-pub mod account;
 mod acquire;
 mod audit;
 mod availability;
@@ -8,6 +7,7 @@ mod background;
 #[cfg(feature = "blocking")]
 pub mod blocking;
 mod breaker;
+pub mod bucket_state;
 mod cache;
 mod clock;
 mod deadline;

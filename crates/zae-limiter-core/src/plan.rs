@@ -11,7 +11,7 @@ use zae_limiter_model::{
     Timestamp,
 };
 
-use crate::account::Account;
+use crate::bucket_state::BucketState;
 
 /// The address of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -96,7 +96,7 @@ pub(crate) type Seat = Mutex<Option<Seated>>;
 #[derive(Debug)]
 pub(crate) struct Seated {
     pub(crate) store: u64,
-    pub(crate) account: Account,
+    pub(crate) state: BucketState,
 }
 
 /// One seed for the process, so that a hash can be kept with its target.

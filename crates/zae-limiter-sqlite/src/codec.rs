@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use zae_limiter_core::account::Account;
+use zae_limiter_core::bucket_state::BucketState;
 use zae_limiter_core::{
     Bucket, Cell, LIMITS_MAX, LimitName, LimitSet, Millitokens, Rate, Timestamp,
 };
@@ -21,14 +21,14 @@ const VERSION: u8 = 1;
 #[error("{0}")]
 pub(crate) struct Malformed(&'static str);
 
-/// Writes an account without its expiry, which has a column of its own.
-pub(crate) fn encode_account(account: &Account, out: &mut Vec<u8>) {
-    let bucket = &account.bucket;
+/// Writes a bucket state without its expiry, which has a column of its own.
+pub(crate) fn encode_state(state: &BucketState, out: &mut Vec<u8>) {
+    let bucket = &state.bucket;
     out.clear();
     out.push(VERSION);
     put_signed(out, bucket.refilled_at().as_millis());
-    put_signed(out, account.hour);
-    put_number(out, account.events);
+    put_signed(out, state.hour);
+    put_number(out, state.events);
     put_number(out, bucket.cells().len() as u64);
     for ((name, rate), cell) in bucket.limits().iter().zip(bucket.cells()) {
         put_limit(out, name, rate);
@@ -39,13 +39,13 @@ pub(crate) fn encode_account(account: &Account, out: &mut Vec<u8>) {
     }
 }
 
-/// Reads an account. `known` are the limits it probably has: when they are, the account shares
+/// Reads a bucket state. `known` are the limits it probably has: when they are, the bucket state shares
 /// them and no name is allocated.
-pub(crate) fn decode_account(
+pub(crate) fn decode_state(
     bytes: &[u8],
     expires_at: Option<Timestamp>,
     known: Option<&Arc<LimitSet>>,
-) -> Result<Account, Malformed> {
+) -> Result<BucketState, Malformed> {
     let mut input = Input::versioned(bytes)?;
     let refilled_at = Timestamp::from_millis(input.signed()?);
     let hour = input.signed()?;
@@ -73,7 +73,7 @@ pub(crate) fn decode_account(
     }
     input.end()?;
     let bucket = Bucket::from_parts(limits.finish()?, cells, refilled_at);
-    Ok(Account { bucket, expires_at, hour, events })
+    Ok(BucketState { bucket, expires_at, hour, events })
 }
 
 /// Writes a set of limits.
@@ -283,7 +283,7 @@ mod tests {
         })
     }
 
-    fn accounts() -> impl Strategy<Value = Account> {
+    fn states() -> impl Strategy<Value = BucketState> {
         let cell = (any::<i64>(), any::<u64>(), any::<i64>(), any::<i64>());
         let limits = prop::collection::btree_map("[a-z][a-z0-9_.-]{0,20}x", (rates(), cell), 0..6);
         (limits, any::<i64>(), any::<i64>(), any::<u64>(), any::<Option<i64>>()).prop_map(
@@ -300,43 +300,43 @@ mod tests {
                 let refilled_at = Timestamp::from_millis(refilled_at);
                 let bucket = Bucket::from_parts(set, cells, refilled_at);
                 let expires_at = expires_at.map(Timestamp::from_millis);
-                Account { bucket, expires_at, hour, events }
+                BucketState { bucket, expires_at, hour, events }
             },
         )
     }
 
-    fn encoded(account: &Account) -> Vec<u8> {
+    fn encoded(state: &BucketState) -> Vec<u8> {
         let mut bytes = Vec::new();
-        encode_account(account, &mut bytes);
+        encode_state(state, &mut bytes);
         bytes
     }
 
     #[test]
-    fn an_account_comes_back_as_it_was_written() {
-        let check = |account: Account| {
-            let bytes = encoded(&account);
-            let plain = decode_account(&bytes, account.expires_at, None);
-            prop_assert_eq!(plain.as_ref(), Ok(&account));
-            let shared = decode_account(&bytes, account.expires_at, Some(account.bucket.limits()));
+    fn a_state_comes_back_as_it_was_written() {
+        let check = |state: BucketState| {
+            let bytes = encoded(&state);
+            let plain = decode_state(&bytes, state.expires_at, None);
+            prop_assert_eq!(plain.as_ref(), Ok(&state));
+            let shared = decode_state(&bytes, state.expires_at, Some(state.bucket.limits()));
             let shared = shared.unwrap();
-            prop_assert!(Arc::ptr_eq(shared.bucket.limits(), account.bucket.limits()));
-            prop_assert_eq!(&shared, &account);
-            let limits = decode_limits(&encode_limits(account.bucket.limits()));
-            prop_assert_eq!(limits.as_ref(), Ok(&**account.bucket.limits()));
+            prop_assert!(Arc::ptr_eq(shared.bucket.limits(), state.bucket.limits()));
+            prop_assert_eq!(&shared, &state);
+            let limits = decode_limits(&encode_limits(state.bucket.limits()));
+            prop_assert_eq!(limits.as_ref(), Ok(&**state.bucket.limits()));
             Ok(())
         };
-        runner(512).run(&accounts(), check).unwrap();
+        runner(512).run(&states(), check).unwrap();
     }
 
     #[test]
-    fn limits_that_were_only_guessed_do_not_leak_into_the_account() {
-        let check = |(account, guess): (Account, Account)| {
-            let bytes = encoded(&account);
-            let read = decode_account(&bytes, account.expires_at, Some(guess.bucket.limits()));
-            prop_assert_eq!(read, Ok(account));
+    fn limits_that_were_only_guessed_do_not_leak_into_the_state() {
+        let check = |(state, guess): (BucketState, BucketState)| {
+            let bytes = encoded(&state);
+            let read = decode_state(&bytes, state.expires_at, Some(guess.bucket.limits()));
+            prop_assert_eq!(read, Ok(state));
             Ok(())
         };
-        runner(512).run(&(accounts(), accounts()), check).unwrap();
+        runner(512).run(&(states(), states()), check).unwrap();
         // The worst guess: all the same but the last number.
         let names = |last| {
             let rate = |ms| Rate::new(Millitokens::new(5), Millitokens::new(5), ms).unwrap();
@@ -345,23 +345,23 @@ mod tests {
             Arc::new(LimitSet::from_rates(limits).unwrap())
         };
         let bucket = Bucket::full(names(7), Timestamp::from_millis(0));
-        let account = Account { bucket, expires_at: None, hour: 0, events: 0 };
-        assert_eq!(decode_account(&encoded(&account), None, Some(&names(8))), Ok(account));
+        let state = BucketState { bucket, expires_at: None, hour: 0, events: 0 };
+        assert_eq!(decode_state(&encoded(&state), None, Some(&names(8))), Ok(state));
     }
 
     #[test]
-    fn changed_bytes_are_refused_or_are_a_valid_account() {
-        let changes = (accounts(), any::<prop::sample::Index>(), any::<u8>(), any::<usize>());
-        let check = |(account, at, byte, cut): (Account, prop::sample::Index, u8, usize)| {
-            let whole = encoded(&account);
+    fn changed_bytes_are_refused_or_are_a_valid_state() {
+        let changes = (states(), any::<prop::sample::Index>(), any::<u8>(), any::<usize>());
+        let check = |(state, at, byte, cut): (BucketState, prop::sample::Index, u8, usize)| {
+            let whole = encoded(&state);
             let mut bytes = whole.clone();
             bytes[at.index(whole.len())] = byte;
-            if let Ok(read) = decode_account(&bytes, None, Some(account.bucket.limits())) {
+            if let Ok(read) = decode_state(&bytes, None, Some(state.bucket.limits())) {
                 prop_assert_eq!(&encoded(&read), &bytes);
             }
-            prop_assert!(decode_account(&whole[..cut % whole.len()], None, None).is_err());
+            prop_assert!(decode_state(&whole[..cut % whole.len()], None, None).is_err());
             let longer = [&whole[..], &[byte]].concat();
-            prop_assert!(decode_account(&longer, None, None).is_err());
+            prop_assert!(decode_state(&longer, None, None).is_err());
             Ok(())
         };
         runner(4_096).run(&changes, check).unwrap();
@@ -374,8 +374,8 @@ mod tests {
                 *first %= 3;
             }
             crate::fuzz_decode(&bytes);
-            if let Ok(account) = decode_account(&bytes, None, None) {
-                prop_assert_eq!(&encoded(&account), &bytes);
+            if let Ok(state) = decode_state(&bytes, None, None) {
+                prop_assert_eq!(&encoded(&state), &bytes);
             }
             Ok(())
         };

@@ -1,18 +1,18 @@
 //! What a job does to the file, within a transaction.
 //!
-//! Hot jobs change accounts in memory, which are written together at the end: a job that fails
+//! Hot jobs change bucket states in memory, which are written together at the end: a job that fails
 //! leaves no trace, and the others go on. Cold jobs write at once; if one fails halfway, the whole
 //! transaction does.
 
 use rusqlite::{Connection, params};
 use smallvec::SmallVec;
-use zae_limiter_core::account::{Account, Booking, admit, settle};
+use zae_limiter_core::bucket_state::{Booking, BucketState, admit, settle};
 use zae_limiter_core::{
     Admission, BucketKey, BucketQuery, Key, Plan, Record, Settlement, StoreErrorKind, Target,
     Timestamp, Usage, UsageKey, UsageSettings, Write, Written, start_of_hour,
 };
 
-use crate::accounts::{Accounts, At};
+use crate::bucket_states::{At, BucketStates};
 use crate::error::Failure;
 use crate::records;
 
@@ -23,7 +23,7 @@ const BOOK_MAX: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Ledger {
     pub(crate) conn: Connection,
-    pub(crate) accounts: Accounts,
+    pub(crate) states: BucketStates,
     settings: UsageSettings,
     // What has to be booked before the end of the transaction.
     bookings: Vec<(BucketKey, Booking)>,
@@ -31,12 +31,12 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     pub(crate) fn new(conn: Connection, settings: UsageSettings) -> Self {
-        Self { conn, accounts: Accounts::default(), settings, bookings: Vec::new() }
+        Self { conn, states: BucketStates::default(), settings, bookings: Vec::new() }
     }
 
     /// Forgets what a transaction that did not come about has left in memory.
     pub(crate) fn forget(&mut self) {
-        self.accounts.clear();
+        self.states.clear();
         self.bookings.clear();
     }
 
@@ -52,7 +52,7 @@ impl Ledger {
 
     /// Writes what hot jobs have changed.
     pub(crate) fn store(&mut self) -> Result<(), Failure> {
-        self.accounts.store(&self.conn)?;
+        self.states.store(&self.conn)?;
         for (key, booking) in std::mem::take(&mut self.bookings) {
             self.book(&key, &booking)?;
         }
@@ -62,22 +62,22 @@ impl Ledger {
     pub(crate) fn acquire(&mut self, plan: &Plan) -> Result<Admission, Failure> {
         let mut places: SmallVec<[At; 1]> = SmallVec::new();
         for leg in &plan.legs {
-            places.push(self.accounts.find(&self.conn, leg.target.key(), Some(&leg.target))?);
+            places.push(self.states.find(&self.conn, leg.target.key(), Some(&leg.target))?);
         }
         // Decided on copies: a refused plan must leave nothing behind.
-        let copies = plan.legs.iter().zip(&places).map(|(leg, at)| match self.accounts.get(*at) {
-            Some(account) => account.clone(),
-            None => Account::open(&leg.target, plan.now),
+        let copies = plan.legs.iter().zip(&places).map(|(leg, at)| match self.states.get(*at) {
+            Some(state) => state.clone(),
+            None => BucketState::open(&leg.target, plan.now),
         });
-        let mut copies: SmallVec<[Account; 1]> = copies.collect();
+        let mut copies: SmallVec<[BucketState; 1]> = copies.collect();
         let mut booked: SmallVec<[(usize, Booking); 1]> = SmallVec::new();
         let admission = {
-            let mut accounts: SmallVec<[&mut Account; 1]> = copies.iter_mut().collect();
-            admit(plan, &mut accounts, |leg, booking| booked.push((leg, booking)))
+            let mut states: SmallVec<[&mut BucketState; 1]> = copies.iter_mut().collect();
+            admit(plan, &mut states, |leg, booking| booked.push((leg, booking)))
         };
         if let Admission::Taken(_) = admission {
-            for (at, account) in places.into_iter().zip(copies) {
-                self.accounts.set(at, account);
+            for (at, state) in places.into_iter().zip(copies) {
+                self.states.set(at, state);
             }
             let keys = booked.into_iter();
             self.bookings.extend(keys.map(|(leg, b)| (plan.legs[leg].target.key().clone(), b)));
@@ -90,25 +90,25 @@ impl Ledger {
         settlements: &[Settlement],
         now: Timestamp,
     ) -> Result<(), Failure> {
-        let mut changed: SmallVec<[(At, Option<Account>); 1]> = SmallVec::new();
+        let mut changed: SmallVec<[(At, Option<BucketState>); 1]> = SmallVec::new();
         let mut booked: SmallVec<[(BucketKey, Booking); 1]> = SmallVec::new();
         for settlement in settlements {
             let target = &settlement.target;
-            let at = self.accounts.find(&self.conn, target.key(), Some(target))?;
+            let at = self.states.find(&self.conn, target.key(), Some(target))?;
             let place = match changed.iter().position(|(other, _)| *other == at) {
                 Some(place) => place,
                 None => {
-                    changed.push((at, self.accounts.get(at).cloned()));
+                    changed.push((at, self.states.get(at).cloned()));
                     changed.len() - 1
                 }
             };
-            let account = &mut changed[place].1;
-            settle(settlement, account, now, |b| booked.push((target.key().clone(), b)))?;
+            let state = &mut changed[place].1;
+            settle(settlement, state, now, |b| booked.push((target.key().clone(), b)))?;
         }
         // Only now that all of them fit is any of them applied.
-        for (at, account) in changed {
-            if let Some(account) = account {
-                self.accounts.set(at, account);
+        for (at, state) in changed {
+            if let Some(state) = state {
+                self.states.set(at, state);
             }
         }
         self.bookings.extend(booked);
@@ -116,14 +116,14 @@ impl Ledger {
     }
 
     pub(crate) fn reconfigure(&mut self, target: &Target, now: Timestamp) -> Result<(), Failure> {
-        let at = self.accounts.find(&self.conn, target.key(), Some(target))?;
-        let Some(mut account) = self.accounts.get(at).cloned() else { return Ok(()) };
-        if account.is_expired(now) {
+        let at = self.states.find(&self.conn, target.key(), Some(target))?;
+        let Some(mut state) = self.states.get(at).cloned() else { return Ok(()) };
+        if state.is_expired(now) {
             return Ok(());
         }
-        let booking = account.reconfigure(target, now);
+        let booking = state.reconfigure(target, now);
         self.bookings.extend(booking.map(|booking| (target.key().clone(), booking)));
-        self.accounts.set(at, account);
+        self.states.set(at, state);
         Ok(())
     }
 
@@ -161,7 +161,7 @@ impl Ledger {
     fn delete_one(&mut self, key: &Key) -> Result<(), Failure> {
         records::delete(&self.conn, key)?;
         if let Key::Bucket(key) = key {
-            self.accounts.remove(key);
+            self.states.remove(key);
         }
         Ok(())
     }
@@ -178,13 +178,13 @@ impl Ledger {
         let last = (keys.len() == BOOK_MAX).then(|| keys.last().cloned()).flatten();
         for key in keys {
             // A row that does not decode has no usage to show; whoever acquires from it is told.
-            let Ok(at) = self.accounts.find(&self.conn, &key, None) else { continue };
-            let Some(account) = self.accounts.get(at).filter(|account| account.events > 0) else {
+            let Ok(at) = self.states.find(&self.conn, &key, None) else { continue };
+            let Some(state) = self.states.get(at).filter(|state| state.events > 0) else {
                 continue;
             };
-            let mut account = account.clone();
-            let booking = account.take_booking();
-            self.accounts.set(at, account);
+            let mut state = state.clone();
+            let booking = state.take_booking();
+            self.states.set(at, state);
             self.bookings.extend(booking.map(|booking| (key, booking)));
         }
         self.store()?;

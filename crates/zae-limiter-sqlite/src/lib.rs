@@ -16,7 +16,7 @@
 //! transactions follow each other. A process that forks opens the store again in the child, which has
 //! none of its parent's threads; calls on the inherited handle are rejected there.
 
-mod accounts;
+mod bucket_states;
 mod codec;
 mod cursor;
 mod error;
@@ -428,7 +428,7 @@ impl Store for SqliteStore {
 /// Decodes bytes in every way the store does, for fuzzing: any input gives a value or an error.
 #[doc(hidden)]
 pub fn fuzz_decode(bytes: &[u8]) {
-    let _ = codec::decode_account(bytes, None, None);
+    let _ = codec::decode_state(bytes, None, None);
     let _ = codec::decode_limits(bytes);
     let _ = codec::decode_consumed(bytes);
 }

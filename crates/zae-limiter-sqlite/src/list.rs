@@ -8,7 +8,7 @@ use zae_limiter_core::{
     ResourceName, StoredBucket,
 };
 
-use crate::codec::decode_account;
+use crate::codec::decode_state;
 use crate::cursor::{self, Kind};
 use crate::error::Failure;
 use crate::ledger::bucket_key;
@@ -227,8 +227,8 @@ pub(crate) fn buckets(
 fn stored_bucket(row: &Row<'_>) -> Result<StoredBucket, Failure> {
     let expires_at = optional_time(row, 3)?;
     let state = row.get_ref(4)?.as_blob().map_err(rusqlite::Error::from)?;
-    let account = decode_account(state, expires_at, None)?;
-    Ok(StoredBucket { key: bucket_key(row)?, bucket: account.bucket, expires_at })
+    let state = decode_state(state, expires_at, None)?;
+    Ok(StoredBucket { key: bucket_key(row)?, bucket: state.bucket, expires_at })
 }
 
 /// A page of resources that have limits. Each name is one seek, however many entities have limits

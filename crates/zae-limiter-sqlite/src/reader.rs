@@ -9,7 +9,7 @@ use rusqlite::{Connection, params};
 use tokio::sync::oneshot;
 use zae_limiter_core::{Bucket, BucketKey, StoreError, Timestamp};
 
-use crate::codec::decode_account;
+use crate::codec::decode_state;
 use crate::error::Failure;
 use crate::queue::{EndOfThread, Queue};
 use crate::records::optional_time;
@@ -105,6 +105,6 @@ pub(crate) fn peek(
     let mut rows = statement.query(columns)?;
     let Some(row) = rows.next()? else { return Ok(None) };
     let state = row.get_ref(0)?.as_blob().map_err(rusqlite::Error::from)?;
-    let account = decode_account(state, optional_time(row, 1)?, None)?;
-    Ok((!account.is_expired(now)).then_some(account.bucket))
+    let state = decode_state(state, optional_time(row, 1)?, None)?;
+    Ok((!state.is_expired(now)).then_some(state.bucket))
 }

@@ -102,7 +102,7 @@ impl Sweeper {
 
 /// Usage that no record holds yet must not go with its bucket.
 fn book_first(ledger: &mut Ledger, key: &BucketKey) -> Result<(), Failure> {
-    let Ok(at) = ledger.accounts.find(&ledger.conn, key, None) else { return Ok(()) };
-    let booking = ledger.accounts.get(at).cloned().and_then(|mut account| account.take_booking());
+    let Ok(at) = ledger.states.find(&ledger.conn, key, None) else { return Ok(()) };
+    let booking = ledger.states.get(at).cloned().and_then(|mut state| state.take_booking());
     booking.map_or(Ok(()), |booking| ledger.book(key, &booking))
 }

@@ -135,7 +135,7 @@ impl Writer {
     /// Says whether others have written since the last transaction.
     fn try_begin(&mut self) -> Result<bool, Failure> {
         self.ledger.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-        let begun = self.ledger.accounts.begin(&self.ledger.conn);
+        let begun = self.ledger.states.begin(&self.ledger.conn);
         if begun.is_err() {
             self.roll_back();
         }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use zae_limiter_core::{BoxFuture, StoreError};
 
-use zae_limiter_core::account::{self, Account, Booking};
+use zae_limiter_core::bucket_state::{self, Booking, BucketState};
 use zae_limiter_core::*;
 
 /// Keeps everything in memory.
@@ -24,7 +24,7 @@ struct ToyStore {
 
 #[derive(Debug, Default)]
 struct State {
-    buckets: BTreeMap<BucketKey, Account>,
+    buckets: BTreeMap<BucketKey, BucketState>,
     records: BTreeMap<Key, Record>,
 }
 
@@ -58,9 +58,9 @@ impl Store for ToyStore {
         now: Timestamp,
     ) -> BoxFuture<'a, Result<Vec<Option<Bucket>>, StoreError>> {
         self.answer(move |state| {
-            let live = |account: &&Account| !account.is_expired(now);
+            let live = |bucket: &&BucketState| !bucket.is_expired(now);
             let found = keys.iter().map(|key| state.buckets.get(key).filter(live));
-            Ok(found.map(|account| account.map(|account| account.bucket.clone())).collect())
+            Ok(found.map(|bucket| bucket.map(|bucket| bucket.bucket.clone())).collect())
         })
     }
 
@@ -70,9 +70,9 @@ impl Store for ToyStore {
         now: Timestamp,
     ) -> BoxFuture<'a, Result<(), StoreError>> {
         self.answer(move |state| {
-            let account = state.buckets.get_mut(target.key());
-            let live = account.filter(|account| !account.is_expired(now));
-            let booking = live.and_then(|account| account.reconfigure(target, now));
+            let bucket = state.buckets.get_mut(target.key());
+            let live = bucket.filter(|bucket| !bucket.is_expired(now));
+            let booking = live.and_then(|bucket| bucket.reconfigure(target, now));
             state.book(target.key(), booking);
             Ok(())
         })
@@ -125,10 +125,10 @@ impl Store for ToyStore {
                 BucketQuery::OfEntity(ns, id) => key.namespace == *ns && key.entity == *id,
                 BucketQuery::OnResource(ns, on) => key.namespace == *ns && key.resource == *on,
             });
-            let placed = found.map(|(key, account)| {
-                let (key, bucket) = (key.clone(), account.bucket.clone());
+            let placed = found.map(|(key, state)| {
+                let (key, bucket) = (key.clone(), state.bucket.clone());
                 let place = place(&Key::Bucket(key.clone()));
-                (place, StoredBucket { key, bucket, expires_at: account.expires_at })
+                (place, StoredBucket { key, bucket, expires_at: state.expires_at })
             });
             page_of(placed, page)
         })
@@ -178,21 +178,21 @@ impl Store for ToyStore {
 
 impl State {
     fn acquire(&mut self, plan: &Plan) -> Admission {
-        let mut accounts: Vec<Account> = Vec::new();
+        let mut buckets: Vec<BucketState> = Vec::new();
         for Leg { target, .. } in &plan.legs {
-            let account = self.buckets.get(target.key()).cloned();
-            accounts.push(account.unwrap_or_else(|| Account::open(target, plan.now)));
+            let bucket = self.buckets.get(target.key()).cloned();
+            buckets.push(bucket.unwrap_or_else(|| BucketState::open(target, plan.now)));
         }
         let mut bookings = Vec::new();
-        let mut borrowed: Vec<&mut Account> = accounts.iter_mut().collect();
-        let admission = account::admit(plan, &mut borrowed, |at, b| bookings.push((at, b)));
+        let mut borrowed: Vec<&mut BucketState> = buckets.iter_mut().collect();
+        let admission = bucket_state::admit(plan, &mut borrowed, |at, b| bookings.push((at, b)));
         // A refusal leaves everything as it was: accounts and bookings were copies.
         if matches!(admission, Admission::Taken(_)) {
             for (at, booking) in bookings {
                 self.book(plan.legs[at].target.key(), Some(booking));
             }
-            for (leg, account) in plan.legs.iter().zip(accounts) {
-                self.buckets.insert(leg.target.key().clone(), account);
+            for (leg, bucket) in plan.legs.iter().zip(buckets) {
+                self.buckets.insert(leg.target.key().clone(), bucket);
             }
         }
         admission
@@ -204,13 +204,13 @@ impl State {
         for settlement in settlements {
             let key = settlement.target.key();
             // Another settlement of this call may have changed it.
-            let account = settled.entry(key).or_insert_with(|| self.buckets.get(key).cloned());
-            account::settle(settlement, account, now, |b| bookings.push((key, b)))
+            let bucket = settled.entry(key).or_insert_with(|| self.buckets.get(key).cloned());
+            bucket_state::settle(settlement, bucket, now, |b| bookings.push((key, b)))
                 .map_err(|error| StoreError::new(StoreErrorKind::Rejected, error.to_string()))?;
         }
         // Only now that all of them went well is anything stored.
-        for (key, account) in settled {
-            self.buckets.extend(account.map(|account| (key.clone(), account)));
+        for (key, bucket) in settled {
+            self.buckets.extend(bucket.map(|bucket| (key.clone(), bucket)));
         }
         for (key, booking) in bookings {
             self.book(key, Some(booking));

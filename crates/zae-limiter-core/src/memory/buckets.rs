@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use zae_limiter_model::{Bucket, Overflow, Timestamp};
 
 use super::locked;
-use crate::account::{Account, Booking, admit, settle};
+use crate::bucket_state::{Booking, BucketState, admit, settle};
 use crate::plan::{Admission, BucketKey, Leg, Plan, Seated, Settlement, Target};
 
 /// How many tables there are: enough that threads rarely meet, few enough that a small store stays
@@ -57,11 +57,11 @@ impl LockedTables<'_> {
     }
 }
 
-/// A guard of a seat, with the account in it.
+/// A guard of a seat, with the bucket state in it.
 type Guard<'a> = MutexGuard<'a, Option<Seated>>;
 
-fn seated<'a>(guard: &'a mut Guard<'_>) -> &'a mut Account {
-    &mut guard.as_mut().expect("a target in a table has its bucket in its seat").account
+fn seated<'a>(guard: &'a mut Guard<'_>) -> &'a mut BucketState {
+    &mut guard.as_mut().expect("a target in a table has its bucket in its seat").state
 }
 
 #[derive(Debug)]
@@ -105,34 +105,34 @@ impl Buckets {
         if let [leg] = &plan.legs[..]
             && let Some(mut guard) = self.at_hand(&leg.target)
         {
-            let account = seated(&mut guard);
-            return admit(plan, &mut [account], |_, b| book(leg.target.key(), b));
+            let state = seated(&mut guard);
+            return admit(plan, &mut [state], |_, b| book(leg.target.key(), b));
         }
         let mut tables = self.lock_tables(plan.legs.iter().map(|leg| leg.target.hash()));
         let homes: SmallVec<[Option<Arc<Target>>; 1]> =
             plan.legs.iter().map(|leg| tables.home(leg.target.hash(), leg.target.key())).collect();
-        let mut fresh: SmallVec<[Option<Account>; 1]> = plan
+        let mut fresh: SmallVec<[Option<BucketState>; 1]> = plan
             .legs
             .iter()
             .zip(&homes)
-            .map(|(leg, home)| home.is_none().then(|| Account::open(&leg.target, plan.now)))
+            .map(|(leg, home)| home.is_none().then(|| BucketState::open(&leg.target, plan.now)))
             .collect();
         let admission = {
             let mut guards: SmallVec<[Option<Guard<'_>>; 1]> =
                 homes.iter().map(|home| home.as_ref().map(|home| locked(home.seat()))).collect();
-            let accounts = guards.iter_mut().zip(&mut fresh).map(|(guard, fresh)| match guard {
+            let states = guards.iter_mut().zip(&mut fresh).map(|(guard, fresh)| match guard {
                 Some(guard) => seated(guard),
                 None => fresh.as_mut().expect("what has no home is fresh"),
             });
-            let mut accounts: SmallVec<[&mut Account; 1]> = accounts.collect();
-            admit(plan, &mut accounts, |at, b| book(plan.legs[at].target.key(), b))
+            let mut states: SmallVec<[&mut BucketState; 1]> = states.collect();
+            admit(plan, &mut states, |at, b| book(plan.legs[at].target.key(), b))
         };
         if matches!(admission, Admission::Taken(_)) {
             for ((leg, home), fresh) in plan.legs.iter().zip(homes).zip(fresh) {
                 let table = tables.of(leg.target.hash());
                 match (home, fresh) {
-                    (None, Some(account)) => {
-                        self.insert(table, &leg.target, account, plan.now, &mut book);
+                    (None, Some(state)) => {
+                        self.insert(table, &leg.target, state, plan.now, &mut book);
                     }
                     (Some(home), _) => self.move_in(table, leg, &home),
                     (None, None) => unreachable!("what has no home is fresh"),
@@ -147,7 +147,7 @@ impl Buckets {
         &self,
         table: &mut Targets,
         target: &Arc<Target>,
-        account: Account,
+        state: BucketState,
         now: Timestamp,
         book: &mut impl FnMut(&BucketKey, Booking),
     ) {
@@ -163,7 +163,7 @@ impl Buckets {
             Arc::new(Target::new(target.key().clone(), limits, target.lifetime()))
         };
         drop(seat);
-        *locked(home.seat()) = Some(Seated { store: self.store, account });
+        *locked(home.seat()) = Some(Seated { store: self.store, state });
         let same = |other: &Arc<Target>| other.key() == home.key();
         match table.entry(home.hash(), same, |other| other.hash()) {
             Entry::Vacant(vacant) => {
@@ -198,11 +198,11 @@ impl Buckets {
         if let [only] = settlements
             && let Some(mut guard) = self.at_hand(&only.target)
         {
-            let account = seated(&mut guard);
-            let mut changed = Some(account.clone());
+            let state = seated(&mut guard);
+            let mut changed = Some(state.clone());
             let mut booked = None;
             settle(only, &mut changed, now, |booking| booked = Some(booking))?;
-            *account = changed.expect("a settlement removes no bucket");
+            *state = changed.expect("a settlement removes no bucket");
             if let Some(booking) = booked {
                 book(only.target.key(), booking);
             }
@@ -230,28 +230,28 @@ impl Buckets {
         let mut guards: SmallVec<[Option<Guard<'_>>; 1]> =
             homes.iter().map(|home| home.as_ref().map(|home| locked(home.seat()))).collect();
         let copies = guards.iter_mut().map(|guard| guard.as_mut().map(|g| seated(g).clone()));
-        let mut accounts: SmallVec<[Option<Account>; 1]> = copies.collect();
+        let mut states: SmallVec<[Option<BucketState>; 1]> = copies.collect();
         let mut booked: SmallVec<[(&BucketKey, Booking); 1]> = SmallVec::new();
         for each in settlements {
             let key = each.target.key();
             let at = targets.iter().position(|target| target.key() == key);
-            let account = &mut accounts[at.expect("every target was gathered")];
-            settle(each, account, now, |booking| booked.push((key, booking)))?;
+            let state = &mut states[at.expect("every target was gathered")];
+            settle(each, state, now, |booking| booked.push((key, booking)))?;
         }
         // Only now that all of them fit is any of them applied.
-        let mut fresh: SmallVec<[(&Arc<Target>, Account); 1]> = SmallVec::new();
-        for ((target, guard), account) in targets.into_iter().zip(&mut guards).zip(accounts) {
-            match (guard, account) {
-                (Some(guard), Some(account)) => *seated(guard) = account,
-                (None, Some(account)) => fresh.push((target, account)),
+        let mut fresh: SmallVec<[(&Arc<Target>, BucketState); 1]> = SmallVec::new();
+        for ((target, guard), state) in targets.into_iter().zip(&mut guards).zip(states) {
+            match (guard, state) {
+                (Some(guard), Some(state)) => *seated(guard) = state,
+                (None, Some(state)) => fresh.push((target, state)),
                 (None, None) => {}
                 (Some(_), None) => unreachable!("a settlement removes no bucket"),
             }
         }
         booked.into_iter().for_each(|(key, booking)| book(key, booking));
         drop(guards);
-        for (target, account) in fresh {
-            self.insert(tables.of(target.hash()), target, account, now, &mut book);
+        for (target, state) in fresh {
+            self.insert(tables.of(target.hash()), target, state, now, &mut book);
         }
         Ok(())
     }
@@ -260,9 +260,9 @@ impl Buckets {
         let mut tables = self.lock_tables([target.hash()].into_iter());
         let Some(home) = tables.home(target.hash(), target.key()) else { return };
         let mut guard = locked(home.seat());
-        let account = seated(&mut guard);
-        if !account.is_expired(now)
-            && let Some(booking) = account.reconfigure(target, now)
+        let state = seated(&mut guard);
+        if !state.is_expired(now)
+            && let Some(booking) = state.reconfigure(target, now)
         {
             book(booking);
         }
@@ -274,8 +274,8 @@ impl Buckets {
         let peek = |key: &BucketKey| {
             let home = tables.home(key.hash(), key)?;
             let mut guard = locked(home.seat());
-            let account = seated(&mut guard);
-            (!account.is_expired(now)).then(|| account.bucket.clone())
+            let state = seated(&mut guard);
+            (!state.is_expired(now)).then(|| state.bucket.clone())
         };
         keys.iter().map(peek).collect()
     }
@@ -290,7 +290,7 @@ impl Buckets {
     }
 
     /// Calls `each` for every bucket, one table at a time.
-    pub(super) fn for_each(&self, mut each: impl FnMut(&BucketKey, &mut Account)) {
+    pub(super) fn for_each(&self, mut each: impl FnMut(&BucketKey, &mut BucketState)) {
         for table in &self.tables {
             for target in locked(&table.0).iter() {
                 each(target.key(), seated(&mut locked(target.seat())));
@@ -302,11 +302,11 @@ impl Buckets {
 /// Whether a bucket has not expired; one that has leaves its seat.
 fn keep(target: &Arc<Target>, now: Timestamp, book: &mut impl FnMut(&BucketKey, Booking)) -> bool {
     let mut guard = locked(target.seat());
-    let account = seated(&mut guard);
-    if !account.is_expired(now) {
+    let state = seated(&mut guard);
+    if !state.is_expired(now) {
         return true;
     }
-    if let Some(booking) = account.take_booking() {
+    if let Some(booking) = state.take_booking() {
         book(target.key(), booking);
     }
     *guard = None;

@@ -18,7 +18,7 @@ use self::buckets::Buckets;
 use self::records::Records;
 use self::smallest::{Smallest, place};
 use self::usage::UsageTable;
-use crate::account::Booking;
+use crate::bucket_state::Booking;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::page::{Page, PageRequest};
 use crate::plan::{Admission, BucketKey, Plan, Settlement, Target};
@@ -47,7 +47,7 @@ impl Default for MemoryStore {
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere must not stop every other caller: accounts are changed as a whole.
+    // A panic elsewhere must not stop every other caller: bucket states are changed as a whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -72,9 +72,9 @@ impl MemoryStore {
 
     /// Books all that is unbooked, for somebody who wants to see usage.
     fn book_all(&self, concerned: impl Fn(&BucketKey) -> bool) {
-        self.buckets.for_each(|key, account| {
+        self.buckets.for_each(|key, state| {
             if concerned(key)
-                && let Some(booking) = account.take_booking()
+                && let Some(booking) = state.take_booking()
             {
                 self.book(key, booking);
             }
@@ -102,7 +102,7 @@ impl MemoryStore {
         page: &PageRequest,
     ) -> Result<Page<StoredBucket>, StoreError> {
         let mut found = Smallest::new(page)?;
-        self.buckets.for_each(|key, account| {
+        self.buckets.for_each(|key, state| {
             let place = match query {
                 BucketQuery::OfEntity(namespace, entity) => (key.namespace == *namespace
                     && key.entity == *entity)
@@ -114,8 +114,8 @@ impl MemoryStore {
             if let Some(place) = place {
                 found.offer(place.to_owned(), || StoredBucket {
                     key: key.clone(),
-                    bucket: account.bucket.clone(),
-                    expires_at: account.expires_at,
+                    bucket: state.bucket.clone(),
+                    expires_at: state.expires_at,
                 });
             }
         });

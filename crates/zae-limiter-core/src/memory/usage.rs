@@ -4,7 +4,7 @@ use std::ops::Range;
 use zae_limiter_model::{EntityId, Millitokens, NamespaceId, ResourceName, Timestamp};
 
 use super::smallest::{Smallest, place};
-use crate::account::Booking;
+use crate::bucket_state::Booking;
 use crate::error::StoreError;
 use crate::page::{Page, PageRequest};
 use crate::plan::BucketKey;

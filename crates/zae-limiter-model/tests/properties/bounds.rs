@@ -68,7 +68,7 @@ fn nothing_overflows_at_the_bounds() {
                 Event::Charge(difference) => {
                     let before = bucket.clone();
                     let charged = bucket.charge(cell, Millitokens::new(difference));
-                    prop_assert_eq!(charged.is_ok(), books.accounts[cell].charge(difference));
+                    prop_assert_eq!(charged.is_ok(), books.tallies[cell].charge(difference));
                     prop_assert!(charged.is_ok() || bucket == before, "an error changes nothing");
                 }
                 Event::Wait(amount) => {

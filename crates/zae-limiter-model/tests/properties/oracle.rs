@@ -7,7 +7,7 @@ use zae_limiter_model::{Bucket, Cell, Rate, Take, Timestamp};
 
 /// The book of one limit. All but `taken` and `credited` are in millitokens times the period.
 #[derive(Clone, Debug)]
-pub(crate) struct Account {
+pub(crate) struct Tally {
     capacity: i128,
     amount: i128,
     period: i128,
@@ -21,10 +21,10 @@ pub(crate) struct Account {
     unbooked: i128,
 }
 
-impl Account {
+impl Tally {
     pub(crate) fn open(cell: &Cell, rate: &Rate) -> Self {
         let period = i128::from(rate.period_ms());
-        let mut account = Self {
+        let mut tally = Self {
             capacity: i128::from(rate.capacity().get()),
             amount: i128::from(rate.refill_amount().get()),
             period,
@@ -36,8 +36,8 @@ impl Account {
             consumed: i128::from(cell.consumed.get()),
             unbooked: i128::from(cell.unbooked.get()),
         };
-        account.drop_excess();
-        account
+        tally.drop_excess();
+        tally
     }
 
     /// Conservation: what was there and came in, less what went out.
@@ -86,45 +86,45 @@ impl Account {
 /// The books of all limits of a bucket.
 #[derive(Clone, Debug)]
 pub(crate) struct Books {
-    pub(crate) accounts: Vec<Account>,
+    pub(crate) tallies: Vec<Tally>,
     refilled_at: Timestamp,
 }
 
 impl Books {
     pub(crate) fn open(bucket: &Bucket) -> Self {
         let limits = bucket.cells().iter().zip(bucket.limits().rates());
-        let accounts = limits.map(|(cell, rate)| Account::open(cell, rate)).collect();
-        Self { accounts, refilled_at: bucket.refilled_at() }
+        let tallies = limits.map(|(cell, rate)| Tally::open(cell, rate)).collect();
+        Self { tallies, refilled_at: bucket.refilled_at() }
     }
 
     /// Time never runs back, and one step is at most 2^63 - 1 ms.
     pub(crate) fn pass_to(&mut self, now: Timestamp) {
         let elapsed = i128::from(now.as_millis()) - i128::from(self.refilled_at.as_millis());
-        for account in &mut self.accounts {
-            account.pass(elapsed.clamp(0, i64::MAX.into()));
+        for tally in &mut self.tallies {
+            tally.pass(elapsed.clamp(0, i64::MAX.into()));
         }
         self.refilled_at = self.refilled_at.max(now);
     }
 
     pub(crate) fn holds(&self, takes: &[Take]) -> bool {
-        self.accounts.iter().enumerate().all(|(cell, account)| {
+        self.tallies.iter().enumerate().all(|(cell, tally)| {
             let own = takes.iter().filter(|take| take.cell == cell);
             let asked: i128 = own.map(|take| i128::from(take.amount.get())).sum();
-            asked == 0 || account.tokens() >= asked
+            asked == 0 || tally.tokens() >= asked
         })
     }
 
     pub(crate) fn take(&mut self, takes: &[Take]) {
         for take in takes {
-            assert!(self.accounts[take.cell].charge(take.amount.get()), "what is held fits");
+            assert!(self.tallies[take.cell].charge(take.amount.get()), "what is held fits");
         }
     }
 
     pub(crate) fn agree_with(&self, bucket: &Bucket) -> TestCaseResult {
-        prop_assert_eq!(bucket.cells().len(), self.accounts.len());
+        prop_assert_eq!(bucket.cells().len(), self.tallies.len());
         prop_assert_eq!(bucket.refilled_at(), self.refilled_at, "refilled_at");
-        for (cell, account) in bucket.cells().iter().zip(&self.accounts) {
-            account.agrees_with(cell)?;
+        for (cell, tally) in bucket.cells().iter().zip(&self.tallies) {
+            tally.agrees_with(cell)?;
         }
         Ok(())
     }

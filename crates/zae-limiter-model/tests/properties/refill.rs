@@ -62,7 +62,7 @@ fn every_millitoken_is_accounted_for() {
                     let size = wish.amount(held, &bucket.limits().rates()[cell]);
                     let difference = size.get() * sign;
                     let booked = bucket.charge(cell, Millitokens::new(difference)).is_ok();
-                    prop_assert_eq!(booked, books.accounts[cell].charge(difference));
+                    prop_assert_eq!(booked, books.tallies[cell].charge(difference));
                 }
             }
             books.agree_with(&bucket)?;

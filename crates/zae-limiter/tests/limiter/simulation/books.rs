@@ -37,7 +37,7 @@ pub(super) enum Verdict {
 }
 
 #[derive(Clone, Debug)]
-struct Account {
+struct Tally {
     capacity: i128,
     amount: i128,
     period: i128,
@@ -56,7 +56,7 @@ struct Bucket {
     /// limits become.
     exists: bool,
     paid: Timestamp,
-    accounts: [Option<Account>; LIMITS.len()],
+    tallies: [Option<Tally>; LIMITS.len()],
 }
 
 #[derive(Debug)]
@@ -66,7 +66,7 @@ pub(super) struct Books {
     admitted: usize,
 }
 
-impl Account {
+impl Tally {
     fn full(&self) -> i128 {
         self.capacity * self.period
     }
@@ -93,7 +93,7 @@ impl Account {
 
 impl Books {
     pub(super) fn new(start: Timestamp) -> Self {
-        let bucket = |_| Bucket { exists: false, paid: start, accounts: [None, None] };
+        let bucket = |_| Bucket { exists: false, paid: start, tallies: [None, None] };
         Self { start, buckets: (0..ENTITIES.len()).map(bucket).collect(), admitted: 0 }
     }
 
@@ -117,7 +117,7 @@ impl Books {
         let bucket = &mut self.buckets[entity];
         let elapsed = i128::from(now.as_millis() - bucket.paid.as_millis());
         bucket.paid = now;
-        bucket.accounts.iter_mut().flatten().for_each(|account| account.pay(elapsed));
+        bucket.tallies.iter_mut().flatten().for_each(|tally| tally.pay(elapsed));
     }
 
     pub(super) fn change(&mut self, entity: usize, limits: &[Limit], now: Timestamp) {
@@ -126,7 +126,7 @@ impl Books {
         let bucket = &mut self.buckets[entity];
         for limit in limits {
             let at = LIMITS.iter().position(|name| *name == limit.name).unwrap();
-            let mut account = Account {
+            let mut tally = Tally {
                 capacity: i128::from(limit.capacity) * 1_000,
                 amount: i128::from(limit.refill_amount) * 1_000,
                 period: i128::try_from(limit.refill_period.as_millis()).unwrap(),
@@ -134,15 +134,15 @@ impl Books {
                 consumed: 0,
                 lowest: 0,
             };
-            if let Some(old) = bucket.accounts[at].as_ref().filter(|_| bucket.exists) {
+            if let Some(old) = bucket.tallies[at].as_ref().filter(|_| bucket.exists) {
                 // The fraction of a millitoken is carried over, rounded down to the new unit.
-                let fraction = old.balance.rem_euclid(old.period) * account.period / old.period;
-                account.balance = i128::from(old.milli()) * account.period + fraction;
-                account.consumed = old.consumed;
+                let fraction = old.balance.rem_euclid(old.period) * tally.period / old.period;
+                tally.balance = i128::from(old.milli()) * tally.period + fraction;
+                tally.consumed = old.consumed;
             }
-            account.balance = account.balance.min(account.full());
-            account.lowest = account.net(elapsed);
-            bucket.accounts[at] = Some(account);
+            tally.balance = tally.balance.min(tally.full());
+            tally.lowest = tally.net(elapsed);
+            bucket.tallies[at] = Some(tally);
         }
     }
 
@@ -156,18 +156,16 @@ impl Books {
         let mut wait = 0;
         for &entity in chain {
             self.pay(entity, now);
-            let pairs = self.buckets[entity].accounts.iter().zip(amounts);
-            for (account, amount) in
-                pairs.filter_map(|(account, amount)| account.as_ref().zip(amount))
-            {
-                let asked = i128::from(amount) * 1_000 * account.period;
-                if asked > account.full() {
+            let pairs = self.buckets[entity].tallies.iter().zip(amounts);
+            for (tally, amount) in pairs.filter_map(|(tally, amount)| tally.as_ref().zip(amount)) {
+                let asked = i128::from(amount) * 1_000 * tally.period;
+                if asked > tally.full() {
                     return Verdict::Impossible { whose: ENTITIES[entity].0 };
                 }
-                if asked > 0 && account.balance < asked {
+                if asked > 0 && tally.balance < asked {
                     // What is there counts in whole millitokens, and so does what is missing.
-                    let missing = asked - account.balance;
-                    wait = wait.max((missing + account.amount - 1) / account.amount);
+                    let missing = asked - tally.balance;
+                    wait = wait.max((missing + tally.amount - 1) / tally.amount);
                 }
             }
         }
@@ -177,20 +175,19 @@ impl Books {
         let elapsed = self.elapsed(now);
         for &entity in chain {
             let bucket = &mut self.buckets[entity];
-            let tracked = bucket.accounts.iter_mut().zip(amounts);
+            let tracked = bucket.tallies.iter_mut().zip(amounts);
             let mut asked = false;
-            for (account, amount) in
-                tracked.filter_map(|(account, amount)| account.as_mut().zip(amount))
+            for (tally, amount) in tracked.filter_map(|(tally, amount)| tally.as_mut().zip(amount))
             {
                 asked = true;
                 // An interval may begin here: what was consumed before it does not count.
-                account.lowest = account.lowest.min(account.net(elapsed));
-                account.charge(i64::try_from(amount).unwrap());
+                tally.lowest = tally.lowest.min(tally.net(elapsed));
+                tally.charge(i64::try_from(amount).unwrap());
                 // Never over-admit: in no interval since the limit changed was more admitted than
                 // the ceiling and what the interval earned.
                 if amount > 0 {
-                    let most = account.net(elapsed) - account.lowest;
-                    assert!(most <= account.full(), "over-admitted by {}", most - account.full());
+                    let most = tally.net(elapsed) - tally.lowest;
+                    assert!(most <= tally.full(), "over-admitted by {}", most - tally.full());
                 }
             }
             bucket.exists |= asked;
@@ -209,10 +206,10 @@ impl Books {
         for &entity in chain {
             self.pay(entity, now);
             let bucket = &mut self.buckets[entity];
-            for (account, difference) in bucket.accounts.iter_mut().zip(differences) {
-                if let Some(account) = account.as_mut().filter(|_| difference != 0) {
-                    account.charge(difference);
-                    account.lowest = account.lowest.min(account.net(elapsed));
+            for (tally, difference) in bucket.tallies.iter_mut().zip(differences) {
+                if let Some(tally) = tally.as_mut().filter(|_| difference != 0) {
+                    tally.charge(difference);
+                    tally.lowest = tally.lowest.min(tally.net(elapsed));
                 }
             }
         }
@@ -222,7 +219,7 @@ impl Books {
     pub(super) fn balances(&mut self, entity: usize, now: Timestamp) -> Option<Vec<(i64, i64)>> {
         self.pay(entity, now);
         let bucket = &self.buckets[entity];
-        let of = |account: &Account| (account.milli(), account.consumed);
-        bucket.exists.then(|| bucket.accounts.iter().flatten().map(of).collect())
+        let of = |tally: &Tally| (tally.milli(), tally.consumed);
+        bucket.exists.then(|| bucket.tallies.iter().flatten().map(of).collect())
     }
 }

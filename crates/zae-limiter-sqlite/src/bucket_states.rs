@@ -1,31 +1,31 @@
-//! The accounts that the writer has loaded, each once, however many plans touch it.
+//! The bucket states that the writer has loaded, each once, however many plans touch it.
 //!
-//! An account stays here after its transaction for as long as no other connection writes to the
-//! file. Then the account and its row are the same, except within a transaction.
+//! A bucket state stays here after its transaction for as long as no other connection writes to the
+//! file. Then the bucket state and its row are the same, except within a transaction.
 
 use std::hash::BuildHasher;
 
 use hashbrown::HashTable;
 use rusqlite::{Connection, params};
-use zae_limiter_core::account::Account;
+use zae_limiter_core::bucket_state::BucketState;
 use zae_limiter_core::{BucketKey, Target};
 
-use crate::codec::{decode_account, encode_account};
+use crate::codec::{decode_state, encode_state};
 use crate::error::Failure;
 use crate::records::{millis, optional_time};
 
-/// The most accounts that are kept from one transaction to the next: about 250 MB, and only where
+/// The most bucket states that are kept from one transaction to the next: about 250 MB, and only where
 /// that many buckets are busy. Reading one again costs more than everything else in an acquire.
-const ACCOUNTS_MAX: usize = 1 << 20;
+const STATES_MAX: usize = 1 << 20;
 
-/// Where an account stands in [`Accounts`].
+/// Where a bucket state stands in [`Bucket states`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct At(usize);
 
 #[derive(Debug)]
 struct Slot {
     key: BucketKey,
-    account: Option<Account>,
+    state: Option<BucketState>,
     // The number of its row, which is then updated and not inserted.
     row: Option<i64>,
     is_dirty: bool,
@@ -33,8 +33,8 @@ struct Slot {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Accounts {
-    // Where the accounts stand, found by their keys.
+pub(crate) struct BucketStates {
+    // Where the bucket states stand, found by their keys.
     places: HashTable<u32>,
     hashing: foldhash::fast::RandomState,
     slots: Vec<Slot>,
@@ -44,7 +44,7 @@ pub(crate) struct Accounts {
     encoded: Vec<u8>,
 }
 
-impl Accounts {
+impl BucketStates {
     /// Forgets everything, after a transaction that did not come about.
     pub(crate) fn clear(&mut self) {
         self.places.clear();
@@ -59,14 +59,14 @@ impl Accounts {
             .prepare_cached("PRAGMA data_version")?
             .query_row([], |row| row.get::<_, i64>(0))?;
         let others_wrote = self.data_version.is_some_and(|last| last != version);
-        if self.data_version != Some(version) || self.slots.len() >= ACCOUNTS_MAX {
+        if self.data_version != Some(version) || self.slots.len() >= STATES_MAX {
             self.clear();
         }
         self.data_version = Some(version);
         Ok(others_wrote)
     }
 
-    /// Finds an account, in memory or in the file.
+    /// Finds a bucket state, in memory or in the file.
     pub(crate) fn find(
         &mut self,
         conn: &Connection,
@@ -82,17 +82,17 @@ impl Accounts {
         let mut statement = conn.prepare_cached(sql)?;
         let columns = params![key.namespace.as_str(), key.entity.as_str(), key.resource.as_str()];
         let mut rows = statement.query(columns)?;
-        let (row, account) = match rows.next()? {
+        let (row, state) = match rows.next()? {
             Some(row) => {
                 let state = row.get_ref(2)?.as_blob().map_err(rusqlite::Error::from)?;
                 let known = target.map(Target::limits);
-                let account = decode_account(state, optional_time(row, 1)?, known)?;
-                (Some(row.get(0)?), Some(account))
+                let state = decode_state(state, optional_time(row, 1)?, known)?;
+                (Some(row.get(0)?), Some(state))
             }
             None => (None, None),
         };
         let at = self.slots.len();
-        self.slots.push(Slot { key: key.clone(), account, row, is_dirty: false });
+        self.slots.push(Slot { key: key.clone(), state, row, is_dirty: false });
         let place = u32::try_from(at).expect("a transaction adds few to the most that are kept");
         let rehash = |&at: &u32| self.hashing.hash_one(&self.slots[at as usize].key);
         self.places.insert_unique(hash, place, rehash);
@@ -104,26 +104,26 @@ impl Accounts {
         found.map(|&at| at as usize)
     }
 
-    /// The account; there may be none.
-    pub(crate) fn get(&self, at: At) -> Option<&Account> {
-        self.slots[at.0].account.as_ref()
+    /// The bucket state; there may be none.
+    pub(crate) fn get(&self, at: At) -> Option<&BucketState> {
+        self.slots[at.0].state.as_ref()
     }
 
-    /// Replaces the account. It is written at the end of the transaction.
-    pub(crate) fn set(&mut self, at: At, account: Account) {
+    /// Replaces the bucket state. It is written at the end of the transaction.
+    pub(crate) fn set(&mut self, at: At, state: BucketState) {
         let slot = &mut self.slots[at.0];
-        slot.account = Some(account);
+        slot.state = Some(state);
         if !slot.is_dirty {
             slot.is_dirty = true;
             self.dirty.push(at.0);
         }
     }
 
-    /// Forgets an account whose row has been deleted, or will not be written.
+    /// Forgets a bucket state whose row has been deleted, or will not be written.
     pub(crate) fn remove(&mut self, key: &BucketKey) {
         if let Some(at) = self.place(self.hashing.hash_one(key), key) {
             let slot = &mut self.slots[at];
-            slot.account = None;
+            slot.state = None;
             slot.row = None;
         }
     }
@@ -141,9 +141,9 @@ impl Accounts {
         for at in std::mem::take(&mut self.dirty) {
             let slot = &mut slots[at];
             slot.is_dirty = false;
-            let Some(account) = &slot.account else { continue };
-            encode_account(account, &mut self.encoded);
-            let expires_at = millis(account.expires_at);
+            let Some(state) = &slot.state else { continue };
+            encode_state(state, &mut self.encoded);
+            let expires_at = millis(state.expires_at);
             match slot.row {
                 Some(row) => {
                     update.execute(params![row, expires_at, self.encoded])?;

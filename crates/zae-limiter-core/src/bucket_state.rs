@@ -1,6 +1,6 @@
 //! A bucket as the embedded stores keep it: with its expiry and the usage not yet booked.
 //!
-//! A store that loads accounts, passes them through [`admit`] or [`settle`], and stores them again,
+//! A store that loads bucket states, passes them through [`admit`] or [`settle`], and stores them again,
 //! all in one step, fulfils the hot part of the [`Store`](crate::Store) contract.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::window::hour_of;
 
 /// A bucket with what belongs to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Account {
+pub struct BucketState {
     /// The balances.
     pub bucket: Bucket,
     /// From when on the bucket counts as absent.
@@ -37,7 +37,7 @@ pub struct Booking {
     pub events: u64,
 }
 
-impl Account {
+impl BucketState {
     /// A full bucket that nobody has taken from.
     pub fn open(target: &Target, now: Timestamp) -> Self {
         Self {
@@ -70,7 +70,7 @@ impl Account {
             && (Arc::ptr_eq(limits, target.limits()) || limits == target.limits())
     }
 
-    /// Gets the account ready for a change at `now` under the target's limits.
+    /// Gets the bucket state ready for a change at `now` under the target's limits.
     fn prepare(&mut self, target: &Target, now: Timestamp) -> Option<Booking> {
         let expired = self.is_expired(now);
         let hour = hour_of(now);
@@ -90,7 +90,7 @@ impl Account {
         self.expires_at = target.expiry(&self.bucket, now);
     }
 
-    /// Gives the account exactly the target's limits and lifetime.
+    /// Gives the bucket state exactly the target's limits and lifetime.
     pub fn reconfigure(&mut self, target: &Target, now: Timestamp) -> Option<Booking> {
         // Limits that are about to go must not take their unbooked consumption with them.
         let booking = self.take_booking();
@@ -110,30 +110,30 @@ fn cells_in(limits: &LimitSet, bucket: &Bucket, takes: &[Take]) -> Takes {
     takes.iter().filter_map(place).collect()
 }
 
-/// Decides a plan on the accounts of its legs, one for each, in their order. `book` is given the
+/// Decides a plan on the bucket states of its legs, one for each, in their order. `book` is given the
 /// usage that has to be booked, with the number of the leg. A refusal books nothing and leaves the
-/// accounts as they were.
+/// bucket states as they were.
 ///
 /// # Panics
 ///
-/// When there is not one account for each leg.
+/// When there is not one bucket state for each leg.
 pub fn admit(
     plan: &Plan,
-    accounts: &mut [&mut Account],
+    states: &mut [&mut BucketState],
     mut book: impl FnMut(usize, Booking),
 ) -> Admission {
-    assert_eq!(plan.legs.len(), accounts.len(), "one account for each leg");
-    if let ([leg], [account]) = (&plan.legs[..], &mut *accounts)
-        && account.is_ready(&leg.target, plan.now)
+    assert_eq!(plan.legs.len(), states.len(), "one bucket state for each leg");
+    if let ([leg], [state]) = (&plan.legs[..], &mut *states)
+        && state.is_ready(&leg.target, plan.now)
     {
-        return admit_ready(leg, account, plan.now);
+        return admit_ready(leg, state, plan.now);
     }
-    let mut changed: SmallVec<[Account; 1]> = accounts.iter().map(|a| (**a).clone()).collect();
+    let mut changed: SmallVec<[BucketState; 1]> = states.iter().map(|a| (**a).clone()).collect();
     let mut bookings: SmallVec<[(usize, Booking); 1]> = SmallVec::new();
     let admission = admit_all(plan, &mut changed, &mut bookings);
     if let Admission::Taken(_) = admission {
-        for (account, changed) in accounts.iter_mut().zip(changed) {
-            **account = changed;
+        for (state, changed) in states.iter_mut().zip(changed) {
+            **state = changed;
         }
         bookings.into_iter().for_each(|(at, booking)| book(at, booking));
     }
@@ -142,17 +142,17 @@ pub fn admit(
 
 /// The usual case: one bucket, under its limits, in its hour. Nothing is gathered, and a refusal is
 /// undone rather than prepared for.
-fn admit_ready(leg: &Leg, account: &mut Account, now: Timestamp) -> Admission {
-    let before = account.bucket.balances();
-    match decide(&mut [Ask { bucket: &mut account.bucket, takes: &leg.takes }], now) {
+fn admit_ready(leg: &Leg, state: &mut BucketState, now: Timestamp) -> Admission {
+    let before = state.bucket.balances();
+    match decide(&mut [Ask { bucket: &mut state.bucket, takes: &leg.takes }], now) {
         Verdict::Admitted => {
             let mut legs = SmallVec::new();
-            legs.push(taken(leg, account, &leg.takes, now));
+            legs.push(taken(leg, state, &leg.takes, now));
             Admission::Taken(legs)
         }
         Verdict::Refused => {
-            let statuses = refused_statuses(0, leg, &account.bucket, now).collect();
-            account.bucket.restore(before);
+            let statuses = refused_statuses(0, leg, &state.bucket, now).collect();
+            state.bucket.restore(before);
             Admission::Refused(statuses)
         }
     }
@@ -160,41 +160,40 @@ fn admit_ready(leg: &Leg, account: &mut Account, now: Timestamp) -> Admission {
 
 fn admit_all(
     plan: &Plan,
-    accounts: &mut [Account],
+    states: &mut [BucketState],
     bookings: &mut SmallVec<[(usize, Booking); 1]>,
 ) -> Admission {
     let now = plan.now;
     let mut mapped: SmallVec<[Takes; 1]> = SmallVec::new();
-    for (at, (leg, account)) in plan.legs.iter().zip(accounts.iter_mut()).enumerate() {
-        bookings.extend(account.prepare(&leg.target, now).map(|booking| (at, booking)));
-        mapped.push(cells_in(leg.target.limits(), &account.bucket, &leg.takes));
+    for (at, (leg, state)) in plan.legs.iter().zip(states.iter_mut()).enumerate() {
+        bookings.extend(state.prepare(&leg.target, now).map(|booking| (at, booking)));
+        mapped.push(cells_in(leg.target.limits(), &state.bucket, &leg.takes));
     }
     let verdict = {
-        let pairs = accounts.iter_mut().zip(&mapped);
+        let pairs = states.iter_mut().zip(&mapped);
         let mut asks: SmallVec<[Ask<'_>; 1]> =
-            pairs.map(|(account, takes)| Ask { bucket: &mut account.bucket, takes }).collect();
+            pairs.map(|(state, takes)| Ask { bucket: &mut state.bucket, takes }).collect();
         decide(&mut asks, now)
     };
     match verdict {
         Verdict::Admitted => {
-            let legs = plan.legs.iter().zip(accounts.iter_mut()).zip(&mapped);
-            let legs = legs.map(|((leg, account), takes)| taken(leg, account, takes, now));
+            let legs = plan.legs.iter().zip(states.iter_mut()).zip(&mapped);
+            let legs = legs.map(|((leg, state), takes)| taken(leg, state, takes, now));
             Admission::Taken(legs.collect())
         }
         Verdict::Refused => {
-            let legs = plan.legs.iter().zip(accounts.iter()).enumerate();
-            let statuses = legs.flat_map(|(level, (leg, account))| {
-                refused_statuses(level, leg, &account.bucket, now)
-            });
+            let legs = plan.legs.iter().zip(states.iter()).enumerate();
+            let statuses = legs
+                .flat_map(|(level, (leg, state))| refused_statuses(level, leg, &state.bucket, now));
             Admission::Refused(statuses.collect())
         }
     }
 }
 
-fn taken(leg: &Leg, account: &mut Account, takes: &[Take], now: Timestamp) -> LegTaken {
+fn taken(leg: &Leg, state: &mut BucketState, takes: &[Take], now: Timestamp) -> LegTaken {
     let changed = takes.iter().any(|take| take.amount != Millitokens::ZERO);
-    account.touch(&leg.target, changed, now);
-    let cells = account.bucket.cells();
+    state.touch(&leg.target, changed, now);
+    let cells = state.bucket.cells();
     let mut left = SmallVec::new();
     for take in takes {
         left.push(cells[take.cell].tokens);
@@ -202,33 +201,33 @@ fn taken(leg: &Leg, account: &mut Account, takes: &[Take], now: Timestamp) -> Le
     LegTaken { shard: 0, left }
 }
 
-/// Applies a settlement to the account it belongs to, if there is one. `book` is given the usage that
+/// Applies a settlement to the bucket state it belongs to, if there is one. `book` is given the usage that
 /// has to be booked.
 ///
-/// An account that is absent or expired is full, for charges as for acquires: a charge opens it under
+/// A bucket state that is absent or expired is full, for charges as for acquires: a charge opens it under
 /// the settlement's limits, and it expires once it is full again, whatever the target's lifetime. So a
 /// late charge leaves nothing behind on an entity that was deleted meanwhile. A limit that the bucket
 /// lacks starts full in the same way. Refunds are passed over there: nobody can refund a full bucket.
 ///
 /// # Errors
 ///
-/// [`Overflow`], and the account must be thrown away unsaved.
+/// [`Overflow`], and the bucket state must be thrown away unsaved.
 pub fn settle(
     settlement: &Settlement,
-    account: &mut Option<Account>,
+    state: &mut Option<BucketState>,
     now: Timestamp,
     book: impl FnOnce(Booking),
 ) -> Result<(), Overflow> {
     let target = &settlement.target;
-    let absent = account.as_ref().is_none_or(|account| account.is_expired(now));
+    let absent = state.as_ref().is_none_or(|state| state.is_expired(now));
     if absent && !settlement.differences.iter().any(is_charge) {
         return Ok(());
     }
     let hour = hour_of(now);
-    let mut current = account.take().unwrap_or_else(|| Account::open(target, now));
+    let mut current = state.take().unwrap_or_else(|| BucketState::open(target, now));
     let booking = if absent || current.hour != hour { current.take_booking() } else { None };
     if absent {
-        current = Account::open(target, now);
+        current = BucketState::open(target, now);
     }
     current.hour = hour;
     // Not `follow`: a lease settles by the limits it was acquired with, which may be old ones.
@@ -250,7 +249,7 @@ pub fn settle(
         Some(expiry) => Some(expiry.max(full())),
         None => None,
     };
-    *account = Some(current);
+    *state = Some(current);
     if let Some(booking) = booking {
         book(booking);
     }
