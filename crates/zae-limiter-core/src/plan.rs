@@ -57,7 +57,7 @@ pub struct Target {
     idle_ms: u64,
     /// Where a store in the same process may keep the bucket itself: whoever has found the limits
     /// has then found the bucket.
-    seat: Seat,
+    slot: BucketSlot,
     key: BucketKey,
 }
 
@@ -90,11 +90,11 @@ pub(crate) enum Source {
 }
 
 /// Room for a bucket of one [`MemoryStore`](crate::MemoryStore).
-pub(crate) type Seat = Mutex<Option<Seated>>;
+pub(crate) type BucketSlot = Mutex<Option<SlotEntry>>;
 
 /// A bucket, and the store it belongs to.
 #[derive(Debug)]
-pub(crate) struct Seated {
+pub(crate) struct SlotEntry {
     pub(crate) store: u64,
     pub(crate) state: BucketState,
 }
@@ -144,7 +144,7 @@ impl Target {
         };
         let hash = bucket_hash(&key.namespace, key.entity.as_str(), key.resource.as_str());
         let id = SmallVec::from_slice(key.entity.as_str().as_bytes());
-        Self { limits, hash, origin, id, idle_ms, seat: Seat::default(), key }
+        Self { limits, hash, origin, id, idle_ms, slot: BucketSlot::default(), key }
     }
 
     /// Which bucket.
@@ -198,8 +198,8 @@ impl Target {
         &self.origin
     }
 
-    pub(crate) fn seat(&self) -> &Seat {
-        &self.seat
+    pub(crate) fn slot(&self) -> &BucketSlot {
+        &self.slot
     }
 
     pub(crate) fn hash(&self) -> u64 {
@@ -221,7 +221,7 @@ impl Clone for Target {
             origin: self.origin.clone(),
             hash: self.hash,
             idle_ms: self.idle_ms,
-            seat: Seat::default(),
+            slot: BucketSlot::default(),
             key: self.key.clone(),
         }
     }

@@ -11,7 +11,7 @@ use zae_limiter_core::{
     StoreError, StoredBucket, Timestamp, Write, Written,
 };
 
-use crate::given::{home, plan};
+use crate::given::{plan, test_namespace};
 
 /// The sizes of pages in which every list is read.
 pub(crate) const PAGE_SIZES: [usize; 4] = [1, 2, 7, PAGE_MAX];
@@ -147,7 +147,7 @@ pub(crate) async fn check_records(store: &dyn Store, query: Query, expected: &[R
 }
 
 pub(crate) async fn check_resources(store: &dyn Store, which: ResourceList, expected: &[&str]) {
-    let namespace = home();
+    let namespace = test_namespace();
     let expected: Vec<_> = expected.iter().map(|name| crate::given::resource(name)).collect();
     check_list(&format!("{which:?}"), &expected, async |page| {
         store.list_resources(&namespace, which, &page).await

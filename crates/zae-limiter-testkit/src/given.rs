@@ -27,7 +27,7 @@ pub(crate) fn namespace(number: u32) -> NamespaceId {
 }
 
 /// The namespace that most checks stay in.
-pub(crate) fn home() -> NamespaceId {
+pub(crate) fn test_namespace() -> NamespaceId {
     namespace(1)
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn bucket_in(namespace: &NamespaceId, entity: &str, on: &str) -> Buck
 }
 
 pub(crate) fn bucket(entity: &str, on: &str) -> BucketKey {
-    bucket_in(&home(), entity, on)
+    bucket_in(&test_namespace(), entity, on)
 }
 
 pub(crate) fn tokens(whole: i64) -> Millitokens {
@@ -107,7 +107,7 @@ pub(crate) fn entity_in(namespace: &NamespaceId, id: &str, parent: Option<&str>)
 }
 
 pub(crate) fn entity(id: &str, parent: Option<&str>) -> Record {
-    entity_in(&home(), id, parent)
+    entity_in(&test_namespace(), id, parent)
 }
 
 pub(crate) fn config_in(namespace: &NamespaceId, level: ConfigLevel, version: u64) -> Record {
@@ -122,7 +122,7 @@ pub(crate) fn config_in(namespace: &NamespaceId, level: ConfigLevel, version: u6
 }
 
 pub(crate) fn config(level: ConfigLevel, version: u64) -> Record {
-    config_in(&home(), level, version)
+    config_in(&test_namespace(), level, version)
 }
 
 pub(crate) fn on_resource(entity: &str, on: &str) -> ConfigLevel {
@@ -145,7 +145,7 @@ pub(crate) fn event_in(namespace: &NamespaceId, subject: AuditSubject, number: u
 }
 
 pub(crate) fn event(subject: AuditSubject, number: u32) -> Record {
-    event_in(&home(), subject, number)
+    event_in(&test_namespace(), subject, number)
 }
 
 pub(crate) fn usage_in(
@@ -166,5 +166,5 @@ pub(crate) fn usage_in(
 }
 
 pub(crate) fn usage(entity: &str, on: &str, window: Window, at: Timestamp) -> Record {
-    usage_in(&home(), entity, on, window, at)
+    usage_in(&test_namespace(), entity, on, window, at)
 }

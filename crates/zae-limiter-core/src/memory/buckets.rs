@@ -1,14 +1,14 @@
-//! The buckets, each in the seat of a [`Target`].
+//! The buckets, each in the slot of a [`Target`].
 //!
 //! Tables find a bucket's target by its key; most calls need none of them, because the target that
-//! the limiter's cache gave them is the one whose seat the bucket is in. Where another target came
+//! the limiter's cache gave them is the one whose slot the bucket is in. Where another target came
 //! first (another limiter on the same store, or the one that an expired cache entry has replaced)
 //! the table tells.
 //!
 //! Invariants:
-//! - a target that is in a table has its bucket in its seat, and nobody empties a seat without the
+//! - a target that is in a table has its bucket in its slot, and nobody empties a slot without the
 //!   table's lock;
-//! - locks are taken in this order: tables, ascending; then seats; then usage. A seat is locked
+//! - locks are taken in this order: tables, ascending; then slots; then usage. A slot is locked
 //!   without its table only by calls that lock nothing after it but usage.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use zae_limiter_model::{Bucket, Overflow, Timestamp};
 
 use super::locked;
 use crate::bucket_state::{Booking, BucketState, admit, settle};
-use crate::plan::{Admission, BucketKey, Leg, Plan, Seated, Settlement, Target};
+use crate::plan::{Admission, BucketKey, Leg, Plan, Settlement, SlotEntry, Target};
 
 /// How many tables there are: enough that threads rarely meet, few enough that a small store stays
 /// small.
@@ -51,17 +51,17 @@ impl LockedTables<'_> {
         &mut self.guards[at]
     }
 
-    /// The target in whose seat the bucket is.
-    fn home(&mut self, hash: u64, key: &BucketKey) -> Option<Arc<Target>> {
+    /// The target in whose slot the bucket is.
+    fn holder(&mut self, hash: u64, key: &BucketKey) -> Option<Arc<Target>> {
         self.of(hash).find(hash, |target| target.key() == key).cloned()
     }
 }
 
-/// A guard of a seat, with the bucket state in it.
-type Guard<'a> = MutexGuard<'a, Option<Seated>>;
+/// A guard of a slot, with the bucket state in it.
+type Guard<'a> = MutexGuard<'a, Option<SlotEntry>>;
 
-fn seated<'a>(guard: &'a mut Guard<'_>) -> &'a mut BucketState {
-    &mut guard.as_mut().expect("a target in a table has its bucket in its seat").state
+fn state_in<'a>(guard: &'a mut Guard<'_>) -> &'a mut BucketState {
+    &mut guard.as_mut().expect("a target in a table has its bucket in its slot").state
 }
 
 #[derive(Debug)]
@@ -88,11 +88,11 @@ impl Buckets {
         LockedTables { places, guards }
     }
 
-    /// The bucket, if it is in this target's own seat.
+    /// The bucket, if it is in this target's own slot.
     fn at_hand<'a>(&self, target: &'a Target) -> Option<Guard<'a>> {
-        let guard = locked(target.seat());
+        let guard = locked(target.slot());
         match &*guard {
-            Some(seated) if seated.store == self.store => Some(guard),
+            Some(entry) if entry.store == self.store => Some(guard),
             _ => None,
         }
     }
@@ -105,44 +105,49 @@ impl Buckets {
         if let [leg] = &plan.legs[..]
             && let Some(mut guard) = self.at_hand(&leg.target)
         {
-            let state = seated(&mut guard);
+            let state = state_in(&mut guard);
             return admit(plan, &mut [state], |_, b| book(leg.target.key(), b));
         }
         let mut tables = self.lock_tables(plan.legs.iter().map(|leg| leg.target.hash()));
-        let homes: SmallVec<[Option<Arc<Target>>; 1]> =
-            plan.legs.iter().map(|leg| tables.home(leg.target.hash(), leg.target.key())).collect();
+        let holders: SmallVec<[Option<Arc<Target>>; 1]> = plan
+            .legs
+            .iter()
+            .map(|leg| tables.holder(leg.target.hash(), leg.target.key()))
+            .collect();
         let mut fresh: SmallVec<[Option<BucketState>; 1]> = plan
             .legs
             .iter()
-            .zip(&homes)
-            .map(|(leg, home)| home.is_none().then(|| BucketState::open(&leg.target, plan.now)))
+            .zip(&holders)
+            .map(|(leg, holder)| holder.is_none().then(|| BucketState::open(&leg.target, plan.now)))
             .collect();
         let admission = {
-            let mut guards: SmallVec<[Option<Guard<'_>>; 1]> =
-                homes.iter().map(|home| home.as_ref().map(|home| locked(home.seat()))).collect();
+            let mut guards: SmallVec<[Option<Guard<'_>>; 1]> = holders
+                .iter()
+                .map(|holder| holder.as_ref().map(|holder| locked(holder.slot())))
+                .collect();
             let states = guards.iter_mut().zip(&mut fresh).map(|(guard, fresh)| match guard {
-                Some(guard) => seated(guard),
-                None => fresh.as_mut().expect("what has no home is fresh"),
+                Some(guard) => state_in(guard),
+                None => fresh.as_mut().expect("what has no holder is fresh"),
             });
             let mut states: SmallVec<[&mut BucketState; 1]> = states.collect();
             admit(plan, &mut states, |at, b| book(plan.legs[at].target.key(), b))
         };
         if matches!(admission, Admission::Taken(_)) {
-            for ((leg, home), fresh) in plan.legs.iter().zip(homes).zip(fresh) {
+            for ((leg, holder), fresh) in plan.legs.iter().zip(holders).zip(fresh) {
                 let table = tables.of(leg.target.hash());
-                match (home, fresh) {
+                match (holder, fresh) {
                     (None, Some(state)) => {
                         self.insert(table, &leg.target, state, plan.now, &mut book);
                     }
-                    (Some(home), _) => self.move_in(table, leg, &home),
-                    (None, None) => unreachable!("what has no home is fresh"),
+                    (Some(holder), _) => self.move_in(table, leg, &holder),
+                    (None, None) => unreachable!("what has no holder is fresh"),
                 }
             }
         }
         admission
     }
 
-    /// A new bucket: in the target's own seat, unless another store has it.
+    /// A new bucket: in the target's own slot, unless another store has it.
     fn insert(
         &self,
         table: &mut Targets,
@@ -155,37 +160,37 @@ impl Buckets {
             // Before a table grows it forgets what has expired: it stays as large as what lives.
             table.retain(|target| keep(target, now, book));
         }
-        let seat = locked(target.seat());
-        let home = if seat.is_none() {
+        let slot = locked(target.slot());
+        let holder = if slot.is_none() {
             Arc::clone(target)
         } else {
             let limits = Arc::clone(target.limits());
             Arc::new(Target::new(target.key().clone(), limits, target.lifetime()))
         };
-        drop(seat);
-        *locked(home.seat()) = Some(Seated { store: self.store, state });
-        let same = |other: &Arc<Target>| other.key() == home.key();
-        match table.entry(home.hash(), same, |other| other.hash()) {
+        drop(slot);
+        *locked(holder.slot()) = Some(SlotEntry { store: self.store, state });
+        let same = |other: &Arc<Target>| other.key() == holder.key();
+        match table.entry(holder.hash(), same, |other| other.hash()) {
             Entry::Vacant(vacant) => {
-                vacant.insert(home);
+                vacant.insert(holder);
             }
-            Entry::Occupied(_) => unreachable!("it had no home, and the table is locked"),
+            Entry::Occupied(_) => unreachable!("it had no holder, and the table is locked"),
         }
     }
 
     /// Moves a bucket from a target that nobody else holds any more to the one in use.
-    fn move_in(&self, table: &mut Targets, leg: &Leg, home: &Arc<Target>) {
+    fn move_in(&self, table: &mut Targets, leg: &Leg, holder: &Arc<Target>) {
         // One reference is the table's, one is ours.
-        if Arc::ptr_eq(home, &leg.target) || Arc::strong_count(home) > 2 {
+        if Arc::ptr_eq(holder, &leg.target) || Arc::strong_count(holder) > 2 {
             return;
         }
-        let mut seat = locked(leg.target.seat());
-        if seat.is_some() {
+        let mut slot = locked(leg.target.slot());
+        if slot.is_some() {
             return;
         }
-        *seat = locked(home.seat()).take();
-        let found = table.find_mut(home.hash(), |other| Arc::ptr_eq(other, home));
-        *found.expect("it is its home") = Arc::clone(&leg.target);
+        *slot = locked(holder.slot()).take();
+        let found = table.find_mut(holder.hash(), |other| Arc::ptr_eq(other, holder));
+        *found.expect("it is its holder") = Arc::clone(&leg.target);
     }
 
     /// Applies all settlements, or none of them.
@@ -198,7 +203,7 @@ impl Buckets {
         if let [only] = settlements
             && let Some(mut guard) = self.at_hand(&only.target)
         {
-            let state = seated(&mut guard);
+            let state = state_in(&mut guard);
             let mut changed = Some(state.clone());
             let mut booked = None;
             settle(only, &mut changed, now, |booking| booked = Some(booking))?;
@@ -208,11 +213,11 @@ impl Buckets {
             }
             return Ok(());
         }
-        self.settle_at_home(settlements, now, book)
+        self.settle_in_slots(settlements, now, book)
     }
 
     /// The long way: finds each bucket, which several settlements may name, by its key.
-    fn settle_at_home(
+    fn settle_in_slots(
         &self,
         settlements: &[Settlement],
         now: Timestamp,
@@ -225,11 +230,13 @@ impl Buckets {
                 targets.push(target);
             }
         }
-        let homes: SmallVec<[Option<Arc<Target>>; 1]> =
-            targets.iter().map(|target| tables.home(target.hash(), target.key())).collect();
-        let mut guards: SmallVec<[Option<Guard<'_>>; 1]> =
-            homes.iter().map(|home| home.as_ref().map(|home| locked(home.seat()))).collect();
-        let copies = guards.iter_mut().map(|guard| guard.as_mut().map(|g| seated(g).clone()));
+        let holders: SmallVec<[Option<Arc<Target>>; 1]> =
+            targets.iter().map(|target| tables.holder(target.hash(), target.key())).collect();
+        let mut guards: SmallVec<[Option<Guard<'_>>; 1]> = holders
+            .iter()
+            .map(|holder| holder.as_ref().map(|holder| locked(holder.slot())))
+            .collect();
+        let copies = guards.iter_mut().map(|guard| guard.as_mut().map(|g| state_in(g).clone()));
         let mut states: SmallVec<[Option<BucketState>; 1]> = copies.collect();
         let mut booked: SmallVec<[(&BucketKey, Booking); 1]> = SmallVec::new();
         for each in settlements {
@@ -242,7 +249,7 @@ impl Buckets {
         let mut fresh: SmallVec<[(&Arc<Target>, BucketState); 1]> = SmallVec::new();
         for ((target, guard), state) in targets.into_iter().zip(&mut guards).zip(states) {
             match (guard, state) {
-                (Some(guard), Some(state)) => *seated(guard) = state,
+                (Some(guard), Some(state)) => *state_in(guard) = state,
                 (None, Some(state)) => fresh.push((target, state)),
                 (None, None) => {}
                 (Some(_), None) => unreachable!("a settlement removes no bucket"),
@@ -258,9 +265,9 @@ impl Buckets {
 
     pub(super) fn reconfigure(&self, target: &Target, now: Timestamp, book: impl FnOnce(Booking)) {
         let mut tables = self.lock_tables([target.hash()].into_iter());
-        let Some(home) = tables.home(target.hash(), target.key()) else { return };
-        let mut guard = locked(home.seat());
-        let state = seated(&mut guard);
+        let Some(holder) = tables.holder(target.hash(), target.key()) else { return };
+        let mut guard = locked(holder.slot());
+        let state = state_in(&mut guard);
         if !state.is_expired(now)
             && let Some(booking) = state.reconfigure(target, now)
         {
@@ -272,9 +279,9 @@ impl Buckets {
     pub(super) fn peek(&self, keys: &[BucketKey], now: Timestamp) -> Vec<Option<Bucket>> {
         let mut tables = self.lock_tables(keys.iter().map(BucketKey::hash));
         let peek = |key: &BucketKey| {
-            let home = tables.home(key.hash(), key)?;
-            let mut guard = locked(home.seat());
-            let state = seated(&mut guard);
+            let holder = tables.holder(key.hash(), key)?;
+            let mut guard = locked(holder.slot());
+            let state = state_in(&mut guard);
             (!state.is_expired(now)).then(|| state.bucket.clone())
         };
         keys.iter().map(peek).collect()
@@ -285,7 +292,7 @@ impl Buckets {
         let mut tables = self.lock_tables([hash].into_iter());
         if let Ok(found) = tables.of(hash).find_entry(hash, |target| target.key() == key) {
             let (target, _) = found.remove();
-            *locked(target.seat()) = None;
+            *locked(target.slot()) = None;
         }
     }
 
@@ -293,16 +300,16 @@ impl Buckets {
     pub(super) fn for_each(&self, mut each: impl FnMut(&BucketKey, &mut BucketState)) {
         for table in &self.tables {
             for target in locked(&table.0).iter() {
-                each(target.key(), seated(&mut locked(target.seat())));
+                each(target.key(), state_in(&mut locked(target.slot())));
             }
         }
     }
 }
 
-/// Whether a bucket has not expired; one that has leaves its seat.
+/// Whether a bucket has not expired; one that has leaves its slot.
 fn keep(target: &Arc<Target>, now: Timestamp, book: &mut impl FnMut(&BucketKey, Booking)) -> bool {
-    let mut guard = locked(target.seat());
-    let state = seated(&mut guard);
+    let mut guard = locked(target.slot());
+    let state = state_in(&mut guard);
     if !state.is_expired(now) {
         return true;
     }

@@ -6,8 +6,8 @@ use zae_limiter_core::{CAPACITY_MAX, Leg, Limit, Store, Target};
 
 use crate::ask::{acquire, balance, be_refused, settle, take};
 use crate::given::{
-    NOW, bucket, bucket_in, forever, home, leg, limits, namespace, per_minute, plan, settlement,
-    tokens,
+    NOW, bucket, bucket_in, forever, leg, limits, namespace, per_minute, plan, settlement,
+    test_namespace, tokens,
 };
 
 pub async fn an_absent_bucket_is_full(store: Arc<dyn Store>) {
@@ -114,13 +114,13 @@ pub async fn buckets_are_told_apart_by_namespace_entity_and_resource(store: Arc<
     let set = limits([per_minute("rpm", 10)]);
     // Names that run together when they are joined, or differ by case only.
     let keys = [
-        bucket_in(&home(), "a", "b:c"),
-        bucket_in(&home(), "a:b", "c"),
-        bucket_in(&home(), "a.b", "c"),
-        bucket_in(&home(), "a", "B:c"),
-        bucket_in(&home(), "A", "b:c"),
-        bucket_in(&home(), "a", "b:c:c"),
-        bucket_in(&home(), "a", "b/c"),
+        bucket_in(&test_namespace(), "a", "b:c"),
+        bucket_in(&test_namespace(), "a:b", "c"),
+        bucket_in(&test_namespace(), "a.b", "c"),
+        bucket_in(&test_namespace(), "a", "B:c"),
+        bucket_in(&test_namespace(), "A", "b:c"),
+        bucket_in(&test_namespace(), "a", "b:c:c"),
+        bucket_in(&test_namespace(), "a", "b/c"),
         bucket_in(&namespace(2), "a", "b:c"),
         bucket_in(&namespace(2), "a:b", "c"),
     ];

@@ -9,7 +9,7 @@ use zae_limiter_core::{
 
 use crate::ask::{balance, get, list_buckets, peek, put, settle, take};
 use crate::given::{
-    NOW, bucket, entity, forever, home, leg, limits, plan, resource, settlement, tokens,
+    NOW, bucket, entity, forever, leg, limits, plan, resource, settlement, test_namespace, tokens,
     without_refill,
 };
 use crate::poll::{ByHand, soon};
@@ -32,7 +32,8 @@ pub async fn an_acquire_that_is_never_polled_does_nothing(store: Arc<dyn Store>)
     drop(store.acquire(&plan));
     settle(&*store, NOW, [settlement(&old, shard, [("x", tokens(0))])]).await;
     assert_eq!(balance(&*store, old.key(), "x", NOW).await, Some(tokens(90)));
-    let listed = list_buckets(&*store, BucketQuery::OnResource(home(), resource("r"))).await;
+    let listed =
+        list_buckets(&*store, BucketQuery::OnResource(test_namespace(), resource("r"))).await;
     assert_eq!(listed.len(), 1, "no bucket was created");
 }
 

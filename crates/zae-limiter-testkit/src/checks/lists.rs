@@ -9,8 +9,8 @@ use zae_limiter_core::{
 
 use crate::ask::{check_list, check_records, check_resources, delete, peek, put, take};
 use crate::given::{
-    DAY, HOUR, NOW, bucket, config, entity, entity_id, event, forever, home, idle, later, leg,
-    limits, namespace, on_resource, per_minute, resource, tokens, usage,
+    DAY, HOUR, NOW, bucket, config, entity, entity_id, event, forever, idle, later, leg, limits,
+    namespace, on_resource, per_minute, resource, test_namespace, tokens, usage,
 };
 
 /// Names in their order, which is that of their bytes. One is a part of the next, and what follows
@@ -22,13 +22,13 @@ pub async fn children_are_listed_by_id(store: Arc<dyn Store>) {
     put(&*store, children.iter().rev().cloned()).await;
     put(&*store, ["parent", "orphan"].map(|id| entity(id, None))).await;
     put(&*store, ["c", "d"].map(|id| entity(id, Some("parent-2")))).await;
-    check_records(&*store, Query::Children(home(), entity_id("parent")), &children).await;
-    check_records(&*store, Query::Children(home(), entity_id("orphan")), &[]).await;
-    check_records(&*store, Query::Children(home(), entity_id("paren")), &[]).await;
+    check_records(&*store, Query::Children(test_namespace(), entity_id("parent")), &children).await;
+    check_records(&*store, Query::Children(test_namespace(), entity_id("orphan")), &[]).await;
+    check_records(&*store, Query::Children(test_namespace(), entity_id("paren")), &[]).await;
 }
 
 pub async fn a_child_that_moves_is_listed_under_its_new_parent(store: Arc<dyn Store>) {
-    let under = |parent| Query::Children(home(), entity_id(parent));
+    let under = |parent| Query::Children(test_namespace(), entity_id(parent));
     put(&*store, [entity("child", Some("p"))]).await;
     put(&*store, [entity("child", Some("q"))]).await;
     check_records(&*store, under("p"), &[]).await;
@@ -46,11 +46,12 @@ pub async fn entity_configs_are_listed_by_entity(store: Arc<dyn Store>) {
     put(&*store, [config(ConfigLevel::System, 1)]).await;
     put(&*store, [config(ConfigLevel::Resource(resource("r")), 1)]).await;
     for name in ["r", "r-2"] {
-        let query = Query::EntityConfigs(home(), Some(resource(name)));
+        let query = Query::EntityConfigs(test_namespace(), Some(resource(name)));
         check_records(&*store, query, &on(name)).await;
     }
-    check_records(&*store, Query::EntityConfigs(home(), None), &by_default).await;
-    check_records(&*store, Query::EntityConfigs(home(), Some(resource("none"))), &[]).await;
+    check_records(&*store, Query::EntityConfigs(test_namespace(), None), &by_default).await;
+    check_records(&*store, Query::EntityConfigs(test_namespace(), Some(resource("none"))), &[])
+        .await;
 }
 
 pub async fn audit_events_are_listed_newest_first(store: Arc<dyn Store>) {
@@ -65,10 +66,10 @@ pub async fn audit_events_are_listed_newest_first(store: Arc<dyn Store>) {
     }
     for subject in subjects {
         let expected = [100, 10, 9, 3, 2, 1].map(|number| event(subject.clone(), number));
-        check_records(&*store, Query::Audit(home(), subject), &expected).await;
+        check_records(&*store, Query::Audit(test_namespace(), subject), &expected).await;
     }
     let nobody = AuditSubject::Entity(entity_id("nobody"));
-    check_records(&*store, Query::Audit(home(), nobody), &[]).await;
+    check_records(&*store, Query::Audit(test_namespace(), nobody), &[]).await;
 }
 
 const RESOURCES: [&str; 6] = ["a", "a-b", "a/b", "a:b", "aa", "b"];
@@ -91,7 +92,7 @@ pub async fn usage_of_an_entity_is_listed_by_resource_and_start(store: Arc<dyn S
     let hourly = of("a", Window::Hourly);
     let ask = |on: Option<&str>, window, from, to| {
         Query::UsageOfEntity(
-            home(),
+            test_namespace(),
             entity_id("a"),
             on.map(resource),
             window,
@@ -122,7 +123,7 @@ pub async fn usage_of_a_resource_is_listed_by_start_and_entity(store: Arc<dyn St
     put(&*store, IDS.map(|id| usage(id, "r", Window::Monthly, NOW))).await;
     let ask = |from, to| {
         let range: std::ops::Range<Timestamp> = later(from)..later(to);
-        Query::UsageOfResource(home(), resource("r"), Window::Hourly, range)
+        Query::UsageOfResource(test_namespace(), resource("r"), Window::Hourly, range)
     };
     check_records(&*store, ask(-DAY, DAY), &expected).await;
     check_records(&*store, ask(0, HOUR), &expected[IDS.len()..][..IDS.len()]).await;
@@ -183,8 +184,9 @@ pub async fn buckets_of_an_entity_are_listed_by_resource(store: Arc<dyn Store>) 
         }
         expected.push(as_listed(&*store, "a", on, Some(later(120_000))).await);
     }
-    check_buckets(&*store, BucketQuery::OfEntity(home(), entity_id("a")), &expected).await;
-    check_buckets(&*store, BucketQuery::OfEntity(home(), entity_id("nobody")), &[]).await;
+    check_buckets(&*store, BucketQuery::OfEntity(test_namespace(), entity_id("a")), &expected)
+        .await;
+    check_buckets(&*store, BucketQuery::OfEntity(test_namespace(), entity_id("nobody")), &[]).await;
 }
 
 pub async fn buckets_on_a_resource_are_listed_by_entity(store: Arc<dyn Store>) {
@@ -197,8 +199,9 @@ pub async fn buckets_on_a_resource_are_listed_by_entity(store: Arc<dyn Store>) {
         }
         expected.push(as_listed(&*store, id, "r", None).await);
     }
-    check_buckets(&*store, BucketQuery::OnResource(home(), resource("r")), &expected).await;
-    check_buckets(&*store, BucketQuery::OnResource(home(), resource("none")), &[]).await;
+    check_buckets(&*store, BucketQuery::OnResource(test_namespace(), resource("r")), &expected)
+        .await;
+    check_buckets(&*store, BucketQuery::OnResource(test_namespace(), resource("none")), &[]).await;
 }
 
 pub async fn resources_are_listed_by_name_and_once(store: Arc<dyn Store>) {
@@ -244,20 +247,28 @@ pub async fn an_empty_store_lists_nothing(store: Arc<dyn Store>) {
 async fn check_nothing_is_listed(store: &dyn Store) {
     let always = Timestamp::from_millis(i64::MIN)..Timestamp::from_millis(i64::MAX);
     for query in [
-        Query::Children(home(), entity_id("parent")),
-        Query::EntityConfigs(home(), Some(resource("r"))),
-        Query::EntityConfigs(home(), None),
-        Query::Audit(home(), AuditSubject::System),
-        Query::UsageOfEntity(home(), entity_id("e"), None, Window::Hourly, always.clone()),
-        Query::UsageOfResource(home(), resource("r"), Window::Hourly, always),
+        Query::Children(test_namespace(), entity_id("parent")),
+        Query::EntityConfigs(test_namespace(), Some(resource("r"))),
+        Query::EntityConfigs(test_namespace(), None),
+        Query::Audit(test_namespace(), AuditSubject::System),
+        Query::UsageOfEntity(
+            test_namespace(),
+            entity_id("e"),
+            None,
+            Window::Hourly,
+            always.clone(),
+        ),
+        Query::UsageOfResource(test_namespace(), resource("r"), Window::Hourly, always),
     ] {
         check_records(store, query, &[]).await;
     }
-    check_buckets(store, BucketQuery::OfEntity(home(), entity_id("e")), &[]).await;
-    check_buckets(store, BucketQuery::OnResource(home(), resource("r")), &[]).await;
+    check_buckets(store, BucketQuery::OfEntity(test_namespace(), entity_id("e")), &[]).await;
+    check_buckets(store, BucketQuery::OnResource(test_namespace(), resource("r")), &[]).await;
     check_resources(store, ResourceList::WithDefaults, &[]).await;
     check_resources(store, ResourceList::WithEntityConfigs, &[]).await;
-    for scope in [Scope::Namespace(home()), Scope::Entity(home(), entity_id("e"))] {
+    for scope in
+        [Scope::Namespace(test_namespace()), Scope::Entity(test_namespace(), entity_id("e"))]
+    {
         check_list("keys", &[], async |page| store.list_keys(&scope, &page).await).await;
     }
 }

@@ -11,8 +11,8 @@ use zae_limiter_core::{
 
 use crate::ask::{delete, put, read_all, take};
 use crate::given::{
-    NOW, bucket, config, entity, entity_id, event, forever, home, leg, limits, on_resource,
-    per_minute, resource, tokens, usage,
+    NOW, bucket, config, entity, entity_id, event, forever, leg, limits, on_resource, per_minute,
+    resource, test_namespace, tokens, usage,
 };
 
 /// How many items stay, and how many come and go.
@@ -69,21 +69,22 @@ pub async fn records_that_stay_are_listed_once_while_others_come_and_go(store: A
     type Make = fn(&str) -> Record;
     let always = || Timestamp::from_millis(i64::MIN)..Timestamp::from_millis(i64::MAX);
     let cases: [(Query, Make); 5] = [
-        (Query::Children(home(), entity_id("p")), |name| entity(name, Some("p"))),
-        (Query::EntityConfigs(home(), Some(resource("r"))), |name| {
+        (Query::Children(test_namespace(), entity_id("p")), |name| entity(name, Some("p"))),
+        (Query::EntityConfigs(test_namespace(), Some(resource("r"))), |name| {
             config(on_resource(name, "r"), 1)
         }),
-        (Query::EntityConfigs(home(), None), |name| {
+        (Query::EntityConfigs(test_namespace(), None), |name| {
             config(ConfigLevel::Entity(entity_id(name)), 1)
         }),
-        (Query::Audit(home(), AuditSubject::System), |name| {
+        (Query::Audit(test_namespace(), AuditSubject::System), |name| {
             let Record::Audit(mut event) = event(AuditSubject::System, 0) else { unreachable!() };
             event.id = format!("{name:0>26}");
             Record::Audit(event)
         }),
-        (Query::UsageOfResource(home(), resource("r"), Window::Hourly, always()), |name| {
-            usage(name, "r", Window::Hourly, NOW)
-        }),
+        (
+            Query::UsageOfResource(test_namespace(), resource("r"), Window::Hourly, always()),
+            |name| usage(name, "r", Window::Hourly, NOW),
+        ),
     ];
     for (query, make) in cases {
         let staying: Vec<Record> = (0..ITEMS).map(|number| make(&stays(number))).collect();
@@ -113,8 +114,8 @@ pub async fn buckets_that_stay_are_listed_once_while_others_come_and_go(store: A
     }
     let on = |name: &str| bucket(name, "r");
     let of = |name: &str| bucket("e", name);
-    let on_resource = BucketQuery::OnResource(home(), resource("r"));
-    let of_entity = BucketQuery::OfEntity(home(), entity_id("e"));
+    let on_resource = BucketQuery::OnResource(test_namespace(), resource("r"));
+    let of_entity = BucketQuery::OfEntity(test_namespace(), entity_id("e"));
     let staying: Vec<_> = (0..ITEMS).map(|number| on(&stays(number))).collect();
     check(
         "buckets on a resource",
@@ -152,7 +153,9 @@ pub async fn keys_that_stay_are_listed_once_while_others_come_and_go(store: Arc<
         open_bucket(&*store, "e", &stays(number)).await;
         staying.push(Key::Bucket(bucket("e", &stays(number))));
     }
-    for scope in [Scope::Entity(home(), entity_id("e")), Scope::Namespace(home())] {
+    for scope in
+        [Scope::Entity(test_namespace(), entity_id("e")), Scope::Namespace(test_namespace())]
+    {
         check(
             &format!("{scope:?}"),
             &staying,
@@ -171,7 +174,7 @@ pub async fn resources_that_stay_are_listed_once_while_others_come_and_go(store:
         (ResourceList::WithDefaults, |name| config(ConfigLevel::Resource(resource(name)), 1)),
         (ResourceList::WithEntityConfigs, |name| config(on_resource("a", name), 1)),
     ];
-    let namespace = home();
+    let namespace = test_namespace();
     let staying: Vec<_> = (0..ITEMS).map(|number| resource(&stays(number))).collect();
     for (which, make) in cases {
         put(&*store, (0..ITEMS).map(|number| make(&stays(number)))).await;
@@ -194,27 +197,29 @@ pub async fn a_garbled_cursor_is_an_error(store: Arc<dyn Store>) {
         let page = PageRequest { size: 10, after: Some(Cursor::new(garbage)) };
         let shown: String = garbage.chars().take(20).collect();
         for query in [
-            Query::Children(home(), entity_id("p")),
-            Query::EntityConfigs(home(), Some(resource("r"))),
-            Query::EntityConfigs(home(), None),
-            Query::Audit(home(), AuditSubject::System),
-            Query::UsageOfEntity(home(), entity_id("e"), None, Window::Hourly, always()),
-            Query::UsageOfResource(home(), resource("r"), Window::Hourly, always()),
+            Query::Children(test_namespace(), entity_id("p")),
+            Query::EntityConfigs(test_namespace(), Some(resource("r"))),
+            Query::EntityConfigs(test_namespace(), None),
+            Query::Audit(test_namespace(), AuditSubject::System),
+            Query::UsageOfEntity(test_namespace(), entity_id("e"), None, Window::Hourly, always()),
+            Query::UsageOfResource(test_namespace(), resource("r"), Window::Hourly, always()),
             Query::Namespaces,
         ] {
             assert!(store.list(&query, &page).await.is_err(), "{shown:?} in {query:?}");
         }
         for query in [
-            BucketQuery::OfEntity(home(), entity_id("e")),
-            BucketQuery::OnResource(home(), resource("r")),
+            BucketQuery::OfEntity(test_namespace(), entity_id("e")),
+            BucketQuery::OnResource(test_namespace(), resource("r")),
         ] {
             assert!(store.list_buckets(&query, &page).await.is_err(), "{shown:?} in {query:?}");
         }
-        for scope in [Scope::Entity(home(), entity_id("e")), Scope::Namespace(home())] {
+        for scope in
+            [Scope::Entity(test_namespace(), entity_id("e")), Scope::Namespace(test_namespace())]
+        {
             assert!(store.list_keys(&scope, &page).await.is_err(), "{shown:?} in {scope:?}");
         }
         for which in [ResourceList::WithDefaults, ResourceList::WithEntityConfigs] {
-            let listed = store.list_resources(&home(), which, &page).await;
+            let listed = store.list_resources(&test_namespace(), which, &page).await;
             assert!(listed.is_err(), "{shown:?} in {which:?}");
         }
     }

@@ -9,7 +9,9 @@ use zae_limiter_core::{
 };
 
 use crate::ask::{acquire, be_refused, list_buckets, peek, seen, take};
-use crate::given::{DAY, NOW, bucket, forever, home, later, leg, limits, per_minute, plan, tokens};
+use crate::given::{
+    DAY, NOW, bucket, forever, later, leg, limits, per_minute, plan, test_namespace, tokens,
+};
 
 pub async fn buckets_are_peeked_in_the_order_of_the_keys(store: Arc<dyn Store>) {
     let set = limits([per_minute("rpm", 1_000)]);
@@ -32,7 +34,7 @@ pub async fn buckets_are_peeked_in_the_order_of_the_keys(store: Arc<dyn Store>) 
 pub async fn peeking_changes_nothing(store: Arc<dyn Store>) {
     let target = forever(bucket("a", "r"), &limits([per_minute("rpm", 10)]));
     assert_eq!(peek(&*store, target.key(), NOW).await, None);
-    let query = || BucketQuery::OnResource(home(), target.key().resource.clone());
+    let query = || BucketQuery::OnResource(test_namespace(), target.key().resource.clone());
     assert_eq!(list_buckets(&*store, query()).await, [], "peeking created no bucket");
     take(&*store, NOW, [leg(&target, [("rpm", tokens(10))])]).await;
     let before = seen(&list_buckets(&*store, query()).await[0].bucket);
@@ -55,7 +57,7 @@ pub async fn a_bucket_at_the_bounds_of_its_limits_is_kept_whole(store: Arc<dyn S
     };
     let set = Arc::new(LimitSet::new((0..LIMITS_MAX).map(limit)).expect("within the bounds"));
     let key = BucketKey {
-        namespace: home(),
+        namespace: test_namespace(),
         entity: EntityId::new("e".repeat(256)).unwrap(),
         resource: ResourceName::new("r".repeat(64)).unwrap(),
     };

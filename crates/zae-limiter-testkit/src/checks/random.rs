@@ -10,7 +10,7 @@ use zae_limiter_core::{
 };
 
 use crate::ask::{acquire, peek};
-use crate::given::{NOW, bucket, home, limits, namespace};
+use crate::given::{NOW, bucket, limits, namespace, test_namespace};
 use crate::oracle::Oracle;
 
 const STEPS: usize = 300;
@@ -86,7 +86,7 @@ impl Run {
         for number in 0..5 {
             // Runs share a store: each has keys of its own.
             let mut key = bucket(&format!("run-{seed}-{number}"), "r");
-            key.namespace = if number == 4 { elsewhere.clone() } else { home() };
+            key.namespace = if number == 4 { elsewhere.clone() } else { test_namespace() };
             keys.push(key);
         }
         let random = Rng::with_seed(seed);

@@ -10,8 +10,8 @@ use zae_limiter_core::{
 
 use crate::ask::{delete, get, list_buckets, peek, put, take, write};
 use crate::given::{
-    NOW, bucket, config, config_in, entity, entity_id, entity_in, event, forever, home, leg,
-    limits, namespace, on_resource, per_minute, resource, tokens, usage,
+    NOW, bucket, config, config_in, entity, entity_id, entity_in, event, forever, leg, limits,
+    namespace, on_resource, per_minute, resource, test_namespace, tokens, usage,
 };
 use crate::poll::ByHand;
 
@@ -47,7 +47,7 @@ pub async fn bucket_keys_give_no_record(store: Arc<dyn Store>) {
 
 pub async fn a_put_replaces_the_whole_record(store: Arc<dyn Store>) {
     let full = Record::Entity(Entity {
-        namespace: home(),
+        namespace: test_namespace(),
         id: entity_id("a"),
         name: Some("A".into()),
         parent: Some(entity_id("b")),
@@ -227,7 +227,7 @@ pub async fn a_deleted_bucket_is_full_again(store: Arc<dyn Store>) {
     take(&*store, NOW, [leg(&target, [("rpm", tokens(10))])]).await;
     delete(&*store, [Key::Bucket(target.key().clone())]).await;
     assert_eq!(peek(&*store, target.key(), NOW).await, None);
-    let query = BucketQuery::OfEntity(home(), entity_id("a"));
+    let query = BucketQuery::OfEntity(test_namespace(), entity_id("a"));
     assert_eq!(list_buckets(&*store, query).await, []);
     let taken = take(&*store, NOW, [leg(&target, [("rpm", tokens(10))])]).await;
     assert_eq!(taken[0].left[..], [tokens(0)]);
@@ -254,8 +254,13 @@ pub async fn keys_of_different_kinds_do_not_meet(store: Arc<dyn Store>) {
         usage("x", "x:x", Window::Daily, NOW),
         usage("x:x", "x", Window::Daily, NOW),
         usage("x", "x", Window::Monthly, NOW),
-        Record::NamespaceName(name.clone(), home()),
-        Record::Namespace(Namespace { id: home(), name, created_at: NOW, deleted_at: None }),
+        Record::NamespaceName(name.clone(), test_namespace()),
+        Record::Namespace(Namespace {
+            id: test_namespace(),
+            name,
+            created_at: NOW,
+            deleted_at: None,
+        }),
     ];
     put(&*store, records.clone()).await;
     for record in &records {

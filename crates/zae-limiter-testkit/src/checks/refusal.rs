@@ -8,7 +8,8 @@ use zae_limiter_core::{BucketKey, BucketQuery, Limit, LimitStatus, Store};
 
 use crate::ask::{balance, be_refused, list_buckets, peek, seen, settle, take};
 use crate::given::{
-    MINUTE, NOW, bucket, forever, home, idle, later, leg, limits, per_minute, settlement, tokens,
+    MINUTE, NOW, bucket, forever, idle, later, leg, limits, per_minute, settlement, test_namespace,
+    tokens,
 };
 
 pub async fn a_refusal_lists_every_limit_that_was_asked(store: Arc<dyn Store>) {
@@ -117,7 +118,7 @@ pub async fn a_refused_plan_leaves_no_trace(store: Arc<dyn Store>) {
     let [full, short, absent] = ["full", "short", "absent"].map(|e| forever(bucket(e, "r"), &set));
     take(&*store, NOW, [leg(&full, [("rpm", tokens(1)), ("tpm", tokens(1))])]).await;
     take(&*store, NOW, [leg(&short, [("rpm", tokens(7)), ("tpm", tokens(1))])]).await;
-    let query = BucketQuery::OnResource(home(), full.key().resource.clone());
+    let query = BucketQuery::OnResource(test_namespace(), full.key().resource.clone());
     let before = (look(&*store, full.key()).await, look(&*store, short.key()).await);
     let listed = list_buckets(&*store, query.clone()).await.len();
     for legs in [[&absent, &full, &short], [&short, &absent, &full]] {

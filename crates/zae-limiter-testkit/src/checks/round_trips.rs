@@ -13,7 +13,7 @@ use zae_limiter_core::{
 };
 
 use crate::ask::{PAGE_SIZES, get, put, read_all};
-use crate::given::{NOW, entity_id, home, namespace, resource};
+use crate::given::{NOW, entity_id, namespace, resource, test_namespace};
 
 const TEXTS: [&str; 6] = ["", " ", "äß€漢字🦀\u{202e}", "a\0b\n\t\"\\'", "%_?#:$SYSTEM", "null"];
 
@@ -51,7 +51,7 @@ pub async fn entities_come_back_as_they_were_put(store: Arc<dyn Store>) {
     for (number, created_at) in extremes().into_iter().enumerate() {
         for (cascade, metadata) in [true, false].into_iter().zip(metadata.iter().cycle()) {
             records.push(Record::Entity(Entity {
-                namespace: home(),
+                namespace: test_namespace(),
                 id: if cascade { longest_entity() } else { entity_id("9") },
                 name: TEXTS.get(number).filter(|_| cascade).map(|text| (*text).into()),
                 parent: cascade.then(longest_entity),
@@ -67,7 +67,7 @@ pub async fn entities_come_back_as_they_were_put(store: Arc<dyn Store>) {
     }
     check(&*store, records, |record| match record {
         Record::Entity(Entity { parent: Some(parent), .. }) => {
-            Some(Query::Children(home(), parent.clone()))
+            Some(Query::Children(test_namespace(), parent.clone()))
         }
         _ => None,
     })
@@ -96,7 +96,7 @@ pub async fn configs_come_back_as_they_were_put(store: Arc<dyn Store>) {
         for (limits, version) in
             [(&most, 1), (&odd, u64::from(u32::MAX) + 1), (&most, i64::MAX.unsigned_abs())]
         {
-            let (namespace, limits, on_unavailable) = (home(), limits.clone(), None);
+            let (namespace, limits, on_unavailable) = (test_namespace(), limits.clone(), None);
             let level = level.clone();
             records.push(Record::Config(Config {
                 namespace,
@@ -111,7 +111,7 @@ pub async fn configs_come_back_as_they_were_put(store: Arc<dyn Store>) {
     for on_unavailable in [Some(OnUnavailable::Allow), Some(OnUnavailable::Block), None] {
         for audit_retention_days in [None, Some(1), Some(AUDIT_RETENTION_DAYS_MAX)] {
             records.push(Record::Config(Config {
-                namespace: home(),
+                namespace: test_namespace(),
                 level: ConfigLevel::System,
                 limits: LimitSet::default(),
                 on_unavailable,
@@ -122,10 +122,10 @@ pub async fn configs_come_back_as_they_were_put(store: Arc<dyn Store>) {
     }
     check(&*store, records, |record| match record {
         Record::Config(Config { level: ConfigLevel::Entity(_), .. }) => {
-            Some(Query::EntityConfigs(home(), None))
+            Some(Query::EntityConfigs(test_namespace(), None))
         }
         Record::Config(Config { level: ConfigLevel::EntityResource(_, on), .. }) => {
-            Some(Query::EntityConfigs(home(), Some(on.clone())))
+            Some(Query::EntityConfigs(test_namespace(), Some(on.clone())))
         }
         _ => None,
     })
@@ -159,7 +159,7 @@ pub async fn audit_events_come_back_as_they_were_put(store: Arc<dyn Store>) {
     for (number, action) in actions.into_iter().enumerate() {
         let some = number % 2 == 0;
         records.push(Record::Audit(AuditEvent {
-            namespace: home(),
+            namespace: test_namespace(),
             id: format!("01ARZ3NDEKTSV4RRFFQ69G5FA{number}"),
             subject: subjects[number % subjects.len()].clone(),
             at: extremes()[number % extremes().len()],
@@ -171,7 +171,7 @@ pub async fn audit_events_come_back_as_they_were_put(store: Arc<dyn Store>) {
         }));
     }
     check(&*store, records, |record| match record {
-        Record::Audit(event) => Some(Query::Audit(home(), event.subject.clone())),
+        Record::Audit(event) => Some(Query::Audit(test_namespace(), event.subject.clone())),
         _ => None,
     })
     .await;
@@ -187,7 +187,7 @@ pub async fn usage_comes_back_as_it_was_put(store: Arc<dyn Store>) {
         for (number, expires_at) in extremes().into_iter().enumerate() {
             let at = [-90 * 86_400_000, 0, NOW.as_millis()][number % 3];
             let key = UsageKey {
-                namespace: home(),
+                namespace: test_namespace(),
                 entity: longest_entity(),
                 resource: longest_resource(),
                 window,
@@ -204,7 +204,7 @@ pub async fn usage_comes_back_as_it_was_put(store: Arc<dyn Store>) {
     check(&*store, records, |record| match record {
         Record::Usage(Usage { key, .. }) => {
             let all = Timestamp::from_millis(i64::MIN)..Timestamp::from_millis(i64::MAX);
-            Some(Query::UsageOfEntity(home(), longest_entity(), None, key.window, all))
+            Some(Query::UsageOfEntity(test_namespace(), longest_entity(), None, key.window, all))
         }
         _ => None,
     })

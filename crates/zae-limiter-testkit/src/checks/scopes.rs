@@ -10,8 +10,8 @@ use zae_limiter_core::{
 
 use crate::ask::{PAGE_SIZES, check_list, delete, get, keys_of, list_buckets, put, read_all, take};
 use crate::given::{
-    NOW, bucket_in, config_in, entity_id, entity_in, event_in, forever, home, leg, limits,
-    namespace, on_resource, per_minute, resource, tokens, usage_in,
+    NOW, bucket_in, config_in, entity_id, entity_in, event_in, forever, leg, limits, namespace,
+    on_resource, per_minute, resource, test_namespace, tokens, usage_in,
 };
 
 const WINDOWS: [Window; 3] = Window::ALL;
@@ -88,7 +88,7 @@ async fn check_scope(store: &dyn Store, scope: &Scope, expected: &BTreeSet<Key>)
 }
 
 pub async fn the_scope_of_an_entity_is_all_that_belongs_to_it(store: Arc<dyn Store>) {
-    let here = home();
+    let here = test_namespace();
     put(&*store, common(&here)).await;
     put(&*store, registration(&here)).await;
     // A child, entities whose names begin alike, and one of the same name elsewhere.
@@ -177,7 +177,7 @@ async fn purge(store: &dyn Store, scope: &Scope, size: usize) -> usize {
 }
 
 pub async fn deleting_an_entity_page_by_page_leaves_nothing_of_it(store: Arc<dyn Store>) {
-    let here = home();
+    let here = test_namespace();
     put(&*store, common(&here)).await;
     let other = populate(&*store, &here, "a-b").await;
     for size in PAGE_SIZES {
@@ -192,7 +192,7 @@ pub async fn deleting_an_entity_page_by_page_leaves_nothing_of_it(store: Arc<dyn
         assert!(get(&*store, record.key()).await.is_some(), "{record:?} does not belong to it");
     }
     let query = Query::Audit(here, AuditSubject::Entity(entity_id("a")));
-    let events: Vec<Record> = common(&home()).into_iter().skip(4).rev().collect();
+    let events: Vec<Record> = common(&test_namespace()).into_iter().skip(4).rev().collect();
     check_list("its audit", &events, async |page| store.list(&query, &page).await).await;
 }
 

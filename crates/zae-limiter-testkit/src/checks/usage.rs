@@ -12,8 +12,8 @@ use zae_limiter_core::{
 
 use crate::ask::{PAGE_SIZES, acquire, be_refused, delete, read_all, settle, take};
 use crate::given::{
-    DAY, HOUR, MINUTE, NOW, bucket, entity_id, forever, home, idle, later, leg, limits, per_minute,
-    plan, resource, settlement, tokens, without_refill,
+    DAY, HOUR, MINUTE, NOW, bucket, entity_id, forever, idle, later, leg, limits, per_minute, plan,
+    resource, settlement, test_namespace, tokens, without_refill,
 };
 use crate::poll::{ByHand, soon};
 
@@ -29,7 +29,7 @@ async fn list(store: &dyn Store, query: &Query, size: usize) -> Vec<Usage> {
 
 /// An entity's windows on all resources.
 async fn usage_of(store: &dyn Store, entity: &str, window: Window) -> Vec<Usage> {
-    let query = Query::UsageOfEntity(home(), entity_id(entity), None, window, always());
+    let query = Query::UsageOfEntity(test_namespace(), entity_id(entity), None, window, always());
     list(store, &query, 7).await
 }
 
@@ -202,7 +202,8 @@ pub async fn listed_usage_is_ordered_and_paged(store: Arc<dyn Store>) {
         }
     }
     for size in PAGE_SIZES {
-        let query = Query::UsageOfEntity(home(), entity_id("a"), None, Window::Hourly, always());
+        let query =
+            Query::UsageOfEntity(test_namespace(), entity_id("a"), None, Window::Hourly, always());
         let found = list(&*store, &query, size).await;
         let found: Vec<_> = found.iter().map(|u| (u.key.resource.as_str(), u.key.start)).collect();
         let expected: Vec<_> =
@@ -210,7 +211,7 @@ pub async fn listed_usage_is_ordered_and_paged(store: Arc<dyn Store>) {
         assert_eq!(found, expected, "by resource, then start, in pages of {size}");
 
         let within = later(HOUR)..later(26 * HOUR);
-        let query = Query::UsageOfResource(home(), resource("r"), Window::Hourly, within);
+        let query = Query::UsageOfResource(test_namespace(), resource("r"), Window::Hourly, within);
         let found = list(&*store, &query, size).await;
         let found: Vec<_> = found.iter().map(|u| (u.key.start, u.key.entity.as_str())).collect();
         let hours = [1, 25].into_iter();
