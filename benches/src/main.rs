@@ -1,4 +1,4 @@
-//! One run, one table: the limiter beside its peers and beside a floor that no limiter can beat.
+//! One run, one table: the limiter beside its peers and beside a baseline that no limiter can beat.
 //!
 //!     cargo run --release --manifest-path benches/Cargo.toml            # everything
 //!     cargo run --release --manifest-path benches/Cargo.toml memory     # one part: memory, sqlite, scale, aggregator

@@ -9,7 +9,7 @@ use zae_limiter_core::{
 };
 
 use crate::measure::{Walk, best_nanos, keys};
-use crate::peers::{Floor, Governor, Limitador};
+use crate::peers::{Baseline, Governor, Limitador};
 
 const OPERATIONS: usize = 400_000;
 
@@ -20,7 +20,7 @@ pub fn limits() -> [Limit; 2] {
 pub fn run() {
     println!("\n## In memory: one decision on two limits, nanoseconds (ratio to governor)\n");
     println!("decision alone, bucket at hand (model::decide): {:.1} ns\n", decision());
-    println!("| keys | threads | floor | governor | limitador | zae-limiter |");
+    println!("| keys | threads | baseline | governor | limitador | zae-limiter |");
     println!("| ---: | ---: | ---: | ---: | ---: | ---: |");
     for count in [1, 100_000] {
         let keys = keys(count);
@@ -47,10 +47,10 @@ pub fn decision() -> f64 {
 }
 
 fn row(keys: &[String], threads: usize) {
-    let floor = Floor::new(keys.len());
-    let floor = best_nanos(threads, OPERATIONS, |thread, operations| {
+    let baseline = Baseline::new(keys.len());
+    let baseline = best_nanos(threads, OPERATIONS, |thread, operations| {
         let mut walk = Walk::new(thread, keys.len());
-        (0..operations).for_each(|_| floor.decide(walk.next_place()));
+        (0..operations).for_each(|_| baseline.decide(walk.next_place()));
     });
     let governor = Governor::new();
     let governor = best_nanos(threads, OPERATIONS, |thread, operations| {
@@ -75,7 +75,7 @@ fn row(keys: &[String], threads: usize) {
     println!(
         "| {} | {threads} | {} | {} | {} | {} |",
         keys.len(),
-        shown(floor),
+        shown(baseline),
         shown(governor),
         shown(limitador),
         shown(ours)

@@ -10,9 +10,9 @@ use governor::state::keyed::DashMapStateStore;
 use limitador::limit::Context;
 
 /// Two counters per key, found by its number: no name, no hash, no refill, no refusal.
-pub struct Floor(Vec<(AtomicI64, AtomicI64)>);
+pub struct Baseline(Vec<(AtomicI64, AtomicI64)>);
 
-impl Floor {
+impl Baseline {
     pub fn new(keys: usize) -> Self {
         Self((0..keys).map(|_| Default::default()).collect())
     }

@@ -24,7 +24,7 @@ pub fn run() {
         [("normal", Durability::Normal, "NORMAL"), ("full", Durability::Full, "FULL")]
     {
         let full = durability == Durability::Full;
-        let single = floor(pragma, if full { 2_000 } else { 40_000 });
+        let single = baseline(pragma, if full { 2_000 } else { 40_000 });
         for entities in [1, 100_000] {
             let folder = Folder::new();
             let limiter = limiter(&folder.path("limits.db"), durability);
@@ -43,9 +43,9 @@ pub fn run() {
 }
 
 /// What one statement per transaction gives, with everything prepared and nothing else to do.
-fn floor(synchronous: &str, operations: usize) -> f64 {
+fn baseline(synchronous: &str, operations: usize) -> f64 {
     let folder = Folder::new();
-    let connection = Connection::open(folder.path("floor.db")).expect("a file");
+    let connection = Connection::open(folder.path("baseline.db")).expect("a file");
     connection
         .execute_batch(&format!(
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = {synchronous};

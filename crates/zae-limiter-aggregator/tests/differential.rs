@@ -294,11 +294,11 @@ impl Companion for Pump {
 }
 
 /// Millitokens by limit, and events.
-type Books = BTreeMap<UsageKey, (BTreeMap<String, i64>, u64)>;
+type Totals = BTreeMap<UsageKey, (BTreeMap<String, i64>, u64)>;
 
 /// What the table holds.
-fn booked(table: &SimTable) -> Books {
-    let mut books = Books::new();
+fn booked(table: &SimTable) -> Totals {
+    let mut totals = Totals::new();
     for item in table.items() {
         let text = |name: &str| item[name].as_str().unwrap().to_owned();
         let Some(ParsedKey::Record(Key::Usage(key))) =
@@ -310,15 +310,15 @@ fn booked(table: &SimTable) -> Books {
         let Some(Record::Usage(usage)) = record else { panic!("not a usage record: {item:?}") };
         let consumed = usage.consumed.iter().map(|(name, sum)| (name.to_string(), sum.get()));
         let consumed = consumed.filter(|(_, sum)| *sum != 0).collect();
-        books.insert(key, (consumed, usage.events));
+        totals.insert(key, (consumed, usage.events));
     }
-    books
+    totals
 }
 
 /// What the buckets have counted, change by change, each from what the item was by our own books.
-fn ledger(all: &[Sent]) -> Books {
+fn ledger(all: &[Sent]) -> Totals {
     let mut counts: BTreeMap<ItemKey, BTreeMap<String, i64>> = BTreeMap::new();
-    let mut books = Books::new();
+    let mut totals = Totals::new();
     for sent in all {
         let bucket = match parse_key(&sent.changed.key) {
             Some(ParsedKey::Record(Key::Bucket(bucket))) => bucket,
@@ -340,17 +340,17 @@ fn ledger(all: &[Sent]) -> Books {
             let (namespace, entity) = (bucket.namespace.clone(), bucket.entity.clone());
             let resource = bucket.resource.clone();
             let key = UsageKey { namespace, entity, resource, window, start };
-            let (consumed, events) = books.entry(key).or_default();
+            let (consumed, events) = totals.entry(key).or_default();
             *events += 1;
             for (limit, difference) in &differences {
                 *consumed.entry(limit.clone()).or_default() += difference;
             }
         }
     }
-    for (consumed, _) in books.values_mut() {
+    for (consumed, _) in totals.values_mut() {
         consumed.retain(|_, sum| *sum != 0);
     }
-    books
+    totals
 }
 
 fn counts_of(item: &Item) -> BTreeMap<String, i64> {

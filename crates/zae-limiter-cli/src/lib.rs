@@ -1,7 +1,6 @@
 //! The command line of zae-limiter, as a library: the program is [`main`] on the real
 //! [`World`], a test runs the same on a world of its own.
 
-mod books;
 mod chart;
 mod cli;
 mod columns;
@@ -15,6 +14,7 @@ pub mod grammar;
 mod interrupts;
 mod line;
 mod listing;
+mod overadmission;
 mod printer;
 mod reference;
 mod status;

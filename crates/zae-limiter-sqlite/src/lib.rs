@@ -16,11 +16,11 @@
 //! transactions follow each other. A process that forks opens the store again in the child, which has
 //! none of its parent's threads; calls on the inherited handle are rejected there.
 
+mod baseline;
 mod bucket_states;
 mod codec;
 mod cursor;
 mod error;
-mod floor;
 mod job;
 mod keys;
 mod ledger;

@@ -263,7 +263,7 @@ async fn measure(
     context: &mut Context,
 ) -> Result<ExitStatus, Failure> {
     let store = context.store_url()?;
-    let floor = floor(&store, context).await?;
+    let baseline = baseline(&store, context).await?;
     let entities: Vec<String> = match &args.entity {
         Some(entity) => vec![entity.to_string()],
         None => (0..args.entities).map(|number| format!("key-{number}")).collect(),
@@ -275,7 +275,7 @@ async fn measure(
         concurrency: load.concurrency,
         consume: load.consume(),
         limits: watched.iter().map(Watched::to_text).collect(),
-        floor,
+        baseline,
     };
     let measured = load::run(load, context).await?;
     let checked = check::check(watched, &measured);
@@ -333,15 +333,15 @@ fn first_calls(args: &Args, first_calls: u64) -> FirstCalls {
 }
 
 /// What the store's own ground gives: for a file, one hand-written statement per transaction.
-async fn floor(url: &str, context: &mut Context) -> Result<Option<f64>, Failure> {
+async fn baseline(url: &str, context: &mut Context) -> Result<Option<f64>, Failure> {
     let parsed: StoreUrl = url.parse().map_err(zae_limiter::Error::Invalid)?;
     let StoreUrl::Sqlite { path, durability } = parsed else { return Ok(None) };
     context.printer.progress("measuring one UPDATE per transaction");
     let clock: Arc<dyn Clock> = Arc::clone(&context.clock);
     let measured = tokio::task::spawn_blocking(move || {
-        SqliteStore::floor_per_second(&path, durability, &|| clock.stopwatch())
+        SqliteStore::baseline_per_second(&path, durability, &|| clock.stopwatch())
     });
-    let floor = measured.await.expect("it does not panic");
+    let baseline = measured.await.expect("it does not panic");
     context.printer.wipe_progress();
-    floor.map_err(|error| zae_limiter::Error::Store(error).into())
+    baseline.map_err(|error| zae_limiter::Error::Store(error).into())
 }

@@ -41,7 +41,7 @@ fn beside_an_earlier_result() {
         "acquires_per_second": 100.0, "admitted": 1000, "refused": 0, "over_admitted": 0,
         "latency_ms": {"p50": 1.0, "p99": 2.0, "max": 3.0}, "round_trips_per_acquire": null,
         "write_units_per_acquire": null, "read_units_per_acquire": null, "failed": 0,
-        "entities": 1000, "concurrency": 64, "consume": ["rpm:1"], "floor_per_second": null, "ratio_to_floor": null}"#;
+        "entities": 1000, "concurrency": 64, "consume": ["rpm:1"], "baseline_per_second": null, "ratio_to_baseline": null}"#;
     std::fs::write(&file, earlier).unwrap();
     let load = "bench --store memory: --each 2 --concurrency 1 --entities 1";
     session.run(&format!("{load} --compare {}", file.display()));

@@ -12,7 +12,7 @@ use zae_limiter_model::{
 
 use crate::check;
 use crate::generate::{State, at, extreme_rates, gaps, states, states_of, takes, wishes_for};
-use crate::oracle::Books;
+use crate::oracle::Oracle;
 
 /// What a limit admitted, and when.
 type Admitted = Vec<(i64, i64)>;
@@ -100,22 +100,22 @@ fn a_chain_is_taken_from_as_a_whole_or_not_at_all() {
         let start = states[0].refilled_at;
         let at_start = |state: State| State { refilled_at: start, ..state }.bucket();
         let mut chain: Vec<Bucket> = states.into_iter().map(at_start).collect();
-        let mut books: Vec<Books> = chain.iter().map(Books::open).collect();
+        let mut oracle: Vec<Oracle> = chain.iter().map(Oracle::open).collect();
         let mut now = start;
         for (gap, wishes) in calls {
             now += gap.millis(&chain[0].limits().rates()[0]);
             let asked: Vec<Vec<Take>> =
                 chain.iter().zip(&wishes).map(|(b, wishes)| takes(b, wishes, at(now))).collect();
-            books.iter_mut().for_each(|books| books.pass_to(at(now)));
-            let fits = books.iter().zip(&asked).all(|(books, takes)| books.holds(takes));
+            oracle.iter_mut().for_each(|oracle| oracle.pass_to(at(now)));
+            let fits = oracle.iter().zip(&asked).all(|(oracle, takes)| oracle.holds(takes));
 
             let verdict = decide_chain(&mut chain, &asked, at(now));
             prop_assert_eq!(verdict == Verdict::Admitted, fits);
             if fits {
-                books.iter_mut().zip(&asked).for_each(|(books, takes)| books.take(takes));
+                oracle.iter_mut().zip(&asked).for_each(|(oracle, takes)| oracle.take(takes));
             }
-            for (books, bucket) in books.iter().zip(&chain) {
-                books.agree_with(bucket)?;
+            for (oracle, bucket) in oracle.iter().zip(&chain) {
+                oracle.agree_with(bucket)?;
             }
         }
         Ok(())
@@ -153,7 +153,7 @@ fn a_limit_named_twice_must_hold_the_sum() {
     let parts = vec((0..3_usize, 0..=1_000_i64), 1..6);
     check((states(3..=3), parts), |(state, parts)| {
         let mut bucket = state.bucket();
-        let mut books = Books::open(&bucket);
+        let mut oracle = Oracle::open(&bucket);
         let takes: Vec<Take> = parts
             .into_iter()
             .map(|(cell, thousandths)| {
@@ -164,11 +164,11 @@ fn a_limit_named_twice_must_hold_the_sum() {
             .collect();
         let now = at(state.refilled_at);
         let verdict = decide(&mut [Ask { bucket: &mut bucket, takes: &takes }], now);
-        prop_assert_eq!(verdict == Verdict::Admitted, books.holds(&takes), "{:?}", takes);
+        prop_assert_eq!(verdict == Verdict::Admitted, oracle.holds(&takes), "{:?}", takes);
         if verdict == Verdict::Admitted {
-            books.take(&takes);
+            oracle.take(&takes);
         }
-        books.agree_with(&bucket)
+        oracle.agree_with(&bucket)
     });
 }
 

@@ -11,7 +11,7 @@ use crate::check;
 use crate::generate::{
     MILLITOKENS_MAX, PERIOD_MS_MAX, State, at, extreme_rates, limit_set, states_of,
 };
-use crate::oracle::Books;
+use crate::oracle::Oracle;
 use crate::retry::wait_is_exact;
 
 fn clocks() -> impl Strategy<Value = i64> {
@@ -52,23 +52,23 @@ fn nothing_overflows_at_the_bounds() {
     let run = vec((clocks(), 0..3_usize, events()), 0..30);
     check((states_of(extreme_rates(), 1..=3), clocks(), run), |(state, start, run)| {
         let mut bucket = State { refilled_at: start, ..state }.bucket();
-        let mut books = Books::open(&bucket);
+        let mut oracle = Oracle::open(&bucket);
         for (clock, cell, event) in run {
             let (now, cell) = (at(clock), cell % bucket.cells().len());
             match event {
                 Event::Acquire(amount) => {
                     let takes = [Take { cell, amount: Millitokens::new(amount) }];
-                    books.pass_to(now);
+                    oracle.pass_to(now);
                     let verdict = decide(&mut [Ask { bucket: &mut bucket, takes: &takes }], now);
-                    prop_assert_eq!(verdict == Verdict::Admitted, books.holds(&takes));
+                    prop_assert_eq!(verdict == Verdict::Admitted, oracle.holds(&takes));
                     if verdict == Verdict::Admitted {
-                        books.take(&takes);
+                        oracle.take(&takes);
                     }
                 }
                 Event::Charge(difference) => {
                     let before = bucket.clone();
                     let charged = bucket.charge(cell, Millitokens::new(difference));
-                    prop_assert_eq!(charged.is_ok(), books.tallies[cell].charge(difference));
+                    prop_assert_eq!(charged.is_ok(), oracle.tallies[cell].charge(difference));
                     prop_assert!(charged.is_ok() || bucket == before, "an error changes nothing");
                 }
                 Event::Wait(amount) => {
@@ -80,14 +80,14 @@ fn nothing_overflows_at_the_bounds() {
                 }
                 Event::Follow(rate) => {
                     bucket.follow(&limit_set([rate]), now);
-                    books = Books::open(&bucket);
+                    oracle = Oracle::open(&bucket);
                 }
                 Event::Replace(rate) => {
                     bucket.replace_limits(&limit_set([rate]), now);
-                    books = Books::open(&bucket);
+                    oracle = Oracle::open(&bucket);
                 }
             }
-            books.agree_with(&bucket)?;
+            oracle.agree_with(&bucket)?;
         }
         Ok(())
     });

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 use zae_limiter_model::{Bucket, Cell, Rate, Take, Timestamp};
 
-/// The book of one limit. All but `taken` and `credited` are in millitokens times the period.
+/// The expected balance of one limit. All but `taken` and `credited` are in millitokens times the period.
 #[derive(Clone, Debug)]
 pub(crate) struct Tally {
     capacity: i128,
@@ -83,14 +83,14 @@ impl Tally {
     }
 }
 
-/// The books of all limits of a bucket.
+/// The expected balances of all limits of a bucket.
 #[derive(Clone, Debug)]
-pub(crate) struct Books {
+pub(crate) struct Oracle {
     pub(crate) tallies: Vec<Tally>,
     refilled_at: Timestamp,
 }
 
-impl Books {
+impl Oracle {
     pub(crate) fn open(bucket: &Bucket) -> Self {
         let limits = bucket.cells().iter().zip(bucket.limits().rates());
         let tallies = limits.map(|(cell, rate)| Tally::open(cell, rate)).collect();

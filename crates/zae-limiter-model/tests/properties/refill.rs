@@ -10,7 +10,7 @@ use zae_limiter_model::{
 
 use crate::check;
 use crate::generate::{Gap, Wish, Wishes, at, gaps, states, takes, wishes, wishes_for};
-use crate::oracle::Books;
+use crate::oracle::Oracle;
 
 /// What can happen to a bucket.
 #[derive(Clone, Debug)]
@@ -37,22 +37,22 @@ fn every_millitoken_is_accounted_for() {
     let run = vec((gaps(), 0..3_usize, events(3)), 0..40);
     check((states(1..=3), run), |(state, run)| {
         let mut bucket = state.bucket();
-        let mut books = Books::open(&bucket);
-        books.agree_with(&bucket)?;
+        let mut oracle = Oracle::open(&bucket);
+        oracle.agree_with(&bucket)?;
         let mut now = state.refilled_at;
         for (gap, pace, event) in run {
             let limits = bucket.cells().len();
             now += gap.millis(&bucket.limits().rates()[pace % limits]);
-            books.pass_to(at(now));
+            oracle.pass_to(at(now));
             match event {
                 Event::Refill => bucket.refill(at(now)),
                 Event::Acquire(wishes) => {
                     let takes = takes(&bucket, &wishes, at(now));
                     let mut asks = [Ask { bucket: &mut bucket, takes: &takes }];
                     let admitted = decide(&mut asks, at(now)) == Verdict::Admitted;
-                    prop_assert_eq!(admitted, books.holds(&takes));
+                    prop_assert_eq!(admitted, oracle.holds(&takes));
                     if admitted {
-                        books.take(&takes);
+                        oracle.take(&takes);
                     }
                 }
                 Event::Adjust(cell, wish, sign) => {
@@ -62,10 +62,10 @@ fn every_millitoken_is_accounted_for() {
                     let size = wish.amount(held, &bucket.limits().rates()[cell]);
                     let difference = size.get() * sign;
                     let booked = bucket.charge(cell, Millitokens::new(difference)).is_ok();
-                    prop_assert_eq!(booked, books.tallies[cell].charge(difference));
+                    prop_assert_eq!(booked, oracle.tallies[cell].charge(difference));
                 }
             }
-            books.agree_with(&bucket)?;
+            oracle.agree_with(&bucket)?;
         }
         Ok(())
     });

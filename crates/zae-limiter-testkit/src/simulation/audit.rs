@@ -35,12 +35,12 @@ use zae_limiter_schema::{Item, ItemKey, ParsedKey, bucket_partition, parse_key};
 
 use super::VirtualTime;
 use super::dividing::{self, Change};
-use super::intervals::{LimitBook, Moments, Place, check_interval};
+use super::intervals::{LimitHistory, Moments, Place, check_interval};
 use super::ledger::Ledger;
 use super::reading::Reading;
 use crate::given::NOW;
 use crate::table::{ClientId, Watch, Wrote};
-use calls::{Call, ClientBook};
+use calls::{Call, ClientRecord};
 use limits::{Brought, Following};
 use step::Written;
 
@@ -48,11 +48,11 @@ pub(crate) use calls::{Ended, Kind, Part};
 pub use excuses::{Excuse, Excuses};
 
 #[derive(Debug, Default)]
-struct Books {
+struct AuditState {
     /// Of each part of a bucket.
-    limits: BTreeMap<Place, LimitBook>,
+    limits: BTreeMap<Place, LimitHistory>,
     /// Of each bucket as a whole, under the name of its first part.
-    wholes: BTreeMap<Place, LimitBook>,
+    wholes: BTreeMap<Place, LimitHistory>,
     /// The debt of each limit in each part.
     debts: BTreeMap<Place, BTreeMap<u32, i64>>,
     /// The oldest moment that a write has carried, behind the true one.
@@ -62,7 +62,7 @@ struct Books {
     expires_s: BTreeMap<String, Option<i64>>,
     /// How far behind the refill time a writer's moment may have been.
     lag_ms: BTreeMap<String, i64>,
-    clients: BTreeMap<ClientId, ClientBook>,
+    clients: BTreeMap<ClientId, ClientRecord>,
     /// Buckets that were ever divided.
     divided: BTreeSet<String>,
     /// Limits that some part of such a bucket has lacked: not all parts learn of a change at once.
@@ -83,16 +83,16 @@ pub(crate) struct Auditor {
     time: Arc<VirtualTime>,
     /// How far a clock is ahead at most.
     ahead_ms: i64,
-    books: Mutex<Books>,
+    state: Mutex<AuditState>,
 }
 
 impl Auditor {
     pub(crate) fn new(time: Arc<VirtualTime>, ahead_ms: i64) -> Self {
-        Self { time, ahead_ms, books: Mutex::default() }
+        Self { time, ahead_ms, state: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, AuditState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The first violation, if there is one.
@@ -117,9 +117,9 @@ impl Auditor {
 
     /// Takes note of a violation that somebody else has seen.
     pub(crate) fn accuse(&self, what: impl Into<String>) {
-        let mut books = self.lock();
+        let mut state = self.lock();
         let what = format!("at {} us: {}", self.time.now_us(), what.into());
-        books.violation.get_or_insert(what);
+        state.violation.get_or_insert(what);
     }
 
     /// A call begins.
@@ -146,22 +146,22 @@ impl Auditor {
             unanswered: 0,
             may_vanish: BTreeSet::new(),
         };
-        let mut books = self.lock();
-        call.unanswered = books.clients.entry(client).or_default().unanswered;
-        let lacking = call.parts.iter().filter(|(place, _)| !books.limits.contains_key(place));
+        let mut state = self.lock();
+        call.unanswered = state.clients.entry(client).or_default().unanswered;
+        let lacking = call.parts.iter().filter(|(place, _)| !state.limits.contains_key(place));
         call.may_vanish = lacking.map(|(place, _)| place.clone()).collect();
-        books.calls += 1;
-        let id = books.calls;
-        books.clients.entry(client).or_default().calls.insert(id, call);
+        state.calls += 1;
+        let id = state.calls;
+        state.clients.entry(client).or_default().calls.insert(id, call);
         id
     }
 
     /// A call has ended.
     pub(crate) fn end(&self, client: ClientId, call: u64, ended: Ended) {
-        let mut books = self.lock();
-        let Books { clients, unsure, violation, .. } = &mut *books;
-        let book = clients.get_mut(&client).expect("a client that called");
-        match book.calls.get_mut(&call) {
+        let mut state = self.lock();
+        let AuditState { clients, unsure, violation, .. } = &mut *state;
+        let record = clients.get_mut(&client).expect("a client that called");
+        match record.calls.get_mut(&call) {
             Some(call) => {
                 call.ended = Some(ended);
                 // The limiter has its own idea of what became of it.
@@ -170,7 +170,7 @@ impl Auditor {
                 }
                 // Such an error opens breakers.
                 let is_outage = matches!(ended, Ended::Failed { is_outage: true, .. });
-                if is_outage && !book.crashed && call.unanswered == book.unanswered {
+                if is_outage && !record.crashed && call.unanswered == record.unanswered {
                     let what =
                         format!("an outage, and the table has answered every call: {call:#?}");
                     let what = format!("at {} us: client {client}: {what}", self.time.now_us());
@@ -178,7 +178,7 @@ impl Auditor {
                 }
             }
             // Its calls may be dropped when nobody looks at them any more.
-            None => assert!(book.crashed, "a call that did not begin has ended"),
+            None => assert!(record.crashed, "a call that did not begin has ended"),
         }
     }
 
@@ -196,8 +196,8 @@ impl Auditor {
     pub(crate) fn at_rest(&self) {
         let now_us = self.time.now_us();
         let latest_s = (self.time.now().as_millis() + self.ahead_ms) / 1_000;
-        let mut books = self.lock();
-        let Books {
+        let mut state = self.lock();
+        let AuditState {
             clients,
             violation,
             limits,
@@ -208,13 +208,13 @@ impl Auditor {
             excuses,
             unsure,
             ..
-        } = &mut *books;
-        for (client, book) in clients.iter_mut() {
-            let busy = book.calls.values().any(|call| call.ended.is_none());
-            if book.in_flight > 0 || (busy && !book.crashed) {
+        } = &mut *state;
+        for (client, record) in clients.iter_mut() {
+            let busy = record.calls.values().any(|call| call.ended.is_none());
+            if record.in_flight > 0 || (busy && !record.crashed) {
                 continue;
             }
-            for call in book.calls.values_mut() {
+            for call in record.calls.values_mut() {
                 let may_vanish = call.parts.iter().filter(|(place, _)| {
                     let vanished = vanished_us.get(&place.0).is_some_and(|at| *at >= call.began_us);
                     let expires = expires_s.get(&place.0).copied().flatten();
@@ -223,20 +223,21 @@ impl Auditor {
                 });
                 call.may_vanish.extend(may_vanish.map(|(place, _)| place.clone()));
             }
-            if let Err(what) = book.balance(divided, unsure, excuses) {
+            if let Err(what) = record.balance(divided, unsure, excuses) {
                 violation.get_or_insert(format!("at {now_us} us: client {client}: {what}"));
             }
-            book.calls.clear();
-            book.net.clear();
-            book.faulted = false;
+            record.calls.clear();
+            record.net.clear();
+            record.faulted = false;
         }
     }
 
     /// Calls that began before a moment and have not ended, of clients that have not crashed.
     pub(crate) fn unended(&self, before_us: u64) -> Vec<String> {
-        let books = self.lock();
-        let alive = books.clients.iter().filter(|(_, book)| !book.crashed);
-        let calls = alive.flat_map(|(client, book)| book.calls.values().map(move |c| (client, c)));
+        let state = self.lock();
+        let alive = state.clients.iter().filter(|(_, record)| !record.crashed);
+        let calls =
+            alive.flat_map(|(client, record)| record.calls.values().map(move |c| (client, c)));
         let unended = calls.filter(|(_, call)| call.ended.is_none() && call.began_us < before_us);
         unended
             .map(|(client, call)| {
@@ -248,7 +249,7 @@ impl Auditor {
 
     /// Whether every client has nothing under way.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.lock().clients.values().all(|book| book.in_flight == 0)
+        self.lock().clients.values().all(|record| record.in_flight == 0)
     }
 }
 
@@ -259,30 +260,30 @@ impl Watch for Auditor {
 
     fn wrote(&self, wrote: &Wrote<'_>) {
         let Some((base, shard)) = part_of(wrote.key) else { return };
-        let mut books = self.lock();
-        books.steps += 1;
-        if books.violation.is_some() {
+        let mut state = self.lock();
+        state.steps += 1;
+        if state.violation.is_some() {
             return;
         }
         let is_original =
-            books.ledger.as_ref().is_some_and(|ledger| ledger.is_original(wrote.client));
+            state.ledger.as_ref().is_some_and(|ledger| ledger.is_original(wrote.client));
         let audited = match is_original {
-            true => books.note_original(&base, shard, wrote, self.ahead_ms),
-            false => books.audit(&base, shard, wrote, self.ahead_ms),
+            true => state.note_original(&base, shard, wrote, self.ahead_ms),
+            false => state.audit(&base, shard, wrote, self.ahead_ms),
         };
         if let Err(what) = audited {
             let client = wrote.client;
             let shown = |item: Option<&Item>| item.map(|item| Reading::of(shard, item));
-            let open = client.and_then(|client| books.clients.get(&client));
+            let open = client.and_then(|client| state.clients.get(&client));
             let told = format!(
                 "at {} us: client {client:?} on {}: {what}\nbefore: {:#?}\nafter: {:#?}\nits calls: {:#?}",
                 wrote.at_us,
                 wrote.key,
                 shown(wrote.old),
                 shown(wrote.new),
-                open.map(|book| &book.calls),
+                open.map(|record| &record.calls),
             );
-            books.violation = Some(told);
+            state.violation = Some(told);
         }
     }
 
@@ -300,11 +301,11 @@ impl Watch for Auditor {
             drop(changes);
             self.accuse(told);
         }
-        let mut books = self.lock();
-        books.steps += 1;
+        let mut state = self.lock();
+        state.steps += 1;
         for reading in &readings {
-            books.note_part(reading);
-            if let Some(ledger) = &mut books.ledger {
+            state.note_part(reading);
+            if let Some(ledger) = &mut state.ledger {
                 ledger.note(&reading.base, &reading.new, false);
             }
         }
@@ -315,10 +316,10 @@ impl Watch for Auditor {
     }
 
     fn done(&self, client: ClientId, faulted: bool) {
-        let mut books = self.lock();
-        let book = books.clients.get_mut(&client).expect("a client that sent");
-        book.in_flight -= 1;
-        book.faulted |= faulted;
+        let mut state = self.lock();
+        let record = state.clients.get_mut(&client).expect("a client that sent");
+        record.in_flight -= 1;
+        record.faulted |= faulted;
     }
 
     fn unanswered(&self, client: ClientId) {
@@ -362,7 +363,7 @@ impl Readings {
     }
 }
 
-impl Books {
+impl AuditState {
     /// After a division: what the parts owe, and when the first expires.
     fn note_part(&mut self, reading: &Readings) {
         let Readings { base, pk, new, .. } = reading;
@@ -378,7 +379,7 @@ impl Books {
         self.limits.retain(|(at, _), _| at != pk);
         if new.shard == 0 {
             for (limit, cell) in &new.cells {
-                self.limits.insert((pk.clone(), limit.clone()), LimitBook::new(cell.rate));
+                self.limits.insert((pk.clone(), limit.clone()), LimitHistory::new(cell.rate));
             }
         }
     }
@@ -487,11 +488,11 @@ impl Books {
         // and its life may have been measured from a moment before the refill time.
         let lag_ms = self.lag_ms.entry(pk.clone()).or_default();
         let slack_ms = if anew && old.is_some() { 2 * ahead_ms + *lag_ms } else { 0 };
-        let book = self.clients.entry(client).or_default();
+        let record = self.clients.entry(client).or_default();
         let before = old.as_ref().filter(|old| old.is_part());
-        let following = Following { bucket: base, old: before, new: &new, anew, book };
+        let following = Following { bucket: base, old: before, new: &new, anew, record };
         following.check(&mut self.excuses)?;
-        let oldest_ms = book.oldest_ms(base);
+        let oldest_ms = record.oldest_ms(base);
         self.age_ms = self.age_ms.max(oldest_ms.map_or(0, |oldest| true_ms - oldest));
         *lag_ms = oldest_ms.map_or(0, |oldest| new.rf - oldest).max(*lag_ms);
         let written = Written {
@@ -499,7 +500,7 @@ impl Books {
             old: old.as_ref(),
             new: &new,
             anew,
-            book,
+            record,
             oldest_ms,
             is_outdated: false,
         };
@@ -514,7 +515,7 @@ impl Books {
             excuses.count(Excuse::Outdated);
         }
         let belongs = self.ledger.as_ref().is_none_or(|ledger| ledger.belongs(base, shard));
-        let book = self.clients.entry(client).or_default();
+        let record = self.clients.entry(client).or_default();
         for ((limit, net), made) in nets.into_iter().zip(made) {
             let place = (base.to_owned(), limit.clone());
             let is_new = old.as_ref().is_none_or(|old| !old.cells.contains_key(&limit));
@@ -522,7 +523,7 @@ impl Books {
                 // A new limit, which starts full.
                 self.wholes.remove(&place);
             }
-            *book.net.entry(place.clone()).or_default() += net;
+            *record.net.entry(place.clone()).or_default() += net;
             // A write that leaves a limit as it is says nothing about its moment.
             let base_ms = oldest_ms.filter(|_| net != 0).map_or(new.rf, |at| at.max(new.rf));
             let cell = new.cells[&place.1];
@@ -538,7 +539,7 @@ impl Books {
             let is_new_rate = before.is_some_and(|before| before.rate != cell.rate);
             let net = if is_new_rate { net.min(missing) } else { net };
             if is_outdated || was_over {
-                self.limits.insert(part, LimitBook::new(cell.rate));
+                self.limits.insert(part, LimitHistory::new(cell.rate));
             } else {
                 check_interval(&mut self.limits, &part, &cell.rate, debt, net, moments)?;
             }

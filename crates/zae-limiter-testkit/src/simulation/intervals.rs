@@ -9,7 +9,7 @@ pub(super) type Place = (String, String);
 
 /// What is remembered of a limit.
 #[derive(Debug)]
-pub(super) struct LimitBook {
+pub(super) struct LimitHistory {
     rate: Rate,
     /// Net taken since this rate holds.
     net: i128,
@@ -21,7 +21,7 @@ pub(super) struct LimitBook {
     slack_ms: i64,
 }
 
-impl LimitBook {
+impl LimitHistory {
     pub(super) fn new(rate: Rate) -> Self {
         Self { rate, net: 0, lowest: i128::MAX, latest_ms: i64::MIN, slack_ms: 0 }
     }
@@ -38,7 +38,7 @@ pub(super) struct Moments {
 
 /// Net taken in any interval that ends now is at most the ceiling and what the interval earns.
 pub(super) fn check_interval(
-    limits: &mut BTreeMap<Place, LimitBook>,
+    limits: &mut BTreeMap<Place, LimitHistory>,
     place: &Place,
     rate: &Rate,
     debt: i128,
@@ -47,15 +47,16 @@ pub(super) fn check_interval(
 ) -> Result<(), String> {
     let period = i128::from(rate.period_ms());
     let earns = |ms: i64| i128::from(rate.refill_amount().get()) * i128::from(ms);
-    let book = limits.entry(place.clone()).or_insert_with(|| LimitBook::new(*rate));
-    if book.rate != *rate {
-        *book = LimitBook::new(*rate);
+    let record = limits.entry(place.clone()).or_insert_with(|| LimitHistory::new(*rate));
+    if record.rate != *rate {
+        *record = LimitHistory::new(*rate);
     }
-    book.lowest = book.lowest.min(book.net * period - earns(base_ms));
-    book.latest_ms = book.latest_ms.max(base_ms).max(rf);
-    book.slack_ms = book.slack_ms.max(slack_ms);
-    book.net += net;
-    let risen = (book.net - debt) * period - earns(book.latest_ms + book.slack_ms) - book.lowest;
+    record.lowest = record.lowest.min(record.net * period - earns(base_ms));
+    record.latest_ms = record.latest_ms.max(base_ms).max(rf);
+    record.slack_ms = record.slack_ms.max(slack_ms);
+    record.net += net;
+    let risen =
+        (record.net - debt) * period - earns(record.latest_ms + record.slack_ms) - record.lowest;
     // What is less than a millitoken is carried over.
     let most = (i128::from(rate.capacity().get()) + 1) * period;
     if risen > most {

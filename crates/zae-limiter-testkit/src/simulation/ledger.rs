@@ -122,7 +122,7 @@ impl Ledger {
     }
 
     /// Books what was made out of nothing.
-    pub(super) fn book(&mut self, made: i128) {
+    pub(super) fn add_made(&mut self, made: i128) {
         self.made += made;
     }
 

@@ -137,7 +137,7 @@ impl Bill {
 
 impl Site<'_> {
     /// Books a write; a partition that is at its end turns it away.
-    fn book(&mut self, key: &ItemKey, bill: &Bill) -> Result<(), TableError> {
+    fn count_write(&mut self, key: &ItemKey, bill: &Bill) -> Result<(), TableError> {
         let second = self.now_us / 1_000_000;
         if let Some(us) = self.heats_us.take() {
             self.items.hot_until_us.insert(key.pk.clone(), self.now_us + us);
@@ -187,12 +187,12 @@ impl Site<'_> {
         let old = self.items.get(&update.key).cloned();
         if !all_hold(&update.conditions, old.as_ref()) {
             let bill = Bill::of(self.items, &update.key, old.as_ref(), old.as_ref());
-            self.book(&update.key, &bill)?;
+            self.count_write(&update.key, &bill)?;
             return Ok(Updated::Unmet(old, write(bill.total())));
         }
         let new = sized(updated(&update.key, old.as_ref(), &update.actions)?)?;
         let bill = Bill::of(self.items, &update.key, old.as_ref(), Some(&new));
-        self.book(&update.key, &bill)?;
+        self.count_write(&update.key, &bill)?;
         self.put(&update.key, Some(new.clone()));
         Ok(Updated::Done(new, write(bill.total())))
     }
@@ -235,14 +235,14 @@ impl Site<'_> {
             let mut total = 0.0;
             for (key, bill) in bills {
                 let bill = Bill { table: bill.table, indexes: Vec::new() };
-                self.book(key, &bill)?;
+                self.count_write(key, &bill)?;
                 total += bill.table;
             }
             return Ok(Transacted::Unmet(unmet, write(total)));
         }
         let mut total = 0.0;
         for (key, bill) in bills {
-            self.book(key, &bill)?;
+            self.count_write(key, &bill)?;
             total += bill.total();
         }
         for (key, new) in after {
@@ -278,7 +278,7 @@ impl Site<'_> {
             check_key(key)?;
             let old = self.items.get(key).cloned();
             let bill = Bill::of(self.items, key, old.as_ref(), None);
-            self.book(key, &bill)?;
+            self.count_write(key, &bill)?;
             total += bill.total();
             self.put(key, None);
         }

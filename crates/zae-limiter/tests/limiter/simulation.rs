@@ -3,11 +3,11 @@
 //! A failing walk prints its seed; `ZAE_LIMITER_SEED=n cargo test -p zae-limiter --test limiter
 //! simulation` replays it alone.
 
-mod books;
+mod overadmission;
 
 use zae_limiter::{Clock as _, Error, Lease, Limit, RateLimiter};
 
-use self::books::{Books, ENTITIES, LIMITS, Verdict, tracks};
+use self::overadmission::{Auditor, ENTITIES, LIMITS, Verdict, tracks};
 use crate::world::{Kind, World, ms, on, secs, turn};
 
 const SEEDS: u64 = 200;
@@ -29,7 +29,7 @@ struct Walk {
     world: World,
     limiter: RateLimiter,
     random: fastrand::Rng,
-    books: Books,
+    auditor: Auditor,
     open: Vec<Open>,
     /// What was done, for whoever has to understand a failure.
     log: Vec<String>,
@@ -58,7 +58,7 @@ impl Walk {
         let mut walk = Self {
             limiter,
             random: fastrand::Rng::with_seed(seed),
-            books: Books::new(world.clock.now()),
+            auditor: Auditor::new(world.clock.now()),
             open: Vec::new(),
             log: Vec::new(),
             world,
@@ -119,7 +119,7 @@ impl Walk {
             names.map(|limit| random_limit(&mut self.random, LIMITS[limit])).collect();
         self.log.push(format!("{} gets {limits:?}", ENTITIES[at].0));
         self.limiter.set_limits(ENTITIES[at].0, None, limits.clone()).await.unwrap();
-        self.books.change(at, &limits, self.world.clock.now());
+        self.auditor.change(at, &limits, self.world.clock.now());
     }
 
     /// Amounts of some of the limits of an entity.
@@ -141,14 +141,14 @@ impl Walk {
             return;
         }
         self.log.push(format!("{} takes {amounts:?}", ENTITIES[at].0));
-        let chain = Books::chain(at);
+        let chain = Auditor::chain(at);
         let mut call = self.limiter.acquire(ENTITIES[at].0, "gpt-4");
         for (limit, amount) in amounts.into_iter().enumerate() {
             if let Some(amount) = amount {
                 call = call.take(LIMITS[limit], amount);
             }
         }
-        let expected = self.books.take(&chain, amounts, self.world.clock.now());
+        let expected = self.auditor.take(&chain, amounts, self.world.clock.now());
         if let Some(lease) = check_verdict(call.await, &expected) {
             let tokens = |amount: Option<u64>| i64::try_from(amount.unwrap_or(0)).unwrap();
             self.open.push(Open {
@@ -200,7 +200,7 @@ impl Walk {
         self.log.push(format!("consume {amount} of {}", LIMITS[limit]));
         let mut amounts = [None; LIMITS.len()];
         amounts[limit] = Some(amount);
-        let expected = self.books.take(&open.chain, amounts, self.world.clock.now());
+        let expected = self.auditor.take(&open.chain, amounts, self.world.clock.now());
         let done = open.lease.consume(LIMITS[limit], amount).await;
         if check_verdict(done, &expected).is_some() {
             open.held[limit] += i64::try_from(amount).unwrap();
@@ -221,7 +221,7 @@ impl Walk {
         for limit in (0..LIMITS.len()).filter(|limit| pending[*limit] != 0) {
             open.used[limit] = Some(open.held[limit]);
         }
-        self.books.settle(&open.chain, pending, self.world.clock.now());
+        self.auditor.settle(&open.chain, pending, self.world.clock.now());
     }
 
     /// Books that everything written was given back.
@@ -230,7 +230,7 @@ impl Walk {
         for (limit, credit) in credit.iter_mut().enumerate() {
             *credit = open.pending[limit] - open.held[limit];
         }
-        self.books.settle(&open.chain, credit, self.world.clock.now());
+        self.auditor.settle(&open.chain, credit, self.world.clock.now());
     }
 
     /// Books that only what is known to be used stays taken.
@@ -240,14 +240,14 @@ impl Walk {
             let written = open.held[limit] - open.pending[limit];
             *difference = open.used[limit].unwrap_or(0) - written;
         }
-        self.books.settle(&open.chain, difference, self.world.clock.now());
+        self.auditor.settle(&open.chain, difference, self.world.clock.now());
     }
 
     /// Every bucket is what the books say, to the millitoken.
     async fn check(&mut self) {
         let now = self.world.clock.now();
         for (at, (id, _)) in ENTITIES.into_iter().enumerate() {
-            let expected = self.books.balances(at, now);
+            let expected = self.auditor.balances(at, now);
             for looks in 0.. {
                 let bucket = self.world.bucket(&self.limiter, id, "gpt-4").await;
                 let found: Option<Vec<(i64, i64)>> = bucket.map(|bucket| {
@@ -287,7 +287,7 @@ async fn walk(world: World, seed: u64, steps: usize) -> usize {
     for _ in 0..steps {
         telling.0.step().await;
     }
-    telling.0.books.admitted()
+    telling.0.auditor.admitted()
 }
 
 /// Walks on fresh stores, one for each seed. Walks on which hardly anything is admitted would show
@@ -326,22 +326,22 @@ fn random_walks_on_sqlite_keep_every_promise_at_every_step() {
 fn the_books_agree_with_a_bucket_that_is_known() {
     // An oracle that is wrong in the same way as the limiter shows nothing.
     let start = crate::world::NOW;
-    let mut books = Books::new(start);
-    books.change(
+    let mut auditor = Auditor::new(start);
+    auditor.change(
         0,
         &[Limit::per("rpm", 1, secs(3)).burst(2), Limit::per("tpm", 9, secs(1))],
         start,
     );
     let later = |millis| start.saturating_add(ms(millis));
-    assert_eq!(books.balances(0, start), None);
-    assert!(matches!(books.take(&[0], [Some(2), None], start), Verdict::Taken));
-    assert_eq!(books.balances(0, later(1)), Some(vec![(0, 2_000), (9_000, 0)]));
-    assert_eq!(books.balances(0, later(1_000)), Some(vec![(333, 2_000), (9_000, 0)]));
-    let Verdict::Refused { wait } = books.take(&[0], [Some(1), None], later(1_000)) else {
+    assert_eq!(auditor.balances(0, start), None);
+    assert!(matches!(auditor.take(&[0], [Some(2), None], start), Verdict::Taken));
+    assert_eq!(auditor.balances(0, later(1)), Some(vec![(0, 2_000), (9_000, 0)]));
+    assert_eq!(auditor.balances(0, later(1_000)), Some(vec![(333, 2_000), (9_000, 0)]));
+    let Verdict::Refused { wait } = auditor.take(&[0], [Some(1), None], later(1_000)) else {
         panic!()
     };
     assert_eq!(wait, 2_000);
-    assert!(matches!(books.take(&[0], [Some(1), None], later(3_000)), Verdict::Taken));
-    books.settle(&[0], [-3, 100], later(3_000));
-    assert_eq!(books.balances(0, later(3_000)), Some(vec![(2_000, 0), (-91_000, 100_000)]));
+    assert!(matches!(auditor.take(&[0], [Some(1), None], later(3_000)), Verdict::Taken));
+    auditor.settle(&[0], [-3, 100], later(3_000));
+    assert_eq!(auditor.balances(0, later(3_000)), Some(vec![(2_000, 0), (-91_000, 100_000)]));
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use zae_limiter::Rate;
 
-use crate::books;
+use crate::overadmission;
 
 use super::load::Measured;
 
@@ -55,8 +55,8 @@ pub(super) fn check(watched: &[Watched], measured: &Measured) -> Vec<Checked> {
         for calls in &measured.admitted_by_entity {
             let tokens = u128::from(*calls) * u128::from(watched.amount);
             checked.admitted += tokens;
-            checked.allowed += books::allowed(&watched.rate, elapsed);
-            checked.over_admitted += books::over_admitted(&watched.rate, elapsed, tokens);
+            checked.allowed += overadmission::allowed(&watched.rate, elapsed);
+            checked.over_admitted += overadmission::over_admitted(&watched.rate, elapsed, tokens);
         }
         checked
     };

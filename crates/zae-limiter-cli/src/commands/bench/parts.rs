@@ -180,7 +180,7 @@ impl PartsBench<'_> {
             consume: load.consume(),
             // Alike in all rows.
             limits: watch(None, &self.limits, &self.amounts).iter().map(|l| l.to_text()).collect(),
-            floor: None,
+            baseline: None,
         };
         let measured = load::run(load, context).await?;
         let found = stores[0].parts(&bucket, context.clock.now()).await.map_err(Error::Store)?;

@@ -36,8 +36,8 @@ pub(super) struct BenchJson {
     pub consume: Vec<String>,
     #[serde(default)]
     pub limits: Vec<String>,
-    pub floor_per_second: Option<f64>,
-    pub ratio_to_floor: Option<f64>,
+    pub baseline_per_second: Option<f64>,
+    pub ratio_to_baseline: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compared: Option<ComparedJson>,
 }
@@ -65,7 +65,7 @@ pub(super) struct Setting {
     pub concurrency: usize,
     pub consume: Vec<String>,
     pub limits: Vec<String>,
-    pub floor: Option<f64>,
+    pub baseline: Option<f64>,
 }
 
 impl BenchJson {
@@ -101,8 +101,8 @@ impl BenchJson {
             concurrency: setting.concurrency,
             consume: setting.consume,
             limits: setting.limits,
-            floor_per_second: setting.floor.map(|floor| rounded(floor, 10.0)),
-            ratio_to_floor: setting.floor.and_then(|floor| ratio(rate, floor)),
+            baseline_per_second: setting.baseline.map(|baseline| rounded(baseline, 10.0)),
+            ratio_to_baseline: setting.baseline.and_then(|baseline| ratio(rate, baseline)),
             compared: None,
         }
     }
@@ -184,9 +184,9 @@ impl BenchJson {
                 format!("p50 {}, p99 {}, max {}", time(p50), time(p99), time(max)),
             ));
         }
-        if let (Some(floor), Some(ratio)) = (self.floor_per_second, self.ratio_to_floor) {
-            let floor = whole(floor);
-            let text = format!("{ratio} × the {floor}/s of one UPDATE per transaction by hand");
+        if let (Some(baseline), Some(ratio)) = (self.baseline_per_second, self.ratio_to_baseline) {
+            let baseline = whole(baseline);
+            let text = format!("{ratio} × the {baseline}/s of one UPDATE per transaction by hand");
             rows.push(("ratio", text));
         }
         if let (Some(trips), Some(write), Some(read)) = (

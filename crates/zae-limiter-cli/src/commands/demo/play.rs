@@ -7,10 +7,10 @@ use std::time::Duration;
 use fastrand::Rng;
 use zae_limiter::{Error, Lease, RateLimiter};
 
-use crate::books::Span;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::interrupts::{Interrupt, Interrupts};
+use crate::overadmission::Span;
 
 use super::cast::{CAST, LIMITS, RESOURCE, keys};
 use super::tally::Tally;

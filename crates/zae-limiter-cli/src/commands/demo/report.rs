@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use zae_limiter::{MILLI, RateLimiter, Window};
 
-use crate::books::Account;
 use crate::chart::{Chart, Series};
 use crate::columns::{Cell, Columns, Lean};
 use crate::failure::Failure;
 use crate::figures::grouped;
+use crate::overadmission::LimitCheck;
 use crate::printer::{Look, Printer};
 
 use super::cast::{CAST, LIMITS, RESOURCE};
@@ -248,7 +248,7 @@ impl<'a> Report<'a> {
 fn limit_json(
     member: usize,
     limit: usize,
-    account: &Account,
+    account: &LimitCheck,
     refusals: u64,
     recorded: i128,
 ) -> LimitJson {

@@ -1,6 +1,6 @@
 //! What has happened so far.
 
-use crate::books::{Account, Span};
+use crate::overadmission::{LimitCheck, Span};
 
 use super::cast::{CAST, LIMITS, chain};
 
@@ -14,7 +14,7 @@ pub(super) struct Member {
     pub admitted: u64,
     pub refused: u64,
     /// Its limits, in the order of [`LIMITS`], where it has them.
-    pub accounts: [Option<Account>; LIMITS.len()],
+    pub accounts: [Option<LimitCheck>; LIMITS.len()],
     /// In how many refusals each stood in the way.
     pub in_the_way: [u64; LIMITS.len()],
     /// Admitted calls by half seconds.
@@ -40,7 +40,7 @@ pub(super) struct Tally {
 impl Tally {
     pub(super) fn new() -> Self {
         let members = CAST.iter().map(|member| Member {
-            accounts: LIMITS.map(|limit| member.rate(limit).map(Account::new)),
+            accounts: LIMITS.map(|limit| member.rate(limit).map(LimitCheck::new)),
             ..Member::default()
         });
         Self {
@@ -112,7 +112,7 @@ impl Tally {
     }
 
     /// Every limit there is: whose, which, and what was asked of it.
-    pub(super) fn accounts(&self) -> impl Iterator<Item = (usize, usize, &Account)> {
+    pub(super) fn accounts(&self) -> impl Iterator<Item = (usize, usize, &LimitCheck)> {
         self.members.iter().enumerate().flat_map(|(member, tally)| {
             let accounts = tally.accounts.iter().enumerate();
             accounts.filter_map(move |(limit, account)| Some((member, limit, account.as_ref()?)))

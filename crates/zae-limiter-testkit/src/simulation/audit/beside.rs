@@ -3,10 +3,10 @@
 use zae_limiter_core::BucketKey;
 use zae_limiter_schema::bucket_partition;
 
-use super::super::intervals::{LimitBook, Moments, check_interval};
+use super::super::intervals::{LimitHistory, Moments, check_interval};
 use super::super::ledger::{self, Ledger};
 use super::super::reading::Reading;
-use super::{Auditor, Books, Excuses, Written, true_ms};
+use super::{AuditState, Auditor, Excuses, Written, true_ms};
 use crate::table::{ClientId, Wrote};
 
 impl Auditor {
@@ -32,7 +32,7 @@ impl Auditor {
     }
 }
 
-impl Books {
+impl AuditState {
     /// A write of the original: not checked, but what it made out of nothing is known afterwards.
     pub(super) fn note_original(
         &mut self,
@@ -71,10 +71,10 @@ impl Books {
                 true => 0,
                 false => ledger::made(before, after, net, cell.rate.period_ms()),
             };
-            ledger.book(made);
+            ledger.add_made(made);
             // The part by itself starts anew: the ledger is of the whole.
             let part = (wrote.key.pk.clone(), limit.clone());
-            self.limits.insert(part, LimitBook::new(cell.rate));
+            self.limits.insert(part, LimitHistory::new(cell.rate));
             let debts = self.debts.entry(place.clone()).or_default();
             debts.insert(shard, (-cell.tokens).max(0));
             let debt = debts.values().map(|debt| i128::from(*debt)).sum();
@@ -85,7 +85,7 @@ impl Books {
     }
 }
 
-impl Books {
+impl AuditState {
     /// The table has removed an item that had expired. Where the original has taken from it without making
     /// its life longer, it was not full: what it lacked is made out of nothing.
     pub(super) fn note_removal(
@@ -106,7 +106,7 @@ impl Books {
             let full = i128::from(cell.rate.capacity().get()) * i128::from(period_ms);
             let made =
                 ledger::made(ledger.held_by((base, shard), limit, at_ms), full, 0, period_ms);
-            ledger.book(made);
+            ledger.add_made(made);
             let place = (base.to_owned(), limit.clone());
             check_interval(&mut self.wholes, &place, &cell.whole, 0, -made, moments)?;
         }
@@ -174,7 +174,7 @@ impl Written<'_> {
             }
         }
         if ledger.belongs(base, shard) {
-            ledger.book(made.iter().sum());
+            ledger.add_made(made.iter().sum());
         }
         let checked = self.check(ahead_ms, excuses).and_then(|()| match made.iter().sum() {
             0 => Ok(()),

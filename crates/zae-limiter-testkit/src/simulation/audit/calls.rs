@@ -66,7 +66,7 @@ pub(super) struct Call {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct ClientBook {
+pub(super) struct ClientRecord {
     pub(super) in_flight: usize,
     /// A call to the table failed since the client last had nothing under way.
     pub(super) faulted: bool,
@@ -81,17 +81,17 @@ pub(super) struct ClientBook {
 impl Call {
     /// What it has done to one limit, as far as can be said. A charge always counts; only what is given
     /// back, by a settlement or by an acquire that takes nothing, is passed over where nothing is left.
-    fn outcome(&self, book: &ClientBook, place: &Place, amount: i64) -> Outcome {
+    fn outcome(&self, record: &ClientRecord, place: &Place, amount: i64) -> Outcome {
         let chain = matches!(self.kind, Kind::Acquire { legs } if legs > 1);
         let vanished = self.may_vanish.contains(place);
         match (self.kind, self.ended) {
             _ if amount == 0 => Outcome::Nothing,
-            _ if book.crashed => Outcome::Unknown(Excuse::Crashed),
+            _ if record.crashed => Outcome::Unknown(Excuse::Crashed),
             (_, None) => Outcome::Unknown(Excuse::Unended),
             (_, Some(Ended::Failed { applied: Applied::Maybe, .. })) => {
                 Outcome::Unknown(Excuse::MaybeApplied)
             }
-            (Kind::Settle, Some(Ended::Cancelled)) if book.faulted => {
+            (Kind::Settle, Some(Ended::Cancelled)) if record.faulted => {
                 Outcome::Unknown(Excuse::CancelledAndFaulted)
             }
             (Kind::Settle, Some(Ended::Done | Ended::Cancelled)) if vanished && amount < 0 => {
@@ -99,10 +99,10 @@ impl Call {
             }
             (Kind::Settle, Some(Ended::Cancelled)) | (_, Some(Ended::Done)) => Outcome::Whole,
             // What was taken could not be given back: it is lost, on the safe side.
-            (Kind::Acquire { .. }, Some(Ended::Cancelled)) if book.faulted => {
+            (Kind::Acquire { .. }, Some(Ended::Cancelled)) if record.faulted => {
                 Outcome::Unknown(Excuse::CancelledAndFaulted)
             }
-            (Kind::Acquire { .. }, Some(Ended::Refused)) if chain && book.faulted => {
+            (Kind::Acquire { .. }, Some(Ended::Refused)) if chain && record.faulted => {
                 Outcome::Unknown(Excuse::RefusedAndFaulted)
             }
             (Kind::Acquire { .. }, Some(Ended::Cancelled)) if vanished => {
@@ -125,7 +125,7 @@ enum Outcome {
     Unknown(Excuse),
 }
 
-impl ClientBook {
+impl ClientRecord {
     /// Whether what was written is what the replies say. Takes note of buckets of which that is unknown.
     pub(super) fn balance(
         &self,

@@ -21,7 +21,7 @@ use zae_limiter_core::{Applied, Rate, Target};
 use zae_limiter_schema::bucket_partition;
 
 use super::super::reading::Reading;
-use super::calls::{Call, ClientBook, Ended, Kind};
+use super::calls::{Call, ClientRecord, Ended, Kind};
 use super::excuses::{Excuse, Excuses};
 
 /// By how much a moment may be ahead of a call before it is taken for wrong.
@@ -62,7 +62,7 @@ pub(super) struct Following<'a> {
     pub(super) new: &'a Reading,
     /// It may have started anew.
     pub(super) anew: bool,
-    pub(super) book: &'a ClientBook,
+    pub(super) record: &'a ClientRecord,
 }
 
 impl<'a> Following<'a> {
@@ -159,7 +159,7 @@ impl<'a> Following<'a> {
 
     /// The client's calls on this bucket that may still write, with their limits.
     fn calls(&self) -> impl Iterator<Item = (&'a Call, &'a Brought)> {
-        let calls = self.book.calls.values().filter(|call| may_write(call));
+        let calls = self.record.calls.values().filter(|call| may_write(call));
         let brought = calls.flat_map(|call| call.brought.iter().map(move |one| (call, one)));
         let bucket = self.bucket.to_owned();
         brought.filter(move |(_, one)| one.bucket == bucket)

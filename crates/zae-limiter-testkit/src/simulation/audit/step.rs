@@ -4,7 +4,7 @@ use zae_limiter_core::{Millitokens, share};
 
 use super::super::intervals::Place;
 use super::super::reading::{Cell, Reading};
-use super::calls::ClientBook;
+use super::calls::ClientRecord;
 use super::excuses::{Excuse, Excuses};
 
 /// One write to one part.
@@ -13,7 +13,7 @@ pub(super) struct Written<'a> {
     pub(super) old: Option<&'a Reading>,
     pub(super) new: &'a Reading,
     pub(super) anew: bool,
-    pub(super) book: &'a ClientBook,
+    pub(super) record: &'a ClientRecord,
     pub(super) oldest_ms: Option<i64>,
     /// It is looked at as one by a count that has changed since. A part that is full by the new count
     /// drops its remainder, less than a millitoken, and whoever remembers it cannot notice.
@@ -40,7 +40,7 @@ impl Written<'_> {
                 old: self.old.and_then(|old| Some((old, *old.cells.get(limit)?))),
                 new: (self.new, *cell),
                 anew: self.anew,
-                book: self.book,
+                record: self.record,
                 oldest_ms: self.oldest_ms,
                 is_outdated: self.is_outdated,
             };
@@ -60,7 +60,7 @@ struct Step<'a> {
     new: (&'a Reading, Cell),
     /// The bucket had expired, or was not there.
     anew: bool,
-    book: &'a ClientBook,
+    record: &'a ClientRecord,
     oldest_ms: Option<i64>,
     is_outdated: bool,
 }
@@ -94,14 +94,14 @@ impl Step<'_> {
             // back to it is lost at the ceiling, but counts as not consumed.
             self.check_debt(net, tokens, ceiling)?;
             let credited = ceiling - tokens - net;
-            if (1..=self.book.may_credit(self.place)).contains(&credited) {
+            if (1..=self.record.may_credit(self.place)).contains(&credited) {
                 excuses.count(Excuse::FullInBetween);
                 return Ok(());
             }
             // The first call of a batch may have created it under a lower ceiling: what raises that
             // grants nothing.
             if credited > 0
-                && tokens + net + self.book.may_credit(self.place) >= self.lowest(ceiling)
+                && tokens + net + self.record.may_credit(self.place) >= self.lowest(ceiling)
             {
                 excuses.count(Excuse::LowestCeiling);
                 return Ok(());
@@ -116,7 +116,7 @@ impl Step<'_> {
         if old.rate != cell.rate {
             excuses.count(Excuse::NewLimits);
             let whole = (held + earned).min(old.rate.capacity().get().into());
-            let least = whole.min(ceiling) - self.book.may_credit(self.place);
+            let least = whole.min(ceiling) - self.record.may_credit(self.place);
             let left = tokens + net;
             return match left {
                 _ if left > whole => Err(format!("{left} under new limits, it held {whole}")),
@@ -127,7 +127,7 @@ impl Step<'_> {
         if refilled > earned + i128::from(self.is_outdated) {
             return Err(format!("{refilled} were refilled, {elapsed} ms earn {earned}"));
         }
-        let may_credit = self.book.may_credit(self.place);
+        let may_credit = self.record.may_credit(self.place);
         let may_be_full = held + earned + may_credit >= ceiling;
         // Calls under different limits can go together in one write: the lowest ceiling cuts.
         let lowest = self.lowest(ceiling);
@@ -160,7 +160,7 @@ impl Step<'_> {
     /// The lowest ceiling under which one of the client's calls was made.
     fn lowest(&self, ceiling: i128) -> i128 {
         let reading = self.new.0;
-        self.book.lowest_ceiling(self.place).map_or(ceiling, |whole| {
+        self.record.lowest_ceiling(self.place).map_or(ceiling, |whole| {
             share(Millitokens::new(whole), reading.shard, reading.count).get().into()
         })
     }
@@ -205,7 +205,7 @@ impl Step<'_> {
     }
 
     fn check_debt(&self, net: i128, tokens: i128, had: i128) -> Result<(), String> {
-        let may_charge = self.book.may_charge(self.place);
+        let may_charge = self.record.may_charge(self.place);
         if net > 0 && tokens < 0 && had.min(0) - tokens > may_charge {
             return Err(format!("{net} were taken of {had}, only {may_charge} may become debt"));
         }

@@ -38,7 +38,7 @@ fn row(parts: u32, per_second: f64, write_units: f64, ratio: Option<f64>) -> Row
         "latency_ms": {"p50": 5.25, "p99": 31.0, "max": 1_204.5}, "round_trips_per_acquire": 0.4012,
         "write_units_per_acquire": write_units, "read_units_per_acquire": 0.0, "failed": 0,
         "entities": 1, "concurrency": 64, "consume": ["rpm:1", "tpm:100"],
-        "limits": ["rpm:600/60s:600"], "floor_per_second": null, "ratio_to_floor": null
+        "limits": ["rpm:600/60s:600"], "baseline_per_second": null, "ratio_to_baseline": null
     });
     let result = serde_json::from_value(result).expect("a result of bench");
     RowJson { parts, parts_at_end: parts as usize, ratio, result }

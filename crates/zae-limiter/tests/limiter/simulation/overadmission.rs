@@ -60,7 +60,7 @@ struct Bucket {
 }
 
 #[derive(Debug)]
-pub(super) struct Books {
+pub(super) struct Auditor {
     start: Timestamp,
     buckets: Vec<Bucket>,
     admitted: usize,
@@ -91,7 +91,7 @@ impl Tally {
     }
 }
 
-impl Books {
+impl Auditor {
     pub(super) fn new(start: Timestamp) -> Self {
         let bucket = |_| Bucket { exists: false, paid: start, tallies: [None, None] };
         Self { start, buckets: (0..ENTITIES.len()).map(bucket).collect(), admitted: 0 }

@@ -27,7 +27,7 @@ pub(crate) struct Span {
 
 /// What was asked of one limit of one entity.
 #[derive(Clone, Debug)]
-pub(crate) struct Account {
+pub(crate) struct LimitCheck {
     rate: Rate,
     /// Millitokens that acquires took.
     admitted: i128,
@@ -44,7 +44,7 @@ pub(crate) struct Account {
     latest: Timestamp,
 }
 
-impl Account {
+impl LimitCheck {
     /// Of a limit with this rate, full at the beginning.
     pub(crate) fn new(rate: Rate) -> Self {
         Self {
@@ -181,8 +181,8 @@ mod tests {
     }
 
     /// One a second, ten at most.
-    fn account() -> Account {
-        Account::new(rate(Limit::per_minute("rpm", 60).burst(10)))
+    fn account() -> LimitCheck {
+        LimitCheck::new(rate(Limit::per_minute("rpm", 60).burst(10)))
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
         for _ in 0..500 {
             let limit = Limit::per_minute("x", rng.u64(1..200)).burst(rng.u64(1..20));
             let rate = rate(limit);
-            let mut account = Account::new(rate);
+            let mut account = LimitCheck::new(rate);
             let mut entries: Vec<(i64, i64, bool)> = Vec::new();
             let mut now = 0;
             for _ in 0..rng.usize(1..30) {

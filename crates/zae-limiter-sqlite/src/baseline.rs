@@ -28,12 +28,12 @@ impl SqliteStore {
     ///
     /// When there is no room, or no permission, for another file in that folder.
     #[doc(hidden)]
-    pub fn floor_per_second(
+    pub fn baseline_per_second(
         path: &Path,
         durability: Durability,
         stopwatch: &dyn Fn() -> Duration,
     ) -> Result<Option<f64>, StoreError> {
-        let file = path.with_file_name(format!("zae-limiter-floor-{}.db", std::process::id()));
+        let file = path.with_file_name(format!("zae-limiter-baseline-{}.db", std::process::id()));
         let scratch = Scratch(file);
         measure(&scratch.0, durability, stopwatch)
             .map_err(|failure| Arc::new(failure).told(&scratch.0))
@@ -102,11 +102,11 @@ mod tests {
         let looks = std::cell::Cell::new(0);
         let stopwatch = || Duration::from_secs(looks.replace(looks.get() + 1));
         for durability in [Durability::Normal, Durability::Full] {
-            let rate = SqliteStore::floor_per_second(&path, durability, &stopwatch).unwrap();
+            let rate = SqliteStore::baseline_per_second(&path, durability, &stopwatch).unwrap();
             assert!(rate.is_some_and(|rate| rate > 0.0));
         }
         let still = || Duration::ZERO;
-        let rate = SqliteStore::floor_per_second(&path, Durability::Normal, &still).unwrap();
+        let rate = SqliteStore::baseline_per_second(&path, Durability::Normal, &still).unwrap();
         assert_eq!(rate, None);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
@@ -115,6 +115,6 @@ mod tests {
     fn a_folder_that_is_not_there_is_an_error() {
         let missing = Path::new("/nowhere/at/all/limits.db");
         let still = || Duration::ZERO;
-        assert!(SqliteStore::floor_per_second(missing, Durability::Normal, &still).is_err());
+        assert!(SqliteStore::baseline_per_second(missing, Durability::Normal, &still).is_err());
     }
 }
