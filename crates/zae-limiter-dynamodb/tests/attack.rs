@@ -24,7 +24,7 @@ use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{BucketItemKey, Item, SHARD_ZERO, TableError, TableErrorKind, Value};
 use zae_limiter_testkit::SimTable;
 
-use hooked::{Called, Fate, Hooked};
+use hooked::{Called, Hooked, Outcome};
 use one_bucket::{at, key, plan, target};
 
 /// Refills, but too slowly to be seen within a test.
@@ -143,8 +143,8 @@ fn turning_away(
         let is_away = (after..after.saturating_add(times)).contains(&nth);
         Box::pin(async move {
             match is_away {
-                true => Fate::Fail(TableError::new(kind, "not now")),
-                false => Fate::Pass,
+                true => Outcome::Fail(TableError::new(kind, "not now")),
+                false => Outcome::Pass,
             }
         })
     })
@@ -166,11 +166,11 @@ async fn a_cancelled_acquire_is_given_back_though_the_table_turns_the_refund_awa
             Box::pin(async move {
                 match nth {
                     // The first two are those of the first take, the third that of the cancelled one.
-                    2 => Fate::Silent,
+                    2 => Outcome::Silent,
                     nth if (3..3 + times).contains(&nth) => {
-                        Fate::Fail(TableError::new(kind, "not now"))
+                        Outcome::Fail(TableError::new(kind, "not now"))
                     }
-                    _ => Fate::Pass,
+                    _ => Outcome::Pass,
                 }
             })
         }));
@@ -275,11 +275,11 @@ async fn the_cause_of_a_tables_error_reaches_the_caller() {
         let table = Hooked::new(SimTable::default(), move |called, _| {
             Box::pin(async move {
                 if called != call {
-                    return Fate::Pass;
+                    return Outcome::Pass;
                 }
                 let mut error = TableError::new(TableErrorKind::Unavailable, "no connection");
                 error.source = Some("dns: no such host".into());
-                Fate::Fail(error)
+                Outcome::Fail(error)
             })
         });
         let store = DynamoStore::new(Arc::new(table), options());
@@ -431,7 +431,7 @@ async fn a_cancelled_chain_leaves_nothing_taken_with_full_queues() {
                 for _ in 0..3 {
                     tokio::task::yield_now().await;
                 }
-                Fate::Pass
+                Outcome::Pass
             })
         });
         let store = DynamoStore::new(Arc::new(slow), options().queue_max(1));
@@ -477,7 +477,7 @@ fn a_runtime_that_ends_under_many_gatherings_ends_them_all() {
     let hangs = Arc::clone(&is_hung);
     let hooked = Hooked::new(table, move |called, _| {
         let hangs = hangs.load(Ordering::SeqCst) == 1 && called == Called::Read;
-        Box::pin(async move { if hangs { Fate::Hang } else { Fate::Pass } })
+        Box::pin(async move { if hangs { Outcome::Hang } else { Outcome::Pass } })
     });
     let options = options().runtime(runtime.handle().clone()).local_refusal(Duration::ZERO);
     let store = DynamoStore::new(Arc::new(hooked.leaving_tasks()), options);
@@ -588,7 +588,7 @@ async fn one_silent_bucket_does_not_open_the_breaker_for_the_others() {
     let hooked = Arc::new(Hooked::new(SimTable::default(), |called, keys| {
         let writes = matches!(called, Called::Update | Called::Transact);
         let is_silent = writes && keys.iter().any(|key| key.pk.contains("silent"));
-        Box::pin(async move { if is_silent { Fate::Hang } else { Fate::Pass } })
+        Box::pin(async move { if is_silent { Outcome::Hang } else { Outcome::Pass } })
     }));
     let options = options().call_timeout(Duration::from_millis(100));
     let store = DynamoStore::new(Arc::clone(&hooked) as _, options);
@@ -722,9 +722,13 @@ async fn under_faults_without_effect_every_call_ends_and_every_token_is_accounte
                     1 if writes => TableErrorKind::Conflict,
                     2 => TableErrorKind::Throttled,
                     3 => TableErrorKind::Unavailable,
-                    _ => return Fate::Pass,
+                    _ => return Outcome::Pass,
                 };
-                if is_calm { Fate::Pass } else { Fate::Fail(TableError::new(kind, "not now")) }
+                if is_calm {
+                    Outcome::Pass
+                } else {
+                    Outcome::Fail(TableError::new(kind, "not now"))
+                }
             })
         });
         // By memory some are never replied to: that is another test.
@@ -816,7 +820,7 @@ async fn under_panics_every_call_ends() {
                 for _ in 0..mixed % 3 {
                     tokio::task::yield_now().await;
                 }
-                if (mixed >> 8).is_multiple_of(4) { Fate::Panic } else { Fate::Pass }
+                if (mixed >> 8).is_multiple_of(4) { Outcome::Panic } else { Outcome::Pass }
             })
         });
         let mut options = options().seed(seed).local_refusal(Duration::ZERO);
@@ -871,7 +875,7 @@ async fn callers_who_lose_patience_on_shards_leave_nothing_taken() {
                     for _ in 0..mixed % 5 {
                         tokio::task::yield_now().await;
                     }
-                    Fate::Pass
+                    Outcome::Pass
                 })
             })
         };
@@ -1032,7 +1036,7 @@ async fn a_limiter_at_its_extremes_serves() {
 async fn callers_who_have_gone_do_not_fill_a_small_queue() {
     let mut refused = Vec::new();
     for most in [1, 2, 10, 64, 70, 100, 1_000] {
-        let table = Hooked::new(SimTable::default(), |_, _| Box::pin(async { Fate::Hang }));
+        let table = Hooked::new(SimTable::default(), |_, _| Box::pin(async { Outcome::Hang }));
         let store = DynamoStore::new(Arc::new(table), options().queue_max(most));
         let asked = plan(&target(without_refill("rpm", 1_000_000)), 1_000, at(0));
         let mut hung = store.acquire(&asked);
@@ -1058,7 +1062,7 @@ async fn a_store_that_is_dropped_carries_out_what_it_was_told() {
             for _ in 0..5 {
                 tokio::task::yield_now().await;
             }
-            Fate::Pass
+            Outcome::Pass
         })
     });
     let store = DynamoStore::new(Arc::new(slow), options());

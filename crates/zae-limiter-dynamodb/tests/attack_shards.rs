@@ -25,7 +25,7 @@ use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{BucketItemKey, Item, TableError, TableErrorKind, Value};
 use zae_limiter_testkit::SimTable;
 
-use hooked::{Called, Fate, Hooked};
+use hooked::{Called, Hooked, Outcome};
 use one_bucket::{at, key};
 
 fn options() -> DynamoOptions {
@@ -232,7 +232,7 @@ async fn linear(seed: u64, nth: usize, read: bool) -> Result<bool, String> {
                 let done = interposed.ask_of(&foreign).await.map_err(|error| error.to_string());
                 *replied.lock().unwrap() = Some(done);
             }
-            Fate::Pass
+            Outcome::Pass
         })
     });
     let store = DynamoStore::new(Arc::new(hooked), quiet());
@@ -385,12 +385,12 @@ async fn crowd(seed: u64, chances: Chances, walks: bool) -> Result<(), String> {
                     let [away, silent, hung, panics] =
                         [chances.away, chances.silent, chances.hung, chances.panics];
                     match drawn {
-                        _ if calm => Fate::Pass,
-                        _ if drawn < away => Fate::Fail(TableError::new(kind, "not now")),
-                        _ if drawn < away + silent => Fate::Silent,
-                        _ if drawn < away + silent + hung => Fate::Hang,
-                        _ if drawn < away + silent + hung + panics => Fate::Panic,
-                        _ => Fate::Pass,
+                        _ if calm => Outcome::Pass,
+                        _ if drawn < away => Outcome::Fail(TableError::new(kind, "not now")),
+                        _ if drawn < away + silent => Outcome::Silent,
+                        _ if drawn < away + silent + hung => Outcome::Hang,
+                        _ if drawn < away + silent + hung + panics => Outcome::Panic,
+                        _ => Outcome::Pass,
                     }
                 })
             }))
@@ -755,7 +755,7 @@ async fn walk(seed: u64, interposes: bool) -> Result<(), String> {
                     let done = walker.does(&walk, set, &other, now).await;
                     interposed.lock().unwrap().1 = Some(done.map_err(|error| error.to_string()));
                 }
-                Fate::Pass
+                Outcome::Pass
             })
         })
     };
@@ -981,7 +981,11 @@ async fn a_refund_is_not_repeated_because_a_charge_beside_it_is_turned_away() {
                     counted.fetch_sub(1, Ordering::SeqCst);
                 }
                 Box::pin(async move {
-                    if is_away { Fate::Fail(TableError::new(kind, "not now")) } else { Fate::Pass }
+                    if is_away {
+                        Outcome::Fail(TableError::new(kind, "not now"))
+                    } else {
+                        Outcome::Pass
+                    }
                 })
             });
             let store = DynamoStore::new(Arc::new(hooked), options());
@@ -1112,7 +1116,7 @@ async fn limits_that_change_while_a_bucket_splits_reach_every_shard() {
                             (true, true) => other.double(&key(), at(10)).await.unwrap(),
                             (true, false) => other.halve(&key(), at(10)).await.unwrap(),
                         }
-                        Fate::Pass
+                        Outcome::Pass
                     })
                 });
                 let store = DynamoStore::new(Arc::new(hooked), options());
@@ -1269,13 +1273,13 @@ async fn no_entity_id_is_logged_or_told_in_an_error() {
             let drawn = draws.lock().unwrap().u8(..8);
             Box::pin(async move {
                 tokio::task::yield_now().await;
-                let fail = |kind| Fate::Fail(TableError::new(kind, "not now"));
+                let fail = |kind| Outcome::Fail(TableError::new(kind, "not now"));
                 match drawn {
                     0 => fail(TableErrorKind::Unavailable),
                     1 => fail(TableErrorKind::PartitionThrottled),
-                    2 => Fate::Panic,
-                    3 if seed % 2 == 0 => Fate::Hang,
-                    _ => Fate::Pass,
+                    2 => Outcome::Panic,
+                    3 if seed % 2 == 0 => Outcome::Hang,
+                    _ => Outcome::Pass,
                 }
             })
         }));
@@ -1419,7 +1423,7 @@ async fn a_change_of_limits_among_many_keeps_every_debt() {
                     for _ in 0..turns {
                         tokio::task::yield_now().await;
                     }
-                    Fate::Pass
+                    Outcome::Pass
                 })
             })
         };
@@ -1512,7 +1516,7 @@ async fn a_bucket_split_while_its_limit_is_lowered_admits_by_the_lower_one() {
                 if is_now {
                     other.double(&key(), at(10)).await.unwrap();
                 }
-                Fate::Pass
+                Outcome::Pass
             })
         });
         let store = DynamoStore::new(Arc::new(hooked), options());

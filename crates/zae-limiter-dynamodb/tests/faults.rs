@@ -24,7 +24,7 @@ use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{BucketItemKey, SHARD_ZERO, TableError, TableErrorKind, Value};
 use zae_limiter_testkit::SimTable;
 
-use hooked::{Called, Fate, Hooked};
+use hooked::{Called, Hooked, Outcome};
 use one_bucket::{at, key, plan, target};
 
 /// What is not there after so many looks never will be.
@@ -43,15 +43,15 @@ fn store_on(table: SimTable) -> DynamoStore {
     DynamoStore::new(Arc::new(table), options())
 }
 
-/// A table whose updates, counted from 0, meet what `fate` says.
-fn each_update(fate: impl Fn(usize) -> Fate + Send + Sync + 'static) -> Hooked {
+/// A table whose updates, counted from 0, meet what `outcome` says.
+fn each_update(outcome: impl Fn(usize) -> Outcome + Send + Sync + 'static) -> Hooked {
     let count = AtomicUsize::new(0);
     Hooked::new(SimTable::default(), move |called, _| {
-        let fate = match called {
-            Called::Update => fate(count.fetch_add(1, Ordering::SeqCst)),
-            _ => Fate::Pass,
+        let outcome = match called {
+            Called::Update => outcome(count.fetch_add(1, Ordering::SeqCst)),
+            _ => Outcome::Pass,
         };
-        Box::pin(async move { fate })
+        Box::pin(async move { outcome })
     })
 }
 
@@ -64,7 +64,7 @@ fn after_some_turns() -> Hooked {
             for _ in 0..3 {
                 tokio::task::yield_now().await;
             }
-            Fate::Pass
+            Outcome::Pass
         })
     });
     table.leaving_tasks()
@@ -227,7 +227,7 @@ fn callers_on_short_lived_runtimes_are_all_answered() {
 /// F2. Seen: no call on the bucket was ever answered again.
 #[test]
 fn a_call_that_panics_fails_and_the_next_one_is_served() {
-    let table = each_update(|nth| if nth == 2 { Fate::Panic } else { Fate::Pass });
+    let table = each_update(|nth| if nth == 2 { Outcome::Panic } else { Outcome::Pass });
     let store = DynamoStore::new(Arc::new(table.leaving_tasks()), options());
     let target = target(without_refill("rpm", 10));
     assert!(finish(takes(&store, &target, 1, at(0))));
@@ -242,7 +242,7 @@ fn a_call_that_panics_fails_and_the_next_one_is_served() {
 #[test]
 fn on_a_runtime_that_has_ended_calls_fail_and_do_not_hang() {
     let runtime = RuntimeBuilder::new_multi_thread().worker_threads(1).build().unwrap();
-    let table = each_update(|nth| if nth == 2 { Fate::Hang } else { Fate::Pass });
+    let table = each_update(|nth| if nth == 2 { Outcome::Hang } else { Outcome::Pass });
     let options = options().runtime(runtime.handle().clone());
     let store = DynamoStore::new(Arc::new(table.leaving_tasks()), options);
     let target = target(without_refill("rpm", 10));
@@ -269,9 +269,9 @@ fn on_a_runtime_that_has_ended_calls_fail_and_do_not_hang() {
 async fn a_call_without_an_answer_is_given_up_and_the_bucket_serves_again() {
     for is_applied in [false, true] {
         let table = each_update(move |nth| match nth {
-            1 if is_applied => Fate::Silent,
-            1 => Fate::Hang,
-            _ => Fate::Pass,
+            1 if is_applied => Outcome::Silent,
+            1 => Outcome::Hang,
+            _ => Outcome::Pass,
         });
         let table = Arc::new(table);
         let store = DynamoStore::new(Arc::clone(&table) as _, options());
@@ -300,7 +300,7 @@ async fn a_call_without_an_answer_is_given_up_and_the_bucket_serves_again() {
 /// Calls of which the first never comes back, and what follows waits for its bucket.
 fn behind_a_hung_call() -> (DynamoStore, Arc<Target>) {
     let options = options().queue_max(100);
-    let store = DynamoStore::new(Arc::new(each_update(|_| Fate::Hang)), options);
+    let store = DynamoStore::new(Arc::new(each_update(|_| Outcome::Hang)), options);
     (store, target(without_refill("rpm", 1_000_000)))
 }
 
@@ -371,7 +371,7 @@ async fn a_throttled_bucket_does_not_stop_the_others() {
         let is_hot = writes && keys.iter().any(|key| key.pk.contains("hot"));
         Box::pin(async move {
             let throttled = || TableError::new(TableErrorKind::PartitionThrottled, "too hot");
-            if is_hot { Fate::Fail(throttled()) } else { Fate::Pass }
+            if is_hot { Outcome::Fail(throttled()) } else { Outcome::Pass }
         })
     });
     let store = DynamoStore::new(Arc::new(table), options());
@@ -453,7 +453,7 @@ async fn a_deletion_leaves_nothing_of_a_sharded_bucket_whoever_calls_meanwhile()
                 for _ in 0..if writes { between } else { 0 } {
                     take(&other, &target, 3, at(0)).await.unwrap();
                 }
-                Fate::Pass
+                Outcome::Pass
             })
         });
         let deleting = DynamoStore::new(Arc::new(interrupted), options());

@@ -30,7 +30,7 @@ pub use faults::Faults;
 pub use index::Projection;
 
 use crate::simulation::VirtualTime;
-use faults::{Fate, Journey, lost};
+use faults::{Journey, Outcome, lost};
 use items::Items;
 use tasks::Tasks;
 
@@ -295,13 +295,13 @@ impl SimTable {
         let (inside, client) = (Arc::clone(&self.inside), self.client);
         Box::pin(async move {
             let Some(time) = inside.time.clone() else {
-                return inside.arrive(client, Fate::Answered, work);
+                return inside.arrive(client, Outcome::Answered, work);
             };
             let (answer, answering) = oneshot::channel();
             let journey = inside.depart(client);
             let Some(journey) = journey else { return pending().await };
             // Whoever waits for an answer that never comes has something in hand until it gives up.
-            let _in_hand = journey.fate.is_hung().then(|| InHand::begin(&inside, client));
+            let _in_hand = journey.outcome.is_hung().then(|| InHand::begin(&inside, client));
             let mut asking = Asking { inside: Arc::clone(&inside), client, is_answered: false };
             let there = Arc::clone(&inside);
             let back = Arc::clone(&time);
@@ -408,13 +408,14 @@ impl Inside {
         answer: oneshot::Sender<Result<T, TableError>>,
         time: &VirtualTime,
     ) {
-        let mut fate = journey.fate;
+        let mut outcome = journey.outcome;
         if answer.is_closed() || self.lock().crashed.contains(&client) {
             // Nobody waits any more: it was sent in time, or it was not.
-            fate = if self.lock().rng.bool() { Fate::LostAnswer } else { Fate::LostRequest };
+            outcome =
+                if self.lock().rng.bool() { Outcome::LostAnswer } else { Outcome::LostRequest };
         }
-        let answered = self.arrive(client, fate, work);
-        if fate.is_hung() {
+        let answered = self.arrive(client, outcome, work);
+        if outcome.is_hung() {
             // Nobody will ever say more of it; the caller waits for as long as it likes.
             if let Some(watch) = &self.watch {
                 watch.done(client, true);
@@ -423,7 +424,7 @@ impl Inside {
         }
         time.after(journey.back_us, move || {
             // Whoever gave the call up knows as little as after a lost answer.
-            let faulted = fate != Fate::Answered || answered.is_err() || answer.is_closed();
+            let faulted = outcome != Outcome::Answered || answered.is_err() || answer.is_closed();
             if let Some(watch) = &self.watch {
                 watch.done(client, faulted);
             }
@@ -437,7 +438,7 @@ impl Inside {
     fn arrive<T: fmt::Debug>(
         &self,
         client: ClientId,
-        fate: Fate,
+        outcome: Outcome,
         work: Work<T>,
     ) -> Result<T, TableError> {
         let now_us = self.now_us();
@@ -455,11 +456,13 @@ impl Inside {
             },
             wrote: Vec::new(),
         };
-        let answered = match fate {
-            Fate::LostRequest | Fate::HungRequest => Err(lost()),
-            Fate::Turned(kind) => Err(TableError::new(kind, "turned away by the simulated table")),
-            Fate::Answered => work(&mut site),
-            Fate::LostAnswer | Fate::HungAnswer => work(&mut site).and_then(|_| Err(lost())),
+        let answered = match outcome {
+            Outcome::LostRequest | Outcome::HungRequest => Err(lost()),
+            Outcome::Turned(kind) => {
+                Err(TableError::new(kind, "turned away by the simulated table"))
+            }
+            Outcome::Answered => work(&mut site),
+            Outcome::LostAnswer | Outcome::HungAnswer => work(&mut site).and_then(|_| Err(lost())),
         };
         let wrote = std::mem::take(&mut site.wrote);
         state.items.totals.failed += u64::from(answered.is_err());

@@ -26,7 +26,7 @@ pub(crate) enum Called {
 }
 
 /// What becomes of a call.
-pub(crate) enum Fate {
+pub(crate) enum Outcome {
     Pass,
     Fail(TableError),
     /// It never arrives.
@@ -36,7 +36,7 @@ pub(crate) enum Fate {
     Panic,
 }
 
-type Deciding = Pin<Box<dyn Future<Output = Fate> + Send>>;
+type Deciding = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 type Hook = dyn Fn(Called, &[&ItemKey]) -> Deciding + Send + Sync;
 
 pub(crate) struct Hooked {
@@ -99,16 +99,16 @@ impl Hooked {
         let deciding = (self.hook)(called, keys);
         Box::pin(async move {
             match deciding.await {
-                Fate::Pass => call.await,
-                Fate::Fail(error) => Err(error),
-                Fate::Hang => pending().await,
-                Fate::Silent => {
+                Outcome::Pass => call.await,
+                Outcome::Fail(error) => Err(error),
+                Outcome::Hang => pending().await,
+                Outcome::Silent => {
                     let answered = call.await;
                     // Ends when it is closed.
                     let _ = self.late_answers.acquire().await;
                     answered
                 }
-                Fate::Panic => std::panic::resume_unwind(Box::new("a call panics")),
+                Outcome::Panic => std::panic::resume_unwind(Box::new("a call panics")),
             }
         })
     }

@@ -75,24 +75,24 @@ impl Faults {
     pub(crate) fn draw(&self, rng: &mut Rng) -> Journey {
         let (there_us, back_us) = (self.way(rng), self.way(rng));
         let mut left = rng.f64();
-        let fates = [
-            (self.lost_request, Fate::LostRequest),
-            (self.lost_answer, Fate::LostAnswer),
-            (self.throttled, Fate::Turned(TableErrorKind::Throttled)),
-            (self.partition_throttled, Fate::Turned(TableErrorKind::PartitionThrottled)),
-            (self.conflict, Fate::Turned(TableErrorKind::Conflict)),
-            (self.hung / 2.0, Fate::HungRequest),
-            (self.hung / 2.0, Fate::HungAnswer),
+        let outcomes = [
+            (self.lost_request, Outcome::LostRequest),
+            (self.lost_answer, Outcome::LostAnswer),
+            (self.throttled, Outcome::Turned(TableErrorKind::Throttled)),
+            (self.partition_throttled, Outcome::Turned(TableErrorKind::PartitionThrottled)),
+            (self.conflict, Outcome::Turned(TableErrorKind::Conflict)),
+            (self.hung / 2.0, Outcome::HungRequest),
+            (self.hung / 2.0, Outcome::HungAnswer),
         ];
-        let mut fate = Fate::Answered;
-        for (rate, one) in fates {
+        let mut outcome = Outcome::Answered;
+        for (rate, one) in outcomes {
             if left < rate {
-                fate = one;
+                outcome = one;
                 break;
             }
             left -= rate;
         }
-        Journey { there_us, back_us, fate }
+        Journey { there_us, back_us, outcome }
     }
 }
 
@@ -101,10 +101,10 @@ impl Faults {
 pub(crate) struct Journey {
     pub(crate) there_us: u64,
     pub(crate) back_us: u64,
-    pub(crate) fate: Fate,
+    pub(crate) outcome: Outcome,
 }
 
-impl Fate {
+impl Outcome {
     /// Whether the caller never gets an answer.
     pub(crate) fn is_hung(self) -> bool {
         matches!(self, Self::HungRequest | Self::HungAnswer)
@@ -112,7 +112,7 @@ impl Fate {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum Outcome {
     Answered,
     LostRequest,
     LostAnswer,
