@@ -1,4 +1,4 @@
-//! The aggregator's pure part: from Lambda's JSON to the writes that follow from it, on one core.
+//! The aggregator's pure shard: from Lambda's JSON to the writes that follow from it, on one core.
 //! Beside it, with `ZAEL_PYTHON` naming a Python that has the original (0.17.0), its handler on the
 //! same events and a table that takes everything and does nothing.
 

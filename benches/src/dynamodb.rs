@@ -128,29 +128,29 @@ pub fn run(seconds: Duration) -> Result<(), String> {
         }
     }
     print_cpu(&cpu);
-    print_parts(&runtime, &endpoint, seconds);
+    print_shards(&runtime, &endpoint, seconds);
     Ok(())
 }
 
-/// The same load on one bucket as a whole, and in parts. An endpoint has no partitions that could be
+/// The same load on one bucket as a whole, and in shards. An endpoint has no partitions that could be
 /// too busy: what is seen is that processes are less in each other's way.
-fn print_parts(runtime: &Runtime, endpoint: &Endpoint, seconds: Duration) {
+fn print_shards(runtime: &Runtime, endpoint: &Endpoint, seconds: Duration) {
     let processes = Fleet::PROCESSES;
-    println!("\nOne bucket, {processes} processes with 64 callers in all, divided into parts:\n");
-    println!("| parts | acquires per second | write units per acquire | client CPU us |");
+    println!("\nOne bucket, {processes} processes with 64 callers in all, split into shards:\n");
+    println!("| shards | acquires per second | write units per acquire | client CPU us |");
     println!("| ---: | ---: | ---: | ---: |");
     let cell = Cell { runtime, endpoint, buckets: processes, callers: 64 };
-    let parts = [1, 2, 4, 8];
-    let fleets = parts.map(|parts| runtime.block_on(Fleet::open(&endpoint.url, parts)));
-    let mut tallies = parts.map(|_| Tally::default());
+    let shards = [1, 2, 4, 8];
+    let fleets = shards.map(|shards| runtime.block_on(Fleet::open(&endpoint.url, shards)));
+    let mut tallies = shards.map(|_| Tally::default());
     for _ in 0..ROUNDS {
         for (fleet, tally) in fleets.iter().zip(&mut tallies) {
             tally.add(cell.round(seconds / ROUNDS, fleet));
         }
     }
-    for (parts, tally) in parts.iter().zip(tallies) {
+    for (shards, tally) in shards.iter().zip(tallies) {
         println!(
-            "| {parts} | {:.0} | {:.3} | {:.0} |",
+            "| {shards} | {:.0} | {:.3} | {:.0} |",
             tally.per_second(),
             tally.per_call(tally.write_units),
             tally.per_call(tally.client_cpu) * 1e6,

@@ -1,10 +1,10 @@
 //! One run, one table: the limiter beside its peers and beside a baseline that no limiter can beat.
 //!
 //!     cargo run --release --manifest-path benches/Cargo.toml            # everything
-//!     cargo run --release --manifest-path benches/Cargo.toml memory     # one part: memory, sqlite, scale, aggregator
+//!     cargo run --release --manifest-path benches/Cargo.toml memory     # one shard: memory, sqlite, scale, aggregator
 //!     cargo run --release --manifest-path benches/Cargo.toml dynamodb --seconds 3
 //!
-//! The part `dynamodb` starts the endpoint in `local/`, which has to be built first, and is left out
+//! The shard `dynamodb` starts the endpoint in `local/`, which has to be built first, and is left out
 //! of everything else; what it needs stands in `dynamodb.rs`.
 //!
 //! Figures of a shared machine move; ratios within one run are what counts. Each figure is the best
@@ -26,27 +26,27 @@ use measure::CountingAllocator;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() {
-    let parts: Vec<String> = std::env::args().skip(1).collect();
-    let wants = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
-    if let Some("profile") = parts.first().map(String::as_str) {
-        let peer = parts.get(1).map_or("zae-limiter", String::as_str);
-        let keys = parts.get(2).and_then(|keys| keys.parse().ok()).unwrap_or(1);
+    let shards: Vec<String> = std::env::args().skip(1).collect();
+    let wants = |shard: &str| shards.is_empty() || shards.iter().any(|wanted| wanted == shard);
+    if let Some("profile") = shards.first().map(String::as_str) {
+        let peer = shards.get(1).map_or("zae-limiter", String::as_str);
+        let keys = shards.get(2).and_then(|keys| keys.parse().ok()).unwrap_or(1);
         if peer == "sqlite" {
             return scale::profile(keys);
         }
         return memory::profile(peer, keys);
     }
-    if let Some("dynamodb") = parts.first().map(String::as_str) {
-        let done = dynamodb::seconds(&parts[1..]).and_then(dynamodb::run);
+    if let Some("dynamodb") = shards.first().map(String::as_str) {
+        let done = dynamodb::seconds(&shards[1..]).and_then(dynamodb::run);
         return done.unwrap_or_else(|error| {
             eprintln!("error: {error}");
             std::process::exit(1);
         });
     }
     let known = ["memory", "sqlite", "scale", "aggregator"];
-    if let Some(unknown) = parts.iter().find(|part| !known.contains(&part.as_str())) {
+    if let Some(unknown) = shards.iter().find(|shard| !known.contains(&shard.as_str())) {
         eprintln!(
-            "unknown part {unknown:?}; use memory, sqlite, scale, aggregator, or dynamodb alone"
+            "unknown shard {unknown:?}; use memory, sqlite, scale, aggregator, or dynamodb alone"
         );
         std::process::exit(2);
     }

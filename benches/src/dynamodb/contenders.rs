@@ -112,7 +112,7 @@ impl Contender for Ours {
     }
 }
 
-/// Several processes of ours on one bucket that is divided into so many parts: each place is a process.
+/// Several processes of ours on one bucket that is split into so many shards: each place is a process.
 pub struct Fleet {
     limiters: Vec<RateLimiter>,
     key: String,
@@ -121,13 +121,13 @@ pub struct Fleet {
 impl Fleet {
     pub const PROCESSES: usize = 8;
 
-    pub async fn open(endpoint: &str, parts: u32) -> Arc<Self> {
+    pub async fn open(endpoint: &str, shards: u32) -> Arc<Self> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let key = format!("fleet-{parts}");
+        let key = format!("fleet-{shards}");
         let mut limiters = Vec::new();
         let store = || {
             let table = Arc::new(AwsTable::new(client(endpoint), TABLE, Arc::clone(&clock)));
-            DynamoStore::new(table, DynamoOptions::default().parts_max(parts))
+            DynamoStore::new(table, DynamoOptions::default().shards_max(shards))
         };
         for _ in 0..Self::PROCESSES {
             let builder = RateLimiter::builder(store()).deadline(Duration::from_secs(60));
@@ -139,8 +139,8 @@ impl Fleet {
                     entity: EntityId::new(&key).expect("a valid id"),
                     resource: ResourceName::new("gpt-4").expect("a valid name"),
                 };
-                let divided = store().divide(&bucket, parts, clock.now()).await;
-                assert_eq!(divided.expect("divided"), Some(parts));
+                let divided = store().split_to(&bucket, shards, clock.now()).await;
+                assert_eq!(divided.expect("split"), Some(shards));
             }
             limiters.push(limiter);
         }

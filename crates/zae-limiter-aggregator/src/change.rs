@@ -7,10 +7,10 @@ use zae_limiter_schema::{BucketItemKey, Item, ItemKey, ParsedKey, SHARD_ZERO, ch
 use crate::archive::AuditLine;
 use crate::event::{EventKind, StreamRecord};
 
-/// A change of one part of a bucket.
+/// A change of one shard of a bucket.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BucketChange {
-    /// Which part.
+    /// Which shard.
     pub key: BucketItemKey,
     /// When, to the second.
     pub at: Timestamp,
@@ -20,9 +20,9 @@ pub struct BucketChange {
     pub consumed: Vec<(LimitName, i64)>,
     /// The refill time, if this change has moved it.
     pub refilled_at: Option<Timestamp>,
-    /// Whether the bucket is divided into more parts than before.
-    pub is_divided: bool,
-    /// Whether the other parts have to be told: whoever divides them one by one has them know.
+    /// Whether the bucket is split into more shards than before.
+    pub is_split: bool,
+    /// Whether the other shards have to be told: whoever splits them one by one has them know.
     pub is_to_be_carried: bool,
     /// The item after the change.
     pub item: Item,
@@ -31,7 +31,7 @@ pub struct BucketChange {
 /// What a record means.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// A part of a bucket has changed.
+    /// A shard of a bucket has changed.
     Bucket(BucketChange),
     /// An audit event has expired.
     Expired(AuditLine),
@@ -75,7 +75,7 @@ pub fn change_of(record: StreamRecord) -> Result<Change, String> {
     // The item's key stays out of it: entity ids are often API keys, and this ends up in logs.
     let consumed = consumed
         .map_err(|bad| format!("its attribute {} should be {}", bad.attribute, bad.wanted))?;
-    let is_divided =
+    let is_split =
         old.as_ref().is_some_and(|old| change::shard_count(old) < change::shard_count(&new));
     let is_told = old.as_ref().is_some_and(|old| change::is_told_to_others(old, &new));
     let refilled_at = change::refilled_at(&new);
@@ -83,8 +83,8 @@ pub fn change_of(record: StreamRecord) -> Result<Change, String> {
         consumed,
         refilled_at: refilled_at
             .filter(|_| old.as_ref().and_then(change::refilled_at) != refilled_at),
-        is_divided,
-        is_to_be_carried: is_divided && !is_told,
+        is_split,
+        is_to_be_carried: is_split && !is_told,
         key: bucket,
         at: record.at,
         position: record.position,

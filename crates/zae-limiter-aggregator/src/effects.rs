@@ -12,7 +12,7 @@ use crate::heat::writes_per_second;
 use crate::refill::refill_of;
 use crate::settings::Settings;
 
-/// The writes of one item in a second from which on it is divided: 80 % of what a partition takes.
+/// The writes of one item in a second from which on it is split: 80 % of what a partition takes.
 const HOT_WRITES: u64 = 800;
 
 /// What is booked to one usage record.
@@ -53,16 +53,16 @@ impl UsageEffect {
     }
 }
 
-/// A bucket to be divided into twice as many parts.
+/// A bucket to be split into twice as many shards.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Doubling {
+pub struct PendingSplit {
     /// Which bucket.
     pub bucket: BucketKey,
-    /// Into how many parts it is divided now.
+    /// Into how many shards it is split now.
     pub from: u32,
 }
 
-/// A part of a bucket that is told into how many it is divided.
+/// A shard of a bucket that is told into how many it is split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardCount {
     /// The write.
@@ -79,19 +79,19 @@ pub struct Effects {
     /// Buckets that run short.
     pub refills: Vec<Update>,
     /// Buckets that are written too often.
-    pub doublings: Vec<Doubling>,
-    /// Parts of buckets that were divided.
+    pub splits: Vec<PendingSplit>,
+    /// Shards of buckets that were split.
     pub shard_counts: Vec<ShardCount>,
 }
 
 /// What is to be done about a batch, which is in the order of the stream.
 pub fn effects_of(batch: &[BucketChange], settings: &Settings, now: Timestamp) -> Effects {
-    let mut parts: BTreeMap<&BucketItemKey, Vec<usize>> = BTreeMap::new();
+    let mut shards: BTreeMap<&BucketItemKey, Vec<usize>> = BTreeMap::new();
     for (at, change) in batch.iter().enumerate() {
-        parts.entry(&change.key).or_default().push(at);
+        shards.entry(&change.key).or_default().push(at);
     }
     let mut effects = Effects { usage: usage_of(batch, &settings.usage), ..Effects::default() };
-    for (key, mut places) in parts {
+    for (key, mut places) in shards {
         // A record may be there twice.
         places.sort_by(|a, b| batch[*a].position.cmp(&batch[*b].position));
         places.dedup_by(|a, b| batch[*a].position == batch[*b].position);
@@ -100,7 +100,7 @@ pub fn effects_of(batch: &[BucketChange], settings: &Settings, now: Timestamp) -
             effects.refills.extend(refill(key, &changes, now));
         }
         if key.shard == SHARD_ZERO {
-            effects.doublings.extend(doubling(key, &changes));
+            effects.splits.extend(pending(key, &changes));
             for at in places {
                 effects.shard_counts.extend(shard_counts(key, &batch[at], at));
             }
@@ -160,16 +160,16 @@ fn refill(key: &BucketItemKey, changes: &[&BucketChange], now: Timestamp) -> Opt
     refill_of(key, &changes.last()?.item, &consumed, now)
 }
 
-fn doubling(key: &BucketItemKey, changes: &[&BucketChange]) -> Option<Doubling> {
-    // Writes from before the last division say nothing about its parts.
-    let divided = changes.iter().rposition(|change| change.is_divided);
-    let changes = &changes[divided.map_or(0, |at| at + 1)..];
+fn pending(key: &BucketItemKey, changes: &[&BucketChange]) -> Option<PendingSplit> {
+    // Writes from before the last split say nothing about its shards.
+    let split = changes.iter().rposition(|change| change.is_split);
+    let changes = &changes[split.map_or(0, |at| at + 1)..];
     let is_hot = writes_per_second(changes) >= HOT_WRITES;
     let from = change::shard_count(&changes.last()?.item);
-    is_hot.then(|| Doubling { bucket: key.bucket.clone(), from })
+    is_hot.then(|| PendingSplit { bucket: key.bucket.clone(), from })
 }
 
-/// All other parts, whether they are there or not.
+/// All other shards, whether they are there or not.
 fn shard_counts(
     first: &BucketItemKey,
     change: &BucketChange,

@@ -11,7 +11,7 @@ use zae_limiter_schema::{Table, TableError, TableErrorKind, Update, Updated};
 
 use crate::archive::{Archive, ArchiveFile, AuditLine};
 use crate::change::{BucketChange, Change, change_of};
-use crate::effects::{Doubling, UsageEffect, effects_of};
+use crate::effects::{PendingSplit, UsageEffect, effects_of};
 use crate::event::{StreamRecord, Unreadable};
 use crate::settings::Settings;
 
@@ -22,21 +22,21 @@ const ATTEMPTS_MAX: u32 = 5;
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 /// How long an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often a booking is put together anew because others book to the same record.
+/// How often a booking is merged anew because others book to the same record.
 const BOOKINGS_MAX: u32 = 16;
 
-/// Divides a bucket into twice as many parts.
-pub trait Divide: fmt::Debug + Send + Sync + 'static {
-    /// Divides it, unless it is divided otherwise than into `from` parts by now. Says whether it did.
-    fn divide<'a>(&'a self, doubling: &'a Doubling) -> BoxFuture<'a, Result<bool, TableError>>;
+/// Splits a bucket into twice as many shards.
+pub trait Split: fmt::Debug + Send + Sync + 'static {
+    /// Splits it, unless it is split otherwise than into `from` shards by now. Says whether it did.
+    fn split<'a>(&'a self, pending: &'a PendingSplit) -> BoxFuture<'a, Result<bool, TableError>>;
 }
 
-/// Leaves buckets as they are: their clients divide them when they have to.
+/// Leaves buckets as they are: their clients split them when they have to.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeaveWhole;
 
-impl Divide for LeaveWhole {
-    fn divide<'a>(&'a self, _doubling: &'a Doubling) -> BoxFuture<'a, Result<bool, TableError>> {
+impl Split for LeaveWhole {
+    fn split<'a>(&'a self, _split: &'a PendingSplit) -> BoxFuture<'a, Result<bool, TableError>> {
         Box::pin(async { Ok(false) })
     }
 }
@@ -50,9 +50,9 @@ pub struct Report {
     pub snapshots_updated: u64,
     /// Buckets that were refilled.
     pub refills_written: u64,
-    /// Buckets that were divided.
-    pub buckets_divided: u64,
-    /// Parts of divided buckets that were told so.
+    /// Buckets that were split.
+    pub buckets_split: u64,
+    /// Shards of split buckets that were told so.
     pub shards_told: u64,
     /// Audit events that were kept.
     pub events_archived: u64,
@@ -73,13 +73,13 @@ pub struct Aggregator {
     clock: Arc<dyn Clock>,
     settings: Settings,
     archive: Option<Arc<dyn Archive>>,
-    divide: Arc<dyn Divide>,
+    split: Arc<dyn Split>,
 }
 
 impl Aggregator {
-    /// An aggregator that keeps no audit events and divides no buckets.
+    /// An aggregator that keeps no audit events and splits no buckets.
     pub fn new(table: Arc<dyn Table>, clock: Arc<dyn Clock>, settings: Settings) -> Self {
-        Self { table, clock, settings, archive: None, divide: Arc::new(LeaveWhole) }
+        Self { table, clock, settings, archive: None, split: Arc::new(LeaveWhole) }
     }
 
     /// Keeps expired audit events there.
@@ -89,14 +89,14 @@ impl Aggregator {
         self
     }
 
-    /// Has buckets that are written too often divided.
+    /// Has buckets that are written too often split.
     #[must_use]
-    pub fn divide(mut self, divide: Arc<dyn Divide>) -> Self {
-        self.divide = divide;
+    pub fn split(mut self, split: Arc<dyn Split>) -> Self {
+        self.split = split;
         self
     }
 
-    /// Does what is to be done about a batch. It may be delivered again, whole or in parts: nothing
+    /// Does what is to be done about a batch. It may be delivered again, whole or in shards: nothing
     /// is booked twice.
     pub async fn process(&self, records: Vec<Result<StreamRecord, Unreadable>>) -> Report {
         let mut batch = Batch::read(records);
@@ -115,9 +115,9 @@ impl Aggregator {
             let own = self.clone();
             writes.start(async move { own.refill(&update).await }).await;
         }
-        for doubling in effects.doublings {
+        for pending in effects.splits {
             let own = self.clone();
-            writes.start(async move { own.double(&doubling).await }).await;
+            writes.start(async move { own.double(&pending).await }).await;
         }
         if let Some(archive) = &self.archive {
             for (file, lines) in files(std::mem::take(&mut writes.batch.expired)) {
@@ -154,7 +154,7 @@ impl Aggregator {
             Ok(Updated::Done(..)) => Done::Told,
             Ok(Updated::Unmet(..)) => Done::Nothing,
             Err(error) => {
-                let message = format!("a shard was not told of its bucket's division: {error}");
+                let message = format!("a shard was not told of its bucket's split: {error}");
                 Done::Failed(message, vec![change], is_worth_retrying(&error))
             }
         }
@@ -170,11 +170,11 @@ impl Aggregator {
     }
 
     /// Not tried again: a bucket that stays hot says so in the next batch.
-    async fn double(&self, doubling: &Doubling) -> Done {
-        match self.divide.divide(doubling).await {
-            Ok(true) => Done::Divided,
+    async fn double(&self, pending: &PendingSplit) -> Done {
+        match self.split.split(pending).await {
+            Ok(true) => Done::Split,
             Ok(false) => Done::Nothing,
-            Err(error) => Done::Missed(format!("a bucket was not divided: {error}")),
+            Err(error) => Done::Missed(format!("a bucket was not split: {error}")),
         }
     }
 
@@ -251,7 +251,7 @@ enum Done {
     Booked,
     Told,
     Refilled,
-    Divided,
+    Split,
     Kept(usize),
     /// What is not worth a second delivery.
     Missed(String),
@@ -314,7 +314,7 @@ impl Batch {
             Done::Booked => report.snapshots_updated += 1,
             Done::Told => report.shards_told += 1,
             Done::Refilled => report.refills_written += 1,
-            Done::Divided => report.buckets_divided += 1,
+            Done::Split => report.buckets_split += 1,
             Done::Kept(events) => {
                 report.events_archived += u64::try_from(events).unwrap_or(u64::MAX);
             }

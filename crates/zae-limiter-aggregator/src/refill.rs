@@ -25,7 +25,7 @@ pub(crate) fn refill_of(
     }
     let elapsed_ms = now.millis_since(item.bucket.refilled_at());
     let mut is_short = false;
-    // Of a divided bucket its part's share.
+    // Of a split bucket its shard's share.
     let limits = item.bucket.limits().iter().zip(item.bucket.cells()).zip(item.whole.rates());
     let movements: Vec<Movement> = limits
         .map(|(((name, rate), cell), whole)| {

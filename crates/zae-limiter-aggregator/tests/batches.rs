@@ -1,4 +1,4 @@
-//! Batches and what becomes of them: what is booked, refilled, divided, told, kept, and what comes
+//! Batches and what becomes of them: what is booked, refilled, split, told, kept, and what comes
 //! again.
 
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::NOW;
 use serde_json::{Value as Json, json};
 use zae_limiter_aggregator::{
-    Aggregator, Archive, ArchiveError, Divide, Divider, Doubling, Report, Settings, read_event,
+    Aggregator, Archive, ArchiveError, PendingSplit, Report, Settings, Split, Splitter, read_event,
 };
 use zae_limiter_core::{
     BoxFuture, Bucket, BucketKey, Clock, EntityId, Limit, LimitSet, ManualClock, Millitokens,
@@ -141,8 +141,8 @@ async fn a_batch_that_comes_again_adds_what_is_missing() {
     assert_eq!(booked(&given), 6);
     assert_eq!(given.process(&records[..5]).await.snapshots_updated, 0);
     assert_eq!(booked(&given), 6);
-    let doubled: Vec<Json> = records.iter().chain(&records).cloned().collect();
-    given.process(&doubled).await;
+    let twice: Vec<Json> = records.iter().chain(&records).cloned().collect();
+    given.process(&twice).await;
     assert_eq!((booked(&given), number(&given.usage("2026-11"), "total_events")), (9, 9));
 }
 
@@ -264,17 +264,17 @@ async fn what_others_know_better_is_not_refilled() {
 }
 
 #[derive(Debug, Default)]
-struct Divided(Mutex<Vec<u32>>);
+struct SplitLog(Mutex<Vec<u32>>);
 
-impl Divide for Divided {
-    fn divide<'a>(&'a self, doubling: &'a Doubling) -> BoxFuture<'a, Result<bool, TableError>> {
-        self.0.lock().unwrap().push(doubling.from);
+impl Split for SplitLog {
+    fn split<'a>(&'a self, pending: &'a PendingSplit) -> BoxFuture<'a, Result<bool, TableError>> {
+        self.0.lock().unwrap().push(pending.from);
         Box::pin(async { Ok(true) })
     }
 }
 
-/// Writes so many changes of a shard, a refill now and then among them, and says into how many parts
-/// a bucket was found that is to be divided.
+/// Writes so many changes of a shard, a refill now and then among them, and says into how many shards
+/// a bucket was found that is to be split.
 async fn heat(shard: u32, writes: u32, every: Duration, refill_each: u32) -> Vec<u32> {
     let mut given = Given::new();
     given.create(shard).await;
@@ -291,27 +291,27 @@ async fn heat(shard: u32, writes: u32, every: Duration, refill_each: u32) -> Vec
         }
         records.extend(given.records());
     }
-    let divided = Arc::new(Divided::default());
-    let aggregator = given.aggregator().divide(Arc::clone(&divided) as Arc<dyn Divide>);
+    let split = Arc::new(SplitLog::default());
+    let aggregator = given.aggregator().split(Arc::clone(&split) as Arc<dyn Split>);
     let report = aggregator.process(records.iter().map(common::read).collect()).await;
-    let divided = divided.0.lock().unwrap().clone();
-    assert_eq!(report.buckets_divided, divided.len() as u64);
-    divided
+    let split = split.0.lock().unwrap().clone();
+    assert_eq!(report.buckets_split, split.len() as u64);
+    split
 }
 
 #[tokio::test]
-async fn a_bucket_is_divided_at_eight_hundred_writes_a_second() {
+async fn a_bucket_is_split_at_eight_hundred_writes_a_second() {
     // A batch of a hundred shows it by its refills, a large one by the stream's seconds alone.
     assert_eq!(heat(0, 100, Duration::from_millis(1), 10).await, [1]);
     assert_eq!(heat(0, 1_500, Duration::from_millis(1), 5_000).await, [1]);
-    // Too slow; too few; not the first part.
+    // Too slow; too few; not the first shard.
     assert!(heat(0, 100, Duration::from_millis(2), 10).await.is_empty());
     assert!(heat(0, 50, Duration::from_millis(1), 10).await.is_empty());
     assert!(heat(1, 100, Duration::from_millis(1), 10).await.is_empty());
 }
 
 #[tokio::test]
-async fn a_hot_bucket_is_divided_once_and_into_whole_parts() {
+async fn a_hot_bucket_is_split_once_and_into_whole_shards() {
     let mut given = Given::new();
     given.create(0).await;
     given.records();
@@ -320,23 +320,23 @@ async fn a_hot_bucket_is_divided_once_and_into_whole_parts() {
     }
     let records = given.records();
     let (table, clock) = (Arc::new(given.table.clone()), Arc::clone(&given.clock));
-    let divider = Arc::new(Divider::new(table, clock as Arc<dyn Clock>));
-    let aggregator = given.aggregator().divide(divider);
-    for divided in [1, 0] {
+    let splitter = Arc::new(Splitter::new(table, clock as Arc<dyn Clock>));
+    let aggregator = given.aggregator().split(splitter);
+    for split in [1, 0] {
         let report = aggregator.process(records.iter().map(common::read).collect()).await;
-        assert_eq!((report.buckets_divided, &*report.errors), (divided, &[][..]));
+        assert_eq!((report.buckets_split, &*report.errors), (split, &[][..]));
     }
-    let parts = [0, 1].map(|shard| {
+    let shards = [0, 1].map(|shard| {
         let key = bucket_key(shard);
         BucketItem::decode(&key, &given.item(shard)).unwrap()
     });
-    assert_eq!(parts.each_ref().map(|part| part.shard_count), [2, 2]);
-    let tokens = |part: &BucketItem| part.bucket.cell("tpd").unwrap().0.tokens.get();
-    assert_eq!(parts.iter().map(tokens).sum::<i64>(), 1_000_000);
+    assert_eq!(shards.each_ref().map(|shard| shard.shard_count), [2, 2]);
+    let tokens = |shard: &BucketItem| shard.bucket.cell("tpd").unwrap().0.tokens.get();
+    assert_eq!(shards.iter().map(tokens).sum::<i64>(), 1_000_000);
 }
 
 #[tokio::test]
-async fn other_shards_are_told_of_a_division_and_none_is_made() {
+async fn other_shards_are_told_of_a_split_and_none_is_made() {
     let mut given = Given::new();
     for shard in [0, 1, 3] {
         given.create(shard).await;
@@ -351,7 +351,7 @@ async fn other_shards_are_told_of_a_division_and_none_is_made() {
     assert_eq!(counts, [4, 4, 0, 8]);
     assert!(given.item(2).is_empty());
     assert_eq!(given.process(&records).await.shards_told, 0);
-    // Who divides part by part, each with its share, raises the generation.
+    // Who splits shard by shard, each with its share, raises the generation.
     given.add(0, &[("shard_count", 4), ("gn", 1)]).await;
     let records = given.records();
     assert_eq!(given.process(&records).await.shards_told, 0);

@@ -104,9 +104,9 @@ impl Stream for FakeStream {
 
     fn page<'a>(&'a self, iterator: &'a str) -> BoxFuture<'a, Result<Page, StreamError>> {
         let inside = &mut *self.0.lock().unwrap();
-        let parts: Vec<&str> = iterator.split(' ').collect();
+        let shards: Vec<&str> = iterator.split(' ').collect();
         let (number, shard, at) =
-            (parts[0].parse::<u64>().unwrap(), parts[1], parts[2].parse::<usize>().unwrap());
+            (shards[0].parse::<u64>().unwrap(), shards[1], shards[2].parse::<usize>().unwrap());
         if inside.fails > 0 {
             inside.fails -= 1;
             return Box::pin(async { failed(StreamErrorKind::Passing) });

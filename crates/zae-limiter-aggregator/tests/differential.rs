@@ -2,7 +2,7 @@
 //! delivered every batch up to three times, split, out of step between shards, and that crashes.
 //!
 //! `ZAEL_SIM_SEEDS` says how many seeds are played (6), `ZAEL_SIM_BASE` from which one on (0), and
-//! `ZAEL_SIM_SEED` which one alone. Even ones play with buckets in one part, odd ones with buckets that are divided and put together all the time.
+//! `ZAEL_SIM_SEED` which one alone. Even ones play with buckets in one shard, odd ones with buckets that are split and merged all the time.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -29,7 +29,7 @@ use zae_limiter_schema::{
     TableError, TableErrorKind, Task, Transacted, Update, Updated, Value, parse_key, records,
 };
 use zae_limiter_testkit::{
-    Changed, ClientClock, ClientId, Companion, Divide, Harsh, Seeds, SimTable, Simulation, World,
+    Changed, ClientClock, ClientId, Companion, Harsh, Reshard, Seeds, SimTable, Simulation, World,
 };
 
 const REPLAY: &str = "cargo test -p zae-limiter-aggregator --test differential -- --nocapture";
@@ -118,8 +118,8 @@ struct Tally {
     again: u64,
     crashed: u64,
     failed: u64,
-    /// Changes of parts of buckets beside the first.
-    parts: u64,
+    /// Changes of shards of buckets beside the first.
+    shards: u64,
 }
 
 impl Stream {
@@ -236,7 +236,7 @@ impl Pump {
         }
     }
 
-    /// Delivers a part of an earlier batch again.
+    /// Delivers a shard of an earlier batch again.
     async fn again(&self, world: &World, calm: bool) {
         let batch = {
             let mut stream = self.stream.lock().unwrap();
@@ -361,20 +361,20 @@ fn counts_of(item: &Item) -> BTreeMap<String, i64> {
     item.iter().filter_map(count).collect()
 }
 
-/// A store whose buckets are divided and put together all the time.
+/// A store whose buckets are split and merged all the time.
 #[derive(Debug)]
-struct Dividing(DynamoStore);
+struct Resharding(DynamoStore);
 
-impl Divide for Dividing {
-    fn divide<'a>(
+impl Reshard for Resharding {
+    fn reshard<'a>(
         &'a self,
         target: &'a Target,
         more: bool,
         now: Timestamp,
     ) -> BoxFuture<'a, Result<(), StoreError>> {
         match more {
-            true => Box::pin(self.0.double(target.key(), now)),
-            false => Box::pin(self.0.halve(target.key(), now)),
+            true => Box::pin(self.0.split(target.key(), now)),
+            false => Box::pin(self.0.merge(target.key(), now)),
         }
     }
 }
@@ -389,19 +389,19 @@ fn play(seed: u64) -> (Tally, usize) {
     let simulation = simulation.with(Arc::clone(&pump) as Arc<dyn Companion>);
     match seed % 2 {
         0 => simulation.run(|table, _| {
-            Arc::new(DynamoStore::new(table, DynamoOptions::default().parts_max(1)))
+            Arc::new(DynamoStore::new(table, DynamoOptions::default().shards_max(1)))
         }),
-        _ => simulation.run_dividing(|table, client| {
-            let options = DynamoOptions::default().seed(client.into()).parts_max(8);
+        _ => simulation.run_resharding(|table, client| {
+            let options = DynamoOptions::default().seed(client.into()).shards_max(8);
             let store = DynamoStore::new(table, options.merge_after(Duration::from_secs(20)));
-            (store.clone(), Dividing(store))
+            (store.clone(), Resharding(store))
         }),
     };
     let stream = pump.stream.lock().unwrap();
     let is_further =
         |sent: &&Sent| matches!(parse_key(&sent.changed.key), Some(ParsedKey::Shard(_)));
-    let parts = stream.all.iter().filter(is_further).count() as u64;
-    (Tally { parts, ..stream.tally }, ledger(&stream.all).len())
+    let shards = stream.all.iter().filter(is_further).count() as u64;
+    (Tally { shards, ..stream.tally }, ledger(&stream.all).len())
 }
 
 /// Plays the even seeds, or the odd ones: the tests share the seeds, and the processors.
@@ -416,7 +416,7 @@ fn play_every_second(odd: bool) -> Option<Tally> {
         sum.again += tally.again;
         sum.crashed += tally.crashed;
         sum.failed += tally.failed;
-        sum.parts += tally.parts;
+        sum.shards += tally.shards;
         records += usage;
     }
     println!("{sum:?}, {records} usage records");
@@ -438,10 +438,10 @@ fn play_every_second(odd: bool) -> Option<Tally> {
 
 #[test]
 fn usage_is_what_the_buckets_have_counted() {
-    assert!(play_every_second(false).is_none_or(|sum| sum.parts == 0));
+    assert!(play_every_second(false).is_none_or(|sum| sum.shards == 0));
 }
 
 #[test]
-fn usage_is_what_the_parts_of_buckets_have_counted() {
-    assert!(play_every_second(true).is_none_or(|sum| sum.parts > 0), "no bucket was split");
+fn usage_is_what_the_shards_of_buckets_have_counted() {
+    assert!(play_every_second(true).is_none_or(|sum| sum.shards > 0), "no bucket was split");
 }

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn more_values_than_columns_are_put_together_and_it_says_so() {
+    fn more_values_than_columns_are_merged_and_it_says_so() {
         let values: Vec<u64> = (0..200).map(|n| n * n).collect();
         insta::assert_snapshot!(text(&chart(&[("calls", &values)]), 50, 8));
     }

@@ -23,7 +23,7 @@ const CONFIGS_MAX: usize = 25;
 /// How many buckets go in one transaction. One that others write to makes all of them wait.
 const BUCKETS_MAX: usize = 25;
 
-/// How often a transaction is put together again because others deleted the same limits.
+/// How often a transaction is merged again because others deleted the same limits.
 const ATTEMPTS_MAX: u32 = 16;
 
 /// How often deleting a sharded bucket is tried, and how long it waits in between: others write to it.

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use zae_limiter_core::{BucketKey, StoreError, Timestamp};
 use zae_limiter_schema::Table;
 
-pub use meter::DivisionCounts;
+pub use meter::ReshardCounts;
 pub use options::DynamoOptions;
 
 use crate::bucket::message::Task;
@@ -48,40 +48,40 @@ impl DynamoStore {
         Self { driver: Arc::new(Driver::new(table, options)) }
     }
 
-    /// How often this store has divided buckets, put parts together, and taken from several at once.
-    pub fn divisions(&self) -> DivisionCounts {
+    /// How often this store has split buckets, put shards together, and taken from several at once.
+    pub fn reshard_counts(&self) -> ReshardCounts {
         self.driver.resharding.so_far()
     }
 
-    /// Divides a bucket into twice as many parts, whether it is hot or not; nothing happens to a
+    /// Splits a bucket into twice as many shards, whether it is hot or not; nothing happens to a
     /// bucket that does not exist.
     ///
     /// # Errors
     ///
     /// [`StoreError`] when the table does not answer.
-    pub async fn double(&self, bucket: &BucketKey, now: Timestamp) -> Result<(), StoreError> {
-        self.driver.run(bucket, Task::Double, now).await.map(drop)
+    pub async fn split(&self, bucket: &BucketKey, now: Timestamp) -> Result<(), StoreError> {
+        self.driver.run(bucket, Task::Split, now).await.map(drop)
     }
 
-    /// Divides a bucket ahead of a rush, before the table turns writes away: into so many parts, a power
-    /// of two up to 64, and no more than [`DynamoOptions::parts_max`]. Balances and limits are divided
-    /// with it and stay what they are together. When this returns all parts are there. Says how many
+    /// Splits a bucket ahead of a rush, before the table turns writes away: into so many shards, a power
+    /// of two up to 64, and no more than [`DynamoOptions::parts_max`]. Balances and limits are split
+    /// with it and stay what they are together. When this returns all shards are there. Says how many
     /// there are now, which may be more; `None` for a bucket that does not exist: its first acquire
     /// makes it.
     ///
-    /// A bucket that stays calm for [`DynamoOptions::merge_after`] is put together again.
+    /// A bucket that stays calm for [`DynamoOptions::merge_after`] is merged again.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] when the table does not answer, or others divide it and put it together all the
-    /// time. The bucket may then be divided into fewer parts; it is sound, and this can be called again.
-    pub async fn divide(
+    /// [`StoreError`] when the table does not answer, or others split it and merge it all the
+    /// time. The bucket may then be split into fewer shards; it is sound, and this can be called again.
+    pub async fn split_to(
         &self,
         bucket: &BucketKey,
-        parts: u32,
+        shards: u32,
         now: Timestamp,
     ) -> Result<Option<u32>, StoreError> {
-        self.driver.run(bucket, Task::Split(parts), now).await
+        self.driver.run(bucket, Task::SplitTo(shards), now).await
     }
 
     /// How many items hold the shares of a bucket at this moment; 0 when there is no bucket.
@@ -89,20 +89,24 @@ impl DynamoStore {
     /// # Errors
     ///
     /// [`StoreError`] when the table does not answer.
-    pub async fn parts(&self, bucket: &BucketKey, now: Timestamp) -> Result<usize, StoreError> {
+    pub async fn shard_count(
+        &self,
+        bucket: &BucketKey,
+        now: Timestamp,
+    ) -> Result<usize, StoreError> {
         let shards = self.driver.read_all_shards(std::slice::from_ref(bucket)).await?;
         let live = shards.into_iter().map(|items| Shards::live(items, now).iter().count());
         Ok(live.sum())
     }
 
-    /// Makes half as many parts of a bucket's, however hot it is; nothing happens to a bucket in one
-    /// part.
+    /// Makes half as many shards of a bucket's, however hot it is; nothing happens to a bucket in one
+    /// shard.
     ///
     /// # Errors
     ///
     /// [`StoreError`] when the table does not answer.
-    pub async fn halve(&self, bucket: &BucketKey, now: Timestamp) -> Result<(), StoreError> {
-        self.driver.run(bucket, Task::Halve, now).await.map(drop)
+    pub async fn merge(&self, bucket: &BucketKey, now: Timestamp) -> Result<(), StoreError> {
+        self.driver.run(bucket, Task::Merge, now).await.map(drop)
     }
 }
 

@@ -108,9 +108,9 @@ impl Driver {
         self: &Arc<Self>,
         buckets: Vec<BucketKey>,
     ) -> Result<Vec<StoredBucket>, StoreError> {
-        let parts = self.read_all_shards(&buckets).await?;
+        let shards = self.read_all_shards(&buckets).await?;
         let mut stored = Vec::new();
-        for (key, items) in buckets.into_iter().zip(parts) {
+        for (key, items) in buckets.into_iter().zip(shards) {
             // It has gone since the index named it.
             let Some(first) = items.first() else { continue };
             // Whoever asks sees for himself whether it has expired.

@@ -27,32 +27,32 @@ impl Meter {
 
 /// What became of buckets that were too hot for one item.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DivisionCounts {
-    /// How often a bucket was divided into twice as many parts.
-    pub doublings: u64,
-    /// How often half as many parts were made of a bucket's.
+pub struct ReshardCounts {
+    /// How often a bucket was split into twice as many shards.
+    pub splits: u64,
+    /// How often half as many shards were made of a bucket's.
     pub merges: u64,
-    /// How often tokens were taken from several parts at once.
+    /// How often tokens were taken from several shards at once.
     pub gathered: u64,
-    /// The most parts that a bucket was divided into.
-    pub most_parts: u64,
+    /// The most shards that a bucket was split into.
+    pub most_shards: u64,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Resharding {
-    doublings: AtomicU64,
+    splits: AtomicU64,
     merges: AtomicU64,
     gathered: AtomicU64,
-    most_parts: AtomicU64,
+    most_shards: AtomicU64,
 }
 
 impl Resharding {
-    pub(crate) fn so_far(&self) -> DivisionCounts {
-        DivisionCounts {
-            doublings: self.doublings.load(Ordering::Relaxed),
+    pub(crate) fn so_far(&self) -> ReshardCounts {
+        ReshardCounts {
+            splits: self.splits.load(Ordering::Relaxed),
             merges: self.merges.load(Ordering::Relaxed),
             gathered: self.gathered.load(Ordering::Relaxed),
-            most_parts: self.most_parts.load(Ordering::Relaxed),
+            most_shards: self.most_shards.load(Ordering::Relaxed),
         }
     }
 }
@@ -64,8 +64,8 @@ impl Resharding {
     pub(crate) fn count(&self, counted: Counted, bucket: &BucketKey) {
         match counted {
             Counted::Split(shards) => {
-                self.doublings.fetch_add(1, Ordering::Relaxed);
-                self.most_parts.fetch_max(shards.into(), Ordering::Relaxed);
+                self.splits.fetch_add(1, Ordering::Relaxed);
+                self.most_shards.fetch_max(shards.into(), Ordering::Relaxed);
                 #[cfg(feature = "metrics")]
                 {
                     metrics::counter!("zae_limiter_bucket_doublings_total").increment(1);

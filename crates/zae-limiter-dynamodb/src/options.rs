@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-/// How many parts a bucket is divided into at most: 64,000 writes a second.
+/// How many shards a bucket is split into at most: 64,000 writes a second.
 const SHARDS_MAX: u32 = 64;
 
 /// How a [`DynamoStore`](crate::DynamoStore) works.
@@ -13,7 +13,7 @@ pub struct DynamoOptions {
     pub(crate) group_commit: bool,
     pub(crate) local_refusal: Duration,
     pub(crate) remembered_buckets: usize,
-    pub(crate) parts_max: u32,
+    pub(crate) shards_max: u32,
     pub(crate) merge_after: Duration,
     pub(crate) seed: u64,
     pub(crate) call_timeout: Duration,
@@ -28,7 +28,7 @@ impl Default for DynamoOptions {
             group_commit: true,
             local_refusal: Duration::from_secs(1),
             remembered_buckets: 100_000,
-            parts_max: SHARDS_MAX,
+            shards_max: SHARDS_MAX,
             merge_after: Duration::from_secs(600),
             seed: arbitrary(),
             call_timeout: Duration::from_secs(1),
@@ -69,16 +69,16 @@ impl DynamoOptions {
         self
     }
 
-    /// Into how many parts a bucket that is written too often is divided at most: a power of two up to
-    /// 64 (64). With 1 it never is. A bucket that others have divided further is served all the same.
+    /// Into how many shards a bucket that is written too often is split at most: a power of two up to
+    /// 64 (64). With 1 it never is. A bucket that others have split further is served all the same.
     #[must_use]
-    pub fn parts_max(mut self, count: u32) -> Self {
+    pub fn shards_max(mut self, count: u32) -> Self {
         let count = count.clamp(1, SHARDS_MAX);
-        self.parts_max = 1 << count.ilog2();
+        self.shards_max = 1 << count.ilog2();
         self
     }
 
-    /// For how long a bucket must be written little before half as many parts are made of its parts
+    /// For how long a bucket must be written little before half as many shards are made of its shards
     /// (10 minutes).
     #[must_use]
     pub fn merge_after(mut self, calm: Duration) -> Self {
@@ -86,7 +86,7 @@ impl DynamoOptions {
         self
     }
 
-    /// Where the choice among parts starts, so that a test can repeat it. By default it differs from
+    /// Where the choice among shards starts, so that a test can repeat it. By default it differs from
     /// process to process.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {

@@ -245,7 +245,7 @@ fn conditions_of(key: &Key, precondition: Precondition) -> Vec<Condition> {
     }
 }
 
-/// Whether the item must be known before the write can be put together.
+/// Whether the item must be known before the write can be merged.
 fn is_looked_at(write: &Write) -> bool {
     match write {
         // What must not be there is known.
@@ -294,7 +294,7 @@ impl Prepared {
     }
 
     /// The first write whose own condition did not hold. Where there is none, something else has
-    /// changed, and the batch has to be put together again.
+    /// changed, and the batch has to be merged again.
     fn conflict(&self, batch: &[Write], failed: &[Option<Option<Item>>]) -> Option<usize> {
         let mut conflicts: Vec<usize> = Vec::new();
         for (origin, failed) in self.origins.iter().zip(failed) {

@@ -229,7 +229,7 @@ async fn the_longest_time_limit_harms_nobody() {
 /// Promise: every call ends and is served, with the smallest options.
 #[tokio::test]
 async fn the_smallest_options_serve() {
-    let options = options().queue_max(0).remembered_buckets(0).parts_max(0).worker_threads(0);
+    let options = options().queue_max(0).remembered_buckets(0).shards_max(0).worker_threads(0);
     let options = options.local_refusal(Duration::ZERO).merge_after(Duration::ZERO);
     let table = SimTable::default();
     let store = DynamoStore::new(Arc::new(table.clone()), options.clone());
@@ -243,11 +243,11 @@ async fn the_smallest_options_serve() {
         assert!(takes(&store, &target, 3, at(nth)).await);
         assert!(!takes(&alone, &target, 1, at(nth)).await);
     }
-    // Others divide it, and it is served all the same.
+    // Others split it, and it is served all the same.
     let target = target(without_refill("rpm", 64));
     assert!(takes(&store, &target, 1, at(0)).await);
     let other = store_on(table.clone());
-    assert_eq!(other.divide(&key(), 8, at(0)).await.unwrap(), Some(8));
+    assert_eq!(other.split_to(&key(), 8, at(0)).await.unwrap(), Some(8));
     let mut admitted = 1;
     for nth in 0..200 {
         admitted += i64::from(takes(&store, &target, 1, at(nth * 100)).await);
@@ -256,15 +256,15 @@ async fn the_smallest_options_serve() {
     assert_eq!(admitted, 64);
 }
 
-/// Promise: "Into how many parts a bucket that is written too often is divided at most".
+/// Promise: "Into how many shards a bucket that is written too often is split at most".
 #[tokio::test]
-async fn a_bucket_has_no_more_parts_than_the_most() {
+async fn a_bucket_has_no_more_shards_than_the_most() {
     for most in [1, 2, 3, 5, 6, 33, 64] {
-        let options = options().parts_max(most);
+        let options = options().shards_max(most);
         let store = DynamoStore::new(Arc::new(SimTable::default()), options);
         assert!(takes(&store, &target(without_refill("rpm", 1_000)), 1, at(0)).await);
-        let parts = store.divide(&key(), 64, at(0)).await.unwrap().unwrap();
-        assert!(parts <= most, "{parts} parts of at most {most}");
+        let shards = store.split_to(&key(), 64, at(0)).await.unwrap().unwrap();
+        assert!(shards <= most, "{shards} shards of at most {most}");
     }
 }
 
@@ -327,7 +327,7 @@ async fn a_refund_finds_its_shard_beside_a_charge_of_somebody_else() {
         let table = SimTable::default();
         let store = store_on(table.clone());
         assert!(takes(&store, &without_b, 1, at(0)).await);
-        assert_eq!(store.divide(&key(), 2, at(0)).await.unwrap(), Some(2));
+        assert_eq!(store.split_to(&key(), 2, at(0)).await.unwrap(), Some(2));
         let amounts = [(0, 1_000), (1, 9_000)];
         let amounts = amounts.map(|(cell, amount)| Take { cell, amount: Millitokens::new(amount) });
         let leg = Leg { target: Arc::clone(&with_b), takes: amounts.into_iter().collect() };
@@ -389,8 +389,8 @@ async fn nothing_extra_is_admitted_whatever_changes_in_between() {
             let step = [0, 3_600_000, -3_600_000][usize::try_from(draw(3)).unwrap()];
             let now = at(nth * 10 + step);
             match draw(10) {
-                0 => drop(store.divide(&key(), 1 << draw(4), now).await.unwrap()),
-                1 => store.halve(&key(), now).await.unwrap(),
+                0 => drop(store.split_to(&key(), 1 << draw(4), now).await.unwrap()),
+                1 => store.merge(&key(), now).await.unwrap(),
                 2 => store.reconfigure(target, now).await.unwrap(),
                 3 if !leases.is_empty() => {
                     let (target, shard, tokens): (Arc<Target>, u32, i64) = leases.swap_remove(0);
@@ -484,7 +484,7 @@ fn a_runtime_that_ends_under_many_gatherings_ends_them_all() {
     let target = target(without_refill("rpm", 1_000_000));
     let calls = runtime.block_on(async {
         assert!(takes(&store, &target, 1, at(0)).await);
-        assert_eq!(store.divide(&key(), 4, at(0)).await.unwrap(), Some(4));
+        assert_eq!(store.split_to(&key(), 4, at(0)).await.unwrap(), Some(4));
         is_hung.store(1, Ordering::SeqCst);
         // More than a shard has: all of them together have it.
         let asked = plan(&target, 300_000_000, at(0));
@@ -621,7 +621,7 @@ async fn a_deleted_bucket_starts_anew_once_for_all_who_remember_its_shards() {
             .map(|nth| DynamoStore::new(Arc::new(table.clone()), options().seed(seed * 3 + nth)));
         let target = target(without_refill("rpm", 64));
         assert!(takes(&stores[0], &target, 1, at(0)).await);
-        assert_eq!(stores[0].divide(&key(), 8, at(0)).await.unwrap(), Some(8));
+        assert_eq!(stores[0].split_to(&key(), 8, at(0)).await.unwrap(), Some(8));
         let mut leases = Vec::new();
         for nth in 0..12 {
             leases.extend(take(&stores[nth % 3], &target, 3, at(1)).await.unwrap());
@@ -650,12 +650,12 @@ async fn a_deleted_bucket_starts_anew_once_for_all_who_remember_its_shards() {
 /// Promise: every call ends. Many callers find every shard drained and wait to be gathered.
 #[tokio::test]
 async fn many_who_are_gathered_from_drained_shards_all_get_a_reply() {
-    for (parts, callers) in [(2, 8), (2, 9), (4, 40), (8, 200)] {
+    for (shards, callers) in [(2, 8), (2, 9), (4, 40), (8, 200)] {
         let table = SimTable::default();
         let target = target(without_refill("rpm", 100));
         let other = store_on(table.clone());
         assert!(takes(&other, &target, 1, at(0)).await);
-        assert_eq!(other.divide(&key(), parts, at(0)).await.unwrap(), Some(parts));
+        assert_eq!(other.split_to(&key(), shards, at(0)).await.unwrap(), Some(shards));
         assert!(takes(&other, &target, 99, at(0)).await);
         let store = store_on(table);
         let asked = plan(&target, 1_000, at(0));
@@ -666,19 +666,19 @@ async fn many_who_are_gathered_from_drained_shards_all_get_a_reply() {
             left = calls.len();
             settle_down().await;
         }
-        assert_eq!(left, 0, "of {callers} callers wait for ever, {parts} parts");
+        assert_eq!(left, 0, "of {callers} callers wait for ever, {shards} shards");
     }
 }
 
 /// The same, of those who ask for more than a shard has while all together have it.
 #[tokio::test]
 async fn many_who_are_gathered_from_full_shards_all_get_a_reply() {
-    for (parts, callers) in [(2, 9), (4, 40), (8, 200)] {
+    for (shards, callers) in [(2, 9), (4, 40), (8, 200)] {
         let table = SimTable::default();
         let target = target(without_refill("rpm", 1_000));
         let other = store_on(table.clone());
         assert!(takes(&other, &target, 1, at(0)).await);
-        assert_eq!(other.divide(&key(), parts, at(0)).await.unwrap(), Some(parts));
+        assert_eq!(other.split_to(&key(), shards, at(0)).await.unwrap(), Some(shards));
         let store = store_on(table.clone());
         let asked = plan(&target, 600_000, at(0));
         let mut calls: Vec<_> = (0..callers).map(|_| store.acquire(&asked)).collect();
@@ -694,7 +694,7 @@ async fn many_who_are_gathered_from_full_shards_all_get_a_reply() {
             left = calls.len();
             settle_down().await;
         }
-        assert_eq!((left, admitted), (0, 1), "of {callers} callers, {parts} parts");
+        assert_eq!((left, admitted), (0, 1), "of {callers} callers, {shards} shards");
         assert_eq!(held(&table, &key(), "rpm"), 399_000);
     }
 }
@@ -742,7 +742,7 @@ async fn under_faults_without_effect_every_call_ends_and_every_token_is_accounte
         let narrow = target_of([without_refill("rpm", 500)], Lifetime::Forever);
         let plain = store_on(table.clone());
         assert!(takes(&plain, &narrow, 1, at(0)).await);
-        assert!(plain.divide(&key(), 1 << (seed % 4), at(0)).await.unwrap().is_some());
+        assert!(plain.split_to(&key(), 1 << (seed % 4), at(0)).await.unwrap().is_some());
         let mut used = 1_000_i64;
         let mut asked = Vec::new();
         for nth in 0..60 {
@@ -831,7 +831,7 @@ async fn under_panics_every_call_ends() {
         let target = target(without_refill("rpm", 500));
         let plain = store_on(table.clone());
         assert!(takes(&plain, &target, 1, at(0)).await);
-        assert!(plain.divide(&key(), 1 << (seed % 4), at(0)).await.unwrap().is_some());
+        assert!(plain.split_to(&key(), 1 << (seed % 4), at(0)).await.unwrap().is_some());
         let plans: Vec<Plan> = (0..60)
             .map(|nth| plan(&target, i64::try_from(mix(seed + nth) % 200).unwrap() * 1_000, at(0)))
             .collect();
@@ -889,7 +889,7 @@ async fn callers_who_lose_patience_on_shards_leave_nothing_taken() {
         let targets = ["a", "b"].map(|name| target_for(name, without_refill("rpm", 500)));
         for target in &targets {
             assert!(takes(&other, target, 1, at(0)).await);
-            assert!(other.divide(target.key(), 1 << (seed % 4), at(0)).await.unwrap().is_some());
+            assert!(other.split_to(target.key(), 1 << (seed % 4), at(0)).await.unwrap().is_some());
         }
         let plans: Vec<Plan> = (0..40)
             .map(|nth| {
@@ -907,8 +907,8 @@ async fn callers_who_lose_patience_on_shards_leave_nothing_taken() {
                 let halves = mix(seed + round).is_multiple_of(2);
                 let mut work: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async move {
                     match halves {
-                        true => other.halve(&key, at(0)).await.unwrap(),
-                        false => other.double(&key, at(0)).await.unwrap(),
+                        true => other.merge(&key, at(0)).await.unwrap(),
+                        false => other.split(&key, at(0)).await.unwrap(),
                     }
                 });
                 if poll_once(work.as_mut()).is_pending() {

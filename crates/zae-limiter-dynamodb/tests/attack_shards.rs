@@ -217,7 +217,7 @@ async fn linear(seed: u64, nth: usize, read: bool) -> Result<bool, String> {
     b.now = a.now;
     let after: Vec<Op> = (0..rng.usize(..3)).map(|_| op(&mut rng)).collect();
     let by: Vec<bool> = (0..10).map(|_| rng.bool()).collect();
-    let quiet = || options().local_refusal(Duration::ZERO).parts_max(1).seed(seed);
+    let quiet = || options().local_refusal(Duration::ZERO).shards_max(1).seed(seed);
     let other = DynamoStore::new(Arc::new(table.clone()), quiet());
     let count = Arc::new(AtomicUsize::new(usize::MAX / 2));
     let reply: Arc<std::sync::Mutex<Option<Result<Option<bool>, String>>>> = Arc::default();
@@ -302,7 +302,7 @@ async fn a_write_between_any_two_calls_comes_to_one_after_the_other() {
     }
 }
 
-/// What all shards hold of a limit; one that lacks it has its share in full. The capacity can be divided.
+/// What all shards hold of a limit; one that lacks it has its share in full. The capacity can be split.
 fn held_of_all(table: &SimTable, limit: &str, capacity: i64) -> i64 {
     let count = |item: &Item| item.get("shard_count").and_then(Value::as_i64).unwrap_or(1);
     let live = items_of(table).into_iter().filter(|(shard, item)| i64::from(*shard) < count(item));
@@ -320,8 +320,8 @@ type Replying<'a> = Pin<Box<dyn Future<Output = Result<Option<u32>, StoreError>>
 enum Does {
     Take(i64, i64),
     Settle(i64, i64),
-    Double,
-    Halve,
+    Split,
+    Merge,
 }
 
 fn poll_once<F: Future + ?Sized>(work: Pin<&mut F>) -> Poll<F::Output> {
@@ -361,8 +361,8 @@ async fn crowd(seed: u64, chances: Chances, walks: bool) -> Result<(), String> {
     let leg = Leg { target: Arc::clone(&first), takes: op(&first, spent, 0) };
     let begin = Plan { now: at(0), legs: [leg].into_iter().collect() };
     assert!(matches!(plain.acquire(&begin).await.unwrap(), Admission::Taken(_)));
-    let parts = 1 << rng.u32(0..4);
-    plain.divide(&key(), parts, at(0)).await.unwrap();
+    let shards = 1 << rng.u32(0..4);
+    plain.split_to(&key(), shards, at(0)).await.unwrap();
     let is_calm = Arc::new(AtomicUsize::new(0));
     let hooks: Vec<Arc<Hooked>> = (0..2)
         .map(|nth| {
@@ -419,8 +419,8 @@ async fn crowd(seed: u64, chances: Chances, walks: bool) -> Result<(), String> {
                 refunds_b += b.min(0);
                 Does::Settle(-give, b)
             }
-            _ if walks && rng.bool() => Does::Double,
-            _ if walks => Does::Halve,
+            _ if walks && rng.bool() => Does::Split,
+            _ if walks => Does::Merge,
             _ => Does::Take(1_000, 0),
         });
     }
@@ -433,7 +433,7 @@ async fn crowd(seed: u64, chances: Chances, walks: bool) -> Result<(), String> {
                 _ => (0, 0),
             };
             let takes = op(&wide, a, b);
-            let shard = rng.u32(..parts);
+            let shard = rng.u32(..shards);
             let settlement =
                 [Settlement { target: Arc::clone(&wide), shard, differences: takes.clone() }];
             let leg = Leg { target: wide, takes };
@@ -456,11 +456,11 @@ async fn crowd(seed: u64, chances: Chances, walks: bool) -> Result<(), String> {
                 Does::Settle(..) => {
                     Box::pin(async move { store.settle(settlement, at(0)).await.map(|()| Some(0)) })
                 }
-                Does::Double => {
-                    Box::pin(async move { store.double(&key(), at(0)).await.map(|()| None) })
+                Does::Split => {
+                    Box::pin(async move { store.split(&key(), at(0)).await.map(|()| None) })
                 }
-                Does::Halve => {
-                    Box::pin(async move { store.halve(&key(), at(0)).await.map(|()| None) })
+                Does::Merge => {
+                    Box::pin(async move { store.merge(&key(), at(0)).await.map(|()| None) })
                 }
             })
         })
@@ -536,7 +536,7 @@ async fn crowd(seed: u64, chances: Chances, walks: bool) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "seed {seed}: {waiting} wait; held {seen:?}, at least {least:?}, at most {most:?}, {parts} parts, \
+        "seed {seed}: {waiting} wait; held {seen:?}, at least {least:?}, at most {most:?}, {shards} shards, \
          lacks {lacks}\n{}\n{:#?}",
         log.join("\n"),
         items_of(&table)
@@ -603,7 +603,7 @@ async fn charges_on_shards_are_never_lost_though_calls_panic() {
     .await;
 }
 
-/// The most that an undivided bucket can hold: limits by name, absent ones are full.
+/// The most that an whole bucket can hold: limits by name, absent ones are full.
 type Ideal = BTreeMap<String, (f64, f64, f64)>;
 
 /// What is asked of a bucket that is split and merged.
@@ -612,8 +612,8 @@ enum Walk {
     Take(Vec<(usize, i64)>),
     Settle(u32, Vec<(usize, i64)>),
     Reconfigure(usize),
-    Double,
-    Halve,
+    Split,
+    Merge,
     Delete,
 }
 
@@ -658,8 +658,8 @@ impl Walker {
                 store.settle(&[settlement], at(now)).await?;
             }
             Walk::Reconfigure(set) => store.reconfigure(&self.target(*set, now), at(now)).await?,
-            Walk::Double => store.double(&key(), at(now)).await?,
-            Walk::Halve => store.halve(&key(), at(now)).await?,
+            Walk::Split => store.split(&key(), at(now)).await?,
+            Walk::Merge => store.merge(&key(), at(now)).await?,
             Walk::Delete => store.delete(&[Key::Bucket(key())]).await?,
         }
         Ok(true)
@@ -732,7 +732,7 @@ async fn walk(seed: u64, interposes: bool) -> Result<(), String> {
     let idle = (0..3).map(|_| [None, Some(1), Some(2)][rng.usize(..3)]).collect();
     let walker = Walker { sets, idle };
     let options = || {
-        let options = options().seed(seed).local_refusal(Duration::ZERO).parts_max(8);
+        let options = options().seed(seed).local_refusal(Duration::ZERO).shards_max(8);
         options.merge_after(Duration::from_secs(20))
     };
     let other = DynamoStore::new(Arc::new(table.clone()), options());
@@ -777,10 +777,10 @@ async fn walk(seed: u64, interposes: bool) -> Result<(), String> {
             0..7 => Walk::Take(amounts(rng, false)),
             7..12 => Walk::Settle(rng.u32(..8), amounts(rng, true)),
             12..14 => Walk::Reconfigure(rng.usize(..3)),
-            14..17 => Walk::Double,
-            17..19 => Walk::Halve,
+            14..17 => Walk::Split,
+            17..19 => Walk::Merge,
             _ if rng.u8(..4) == 0 => Walk::Delete,
-            _ => Walk::Halve,
+            _ => Walk::Merge,
         }
     };
     for step in 0..40 {
@@ -942,7 +942,7 @@ async fn a_charge_beside_a_refund_of_another_limit_is_everybodys_debt_too() {
         };
         let begin = plan(amounts([1_000, 20_000]));
         assert!(matches!(stores[0].acquire(&begin).await.unwrap(), Admission::Taken(_)));
-        stores[0].divide(&key(), 2, at(0)).await.unwrap();
+        stores[0].split_to(&key(), 2, at(0)).await.unwrap();
         if debt > 0 {
             stores[0].settle(&charge(0, amounts([0, 580_000 + debt])), at(0)).await.unwrap();
         }
@@ -965,7 +965,7 @@ async fn a_refund_is_not_repeated_because_a_charge_beside_it_is_turned_away() {
     for kind in
         [TableErrorKind::Unavailable, TableErrorKind::Throttled, TableErrorKind::PartitionThrottled]
     {
-        for parts in [1, 2] {
+        for shards in [1, 2] {
             let table = SimTable::default();
             let narrow = LimitSet::new([without_refill("a", 100)]).unwrap();
             let narrow = Arc::new(Target::new(key(), Arc::new(narrow), Lifetime::Forever));
@@ -995,7 +995,7 @@ async fn a_refund_is_not_repeated_because_a_charge_beside_it_is_turned_away() {
             };
             let begin = Plan { now: at(0), legs: [leg].into_iter().collect() };
             assert!(matches!(store.acquire(&begin).await.unwrap(), Admission::Taken(_)));
-            store.divide(&key(), parts, at(0)).await.unwrap();
+            store.split_to(&key(), shards, at(0)).await.unwrap();
             let differences = [(0, -10_000), (1, 5_000)];
             let differences =
                 differences.map(|(cell, amount)| Take { cell, amount: Millitokens::new(amount) });
@@ -1014,7 +1014,7 @@ async fn a_refund_is_not_repeated_because_a_charge_beside_it_is_turned_away() {
                     && error.applied() == Applied::No
                     && given_back != 0
                 {
-                    wrong.push((kind, parts, writes, given_back));
+                    wrong.push((kind, shards, writes, given_back));
                 }
             }
         }
@@ -1041,7 +1041,7 @@ async fn charges_at_once_are_everybodys_debt_each() {
         [Settlement { target: Arc::clone(&target), shard: 0, differences }]
     };
     assert!(matches!(stores[0].acquire(&take(1)).await.unwrap(), Admission::Taken(_)));
-    stores[0].divide(&key(), 4, at(0)).await.unwrap();
+    stores[0].split_to(&key(), 4, at(0)).await.unwrap();
     let (one, other) = (charge(200), charge(500));
     let mut settling = [stores[0].settle(&one, at(0)), stores[0].settle(&other, at(0))];
     settling.iter_mut().for_each(|each| assert!(poll_once(each.as_mut()).is_pending()));
@@ -1071,7 +1071,7 @@ async fn a_charge_is_everybodys_debt_also_where_a_shard_lacks_the_limit() {
         Plan { now: at(0), legs: [leg].into_iter().collect() }
     };
     assert!(matches!(stores[0].acquire(&take(&narrow, 0)).await.unwrap(), Admission::Taken(_)));
-    stores[0].divide(&key(), 2, at(0)).await.unwrap();
+    stores[0].split_to(&key(), 2, at(0)).await.unwrap();
     let differences = [Take { cell: 1, amount: Millitokens::new(700_000) }].into_iter().collect();
     let charge = Settlement { target: Arc::clone(&wide), shard: 0, differences };
     stores[0].settle(&[charge], at(0)).await.unwrap();
@@ -1090,7 +1090,7 @@ async fn a_charge_is_everybodys_debt_also_where_a_shard_lacks_the_limit() {
 #[tokio::test]
 async fn limits_that_change_while_a_bucket_splits_reach_every_shard() {
     let mut wrong = Vec::new();
-    for parts in [1, 2, 4] {
+    for shards in [1, 2, 4] {
         for more in [true, false] {
             for nth in 0..8 {
                 let table = SimTable::default();
@@ -1104,7 +1104,7 @@ async fn limits_that_change_while_a_bucket_splits_reach_every_shard() {
                 let leg = Leg { target: of(640, 0), takes: takes.into_iter().collect() };
                 let begin = Plan { now: at(0), legs: [leg].into_iter().collect() };
                 assert!(matches!(other.acquire(&begin).await.unwrap(), Admission::Taken(_)));
-                other.divide(&key(), parts, at(0)).await.unwrap();
+                other.split_to(&key(), shards, at(0)).await.unwrap();
                 let count = AtomicUsize::new(0);
                 let splitting = other.clone();
                 let hooked = Hooked::new(table.clone(), move |_, _| {
@@ -1113,8 +1113,8 @@ async fn limits_that_change_while_a_bucket_splits_reach_every_shard() {
                     Box::pin(async move {
                         match (is_now, more) {
                             (false, _) => {}
-                            (true, true) => other.double(&key(), at(10)).await.unwrap(),
-                            (true, false) => other.halve(&key(), at(10)).await.unwrap(),
+                            (true, true) => other.split(&key(), at(10)).await.unwrap(),
+                            (true, false) => other.merge(&key(), at(10)).await.unwrap(),
                         }
                         Outcome::Pass
                     })
@@ -1129,7 +1129,7 @@ async fn limits_that_change_while_a_bucket_splits_reach_every_shard() {
                 let old: Vec<u32> = old.map(|(shard, _)| shard).collect();
                 if done.is_ok() && !old.is_empty() {
                     wrong.push((
-                        parts,
+                        shards,
                         if more { "split" } else { "merge" },
                         nth,
                         old,
@@ -1142,7 +1142,7 @@ async fn limits_that_change_while_a_bucket_splits_reach_every_shard() {
     assert_eq!(
         wrong,
         [],
-        "parts, what happened before which call, shards with the old limits, tokens of 64,000"
+        "shards, what happened before which call, shards with the old limits, tokens of 64,000"
     );
 }
 
@@ -1165,7 +1165,7 @@ async fn a_refund_lets_no_shard_of_a_bucket_in_debt_admit() {
         [Settlement { target: Arc::clone(&target), shard: 0, differences }]
     };
     assert!(matches!(stores[0].acquire(&take(100)).await.unwrap(), Admission::Taken(_)));
-    stores[0].divide(&key(), 4, at(0)).await.unwrap();
+    stores[0].split_to(&key(), 4, at(0)).await.unwrap();
     stores[0].settle(&charge(600), at(0)).await.unwrap();
     assert_eq!(held(&table, "a"), -100_000);
     stores[0].settle(&charge(-60), at(0)).await.unwrap();
@@ -1200,9 +1200,9 @@ async fn a_lifetime_that_changes_while_a_bucket_is_split_holds_after_the_merge()
         let leg = Leg { target: of(before, 600, 0), takes: takes.into_iter().collect() };
         let begin = Plan { now: at(0), legs: [leg].into_iter().collect() };
         assert!(matches!(store.acquire(&begin).await.unwrap(), Admission::Taken(_)));
-        store.divide(&key(), 2, at(0)).await.unwrap();
+        store.split_to(&key(), 2, at(0)).await.unwrap();
         store.reconfigure(&of(after, 500, 1_000), at(1_000)).await.unwrap();
-        store.halve(&key(), at(1_000)).await.unwrap();
+        store.merge(&key(), at(1_000)).await.unwrap();
         let items = items_of(&table);
         let ttl = items[0].1.get("ttl").and_then(Value::as_i64);
         let lives = ttl.map(|ttl| ttl - at(1_000).as_millis() / 1_000);
@@ -1296,7 +1296,7 @@ async fn no_entity_id_is_logged_or_told_in_an_error() {
         };
         let begin = plan(1_000);
         drop(plain.acquire(&begin).await.unwrap());
-        plain.divide(&bucket, if seed % 3 == 0 { 64 } else { 2 }, at(0)).await.unwrap();
+        plain.split_to(&bucket, if seed % 3 == 0 { 64 } else { 2 }, at(0)).await.unwrap();
         let plans: Vec<Plan> = (0..12).map(|nth| plan(nth * 90_000)).collect();
         let charge = [i64::MAX / 2, 5_000_000, -5].map(|amount| {
             [Settlement { target: Arc::clone(&target), shard: 0, differences: takes(amount) }]
@@ -1310,8 +1310,8 @@ async fn no_entity_id_is_logged_or_told_in_an_error() {
             calls.push(Box::pin(async { store.settle(charge, at(0)).await }));
         }
         calls.push(Box::pin(async { store.reconfigure(&target, at(0)).await }));
-        calls.push(Box::pin(async { store.halve(&bucket, at(0)).await }));
-        calls.push(Box::pin(async { store.double(&bucket, at(0)).await }));
+        calls.push(Box::pin(async { store.merge(&bucket, at(0)).await }));
+        calls.push(Box::pin(async { store.split(&bucket, at(0)).await }));
         calls.push(Box::pin(async { store.delete(&keys).await.map(drop) }));
         for _ in 0..200 {
             calls.retain_mut(|call| match poll_once(call.as_mut()) {
@@ -1339,7 +1339,7 @@ async fn no_entity_id_is_logged_or_told_in_an_error() {
 /// call is answered: on shards whose debts together are beyond the type, when they are merged, too.
 #[tokio::test]
 async fn debts_near_the_end_of_the_type_are_kept_on_shards() {
-    for (huge, parts) in
+    for (huge, shards) in
         [(i64::MAX / 2, 2), (i64::MAX / 4, 4), (i64::MAX - 1_000_000, 2), (i64::MAX, 4)]
     {
         let table = SimTable::default();
@@ -1355,12 +1355,12 @@ async fn debts_near_the_end_of_the_type_are_kept_on_shards() {
         };
         let (begin, one) = (plan(1_000), plan(1_000));
         drop(store.acquire(&begin).await.unwrap());
-        store.divide(&key(), parts, at(0)).await.unwrap();
+        store.split_to(&key(), shards, at(0)).await.unwrap();
         let mut charged = 1_000_i128;
         for nth in 0..8 {
             let charge = [Settlement {
                 target: Arc::clone(&target),
-                shard: nth % parts,
+                shard: nth % shards,
                 differences: takes(huge),
             }];
             match store.settle(&charge, at(0)).await {
@@ -1370,7 +1370,7 @@ async fn debts_near_the_end_of_the_type_are_kept_on_shards() {
                 }
             }
         }
-        let name = format!("{huge} on {parts}");
+        let name = format!("{huge} on {shards}");
         let sum = || -> i128 {
             let items = items_of(&table);
             let live =
@@ -1388,7 +1388,7 @@ async fn debts_near_the_end_of_the_type_are_kept_on_shards() {
         assert!(matches!(store.acquire(&one).await.unwrap(), Admission::Refused(_)), "{name}");
         for _ in 0..3 {
             // It may be refused; nothing may be lost.
-            let merged = store.halve(&key(), at(0)).await;
+            let merged = store.merge(&key(), at(0)).await;
             assert!(
                 sum() <= 100_000 - charged.min(i128::from(i64::MAX) - 1_000_000),
                 "{name}: {merged:?}"
@@ -1438,14 +1438,14 @@ async fn a_change_of_limits_among_many_keeps_every_debt() {
         };
         let begin = plan(&old, 1_000, 0);
         drop(stores[0].acquire(&begin).await.unwrap());
-        let parts = 1 << rng.u32(0..4);
-        stores[0].divide(&key(), parts, at(0)).await.unwrap();
+        let shards = 1 << rng.u32(0..4);
+        stores[0].split_to(&key(), shards, at(0)).await.unwrap();
         // All are charged, so that any moment of the change leaves a debt: 1,500 of at most 1,280.
         let targets = [of(320, 10), of(1_280, 20), of(64, 30)];
         let charges: Vec<_> = (0..15)
             .map(|_| {
                 let target = Arc::clone(if rng.bool() { &old } else { &targets[rng.usize(..3)] });
-                let shard = rng.u32(..parts);
+                let shard = rng.u32(..shards);
                 [Settlement { target, shard, differences: takes(100_000) }]
             })
             .collect();
@@ -1514,7 +1514,7 @@ async fn a_bucket_split_while_its_limit_is_lowered_admits_by_the_lower_one() {
             let other = splitting.clone();
             Box::pin(async move {
                 if is_now {
-                    other.double(&key(), at(10)).await.unwrap();
+                    other.split(&key(), at(10)).await.unwrap();
                 }
                 Outcome::Pass
             })
@@ -1523,7 +1523,7 @@ async fn a_bucket_split_while_its_limit_is_lowered_admits_by_the_lower_one() {
         store.reconfigure(&new, at(10)).await.unwrap();
         settle_down().await;
         if merges {
-            other.halve(&key(), at(20)).await.unwrap();
+            other.merge(&key(), at(20)).await.unwrap();
         }
         let asked = plan(if older { &old } else { &new }, 30);
         let mut admitted = 0;
@@ -1561,9 +1561,9 @@ async fn the_next_acquire_mends_the_lifetime_after_a_merge() {
     let (idle, forever) =
         (of(Lifetime::Idle(Duration::from_secs(120)), 0), of(Lifetime::Forever, 1_000));
     drop(store.acquire(&plan(&idle, 0)).await.unwrap());
-    store.divide(&key(), 2, at(0)).await.unwrap();
+    store.split_to(&key(), 2, at(0)).await.unwrap();
     store.reconfigure(&forever, at(1_000)).await.unwrap();
-    store.halve(&key(), at(1_000)).await.unwrap();
+    store.merge(&key(), at(1_000)).await.unwrap();
     for nth in 0..5 {
         drop(store.acquire(&plan(&forever, 1_000 + nth)).await.unwrap());
     }

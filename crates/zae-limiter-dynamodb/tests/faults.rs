@@ -260,7 +260,7 @@ fn on_a_runtime_that_has_ended_calls_fail_and_do_not_hang() {
         assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     }
     assert!(finish(store.peek(&[key()], at(0))).is_err());
-    assert!(finish(store.divide(&key(), 2, at(0))).is_err());
+    assert!(finish(store.split_to(&key(), 2, at(0))).is_err());
 }
 
 /// F3. Seen: both calls hung. No call to the table had a time limit, so one silent connection stopped its
@@ -443,7 +443,7 @@ async fn a_deletion_leaves_nothing_of_a_sharded_bucket_whoever_calls_meanwhile()
         let other = options().local_refusal(Duration::ZERO);
         let other = DynamoStore::new(Arc::new(table.clone()), other);
         assert!(takes(&other, &target, 20, at(0)).await);
-        assert_eq!(other.divide(&key(), 4, at(0)).await.unwrap(), Some(4));
+        assert_eq!(other.split_to(&key(), 4, at(0)).await.unwrap(), Some(4));
         assert!(takes(&other, &target, 5, at(0)).await);
         let (acquiring, asked) = (other.clone(), Arc::clone(&target));
         let interrupted = Hooked::new(table.clone(), move |called, _| {
@@ -465,7 +465,7 @@ async fn a_deletion_leaves_nothing_of_a_sharded_bucket_whoever_calls_meanwhile()
             }
         }
         assert!(admitted <= 100, "{admitted} of 100 after the deletion");
-        let live = other.parts(&key(), at(1_000)).await.unwrap();
+        let live = other.shard_count(&key(), at(1_000)).await.unwrap();
         let left: Vec<u32> = shards(&table).into_iter().map(|(shard, _)| shard).collect();
         assert_eq!(live, left.len(), "items are left behind: {left:?}");
     }
@@ -531,7 +531,7 @@ async fn refunds_reach_the_shard_that_has_the_limit_and_room_for_it() {
         let table = SimTable::default();
         let store = DynamoStore::new(Arc::new(table.clone()), options().seed(seed));
         assert!(takes(&store, &without_b, 1, at(0)).await);
-        assert_eq!(store.divide(&key(), 2, at(0)).await.unwrap(), Some(2));
+        assert_eq!(store.split_to(&key(), 2, at(0)).await.unwrap(), Some(2));
         let takes = [(0, 7_000), (1, 9_000)];
         let takes = takes.map(|(cell, amount)| Take { cell, amount: Millitokens::new(amount) });
         let leg = zae_limiter_core::Leg {

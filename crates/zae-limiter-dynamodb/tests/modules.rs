@@ -21,7 +21,8 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 /// `bucket::machine` for `bucket/machine.rs`; the crate's root has an empty name.
 fn name_of(path: &Path, root: &Path) -> String {
     let inside = path.strip_prefix(root).expect("below the root").with_extension("");
-    let names: Vec<&str> = inside.iter().map(|part| part.to_str().expect("plain names")).collect();
+    let names: Vec<&str> =
+        inside.iter().map(|shard| shard.to_str().expect("plain names")).collect();
     match names.as_slice() {
         ["lib"] => String::new(),
         [folders @ .., "mod"] => folders.join("::"),

@@ -80,7 +80,7 @@ async fn a_read_that_a_write_has_overtaken_is_not_remembered() {
     assert!(matches!(take(10).await, Admission::Taken(_)));
     let reading = tokio::spawn({
         let store = store.clone();
-        async move { store.parts(&key(), at(0)).await }
+        async move { store.shard_count(&key(), at(0)).await }
     });
     for _ in 0..100 {
         tokio::task::yield_now().await;

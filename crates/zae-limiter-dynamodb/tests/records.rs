@@ -360,7 +360,7 @@ async fn what_is_given_back_to_nobody_is_in_nobodys_way() {
         ["rpm"]
     );
 
-    // Anything else that lacks a part is broken, not gone.
+    // Anything else that lacks a shard is broken, not gone.
     table.put(&key, &whole[..6]).await;
     let error = store.peek(&[bucket()], now).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Corrupt);

@@ -39,7 +39,7 @@ fn limits_changed_in_a_rush_fail_hardly_a_call() {
         let mut tasks = Vec::new();
         for process in 0..PROCESSES {
             let table = Arc::new(world.table.for_client(process + 1));
-            let options = DynamoOptions::default().seed(process.into()).parts_max(4);
+            let options = DynamoOptions::default().seed(process.into()).shards_max(4);
             let store = Arc::new(DynamoStore::new(table, options));
             // The moment at which this process reads the new limits.
             let reads_us = 1_000_000 + u64::from(process) * 100_000;
@@ -86,7 +86,7 @@ fn a_throttled_partition_fails_no_call_on_other_buckets() {
         let clock = Arc::new(ClientClock::new(Arc::clone(&world.time), 0, 0, 0));
         let store = DynamoStore::new(
             Arc::new(world.table.for_client(1)),
-            DynamoOptions::default().seed(1).parts_max(1),
+            DynamoOptions::default().seed(1).shards_max(1),
         );
         let breaker = zae_limiter_core::BreakerSettings { failures: 2, ..Default::default() };
         let limiter = RateLimiter::builder(store)

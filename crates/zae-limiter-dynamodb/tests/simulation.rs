@@ -10,7 +10,7 @@ use fastrand::Rng;
 use zae_limiter_core::{BoxFuture, StoreError, Target, Timestamp};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_testkit::{
-    ClientId, Divide, Excuses, Harsh, Report, Seeds, Simulation, Stack, StackReport,
+    ClientId, Excuses, Harsh, Report, Reshard, Seeds, Simulation, Stack, StackReport,
 };
 
 const REPLAY: &str = "cargo test -p zae-limiter-dynamodb --test simulation -- --nocapture";
@@ -43,7 +43,7 @@ const HARSH: Harsh = Harsh { hung_calls: true, ended_tasks: true, deletions: tru
 fn options(seed: u64, client: ClientId, shards_max: u32) -> DynamoOptions {
     let mut rng = Rng::with_seed(seed ^ (u64::from(client) << 32));
     let mut pick = |from: &[u64]| from[rng.usize(..from.len())];
-    let options = DynamoOptions::default().seed(client.into()).parts_max(shards_max);
+    let options = DynamoOptions::default().seed(client.into()).shards_max(shards_max);
     let options = options.merge_after(Duration::from_secs(pick(&[1, 20, 20, 60])));
     let local_refusal = Duration::from_millis(pick(&[0, 50, 1_000, 1_000, 10_000]));
     let options = options.local_refusal(local_refusal);
@@ -91,20 +91,20 @@ fn the_same_seed_gives_the_same_run() {
     assert_ne!(play(1).digest, play(2).digest);
 }
 
-/// A store that can be told to divide buckets.
+/// A store that can be told to split buckets.
 #[derive(Debug)]
-struct Dividing(DynamoStore);
+struct Resharding(DynamoStore);
 
-impl Divide for Dividing {
-    fn divide<'a>(
+impl Reshard for Resharding {
+    fn reshard<'a>(
         &'a self,
         target: &'a Target,
         more: bool,
         now: Timestamp,
     ) -> BoxFuture<'a, Result<(), StoreError>> {
         match more {
-            true => Box::pin(self.0.double(target.key(), now)),
-            false => Box::pin(self.0.halve(target.key(), now)),
+            true => Box::pin(self.0.split(target.key(), now)),
+            false => Box::pin(self.0.merge(target.key(), now)),
         }
     }
 }
@@ -116,16 +116,16 @@ fn walk(seed: u64) -> Report {
 
 fn walk_of(simulation: &Simulation, seed: u64) -> Report {
     let shards_max = [4, 8, 4, 8, 4, 8, 4, 64][usize::try_from(seed % 8).unwrap_or(0)];
-    simulation.run_dividing(move |table, client| {
+    simulation.run_resharding(move |table, client| {
         let store = DynamoStore::new(table, options(seed, client, shards_max));
-        (store.clone(), Dividing(store))
+        (store.clone(), Resharding(store))
     })
 }
 
-/// Buckets go from one part to many and back under load, divided by several clients at once, any of
+/// Buckets go from one shard to many and back under load, split by several clients at once, any of
 /// which may crash between any two calls.
 #[test]
-fn walks_from_one_part_to_many_and_back_violate_nothing() {
+fn walks_from_one_shard_to_many_and_back_violate_nothing() {
     let reports = play_all("walks", walk);
     assert!(reports.is_empty() || reports.iter().map(|report| report.admitted).sum::<u64>() > 0);
 }
@@ -135,7 +135,7 @@ fn walk_beside_originals(seed: u64) -> Report {
     walk_of(&simulation.beside_originals(6), seed)
 }
 
-/// What the Python original does to buckets in several parts makes tokens out of nothing. Our clients
+/// What the Python original does to buckets in several shards makes tokens out of nothing. Our clients
 /// beside it write as exactly as ever, always get an answer, and admit no more in excess than was made.
 #[test]
 fn clients_of_the_original_in_the_mix_break_only_their_own_part_of_the_promise() {

@@ -9,9 +9,9 @@
 //! | [`add`] | takes and gives without moving `rf` | the generation, and bounds of the balance within which the refill that follows later comes to the same |
 //! | [`refill`] | moves `rf`, pays out the time, takes and gives | `rf`, the generation, and on which side of the ceiling each balance ends |
 //! | [`rewrite`] | gives the item other limits, or a new life | `rf` and everything it was computed from; of a live item only bounds of the balances: see [`Balances`] |
-//! | [`split`] | divides a part in two | of the old part like [`refill`], and its count; of the new one that it holds nothing |
-//! | [`bring_back`] | makes a shard that is missing, or of an item that holds nothing any more | that it is so; and the count of the shard it was split from |
-//! | [`merge`] | makes one part of two | `rf` and everything it was computed from, of both |
+//! | [`split`] | splits a shard in two | of the old shard like [`refill`], and its count; of the new one that it holds nothing |
+//! | [`restore`] | makes a shard that is missing, or of an item that holds nothing any more | that it is so; and the count of the shard it was split from |
+//! | [`merge`] | makes one shard of two | `rf` and everything it was computed from, of both |
 //!
 //! All of them pin that an item that expires is full again by then: others may have taken more than
 //! is remembered, and an item that expired short would start anew as a full one.
@@ -22,20 +22,20 @@
 //! the same as long as `b + c + e` stays below `cap`: that is the upper bound. A full bucket that
 //! was taken from without moving `rf` would be paid twice.
 //!
-//! The generation stands for the rates and the count of parts: all of our writers that change those
+//! The generation stands for the rates and the count of shards: all of our writers that change those
 //! change it too. Other clients set rates, or the count, and nothing else: a write that has not seen
 //! that comes to the same as if it had come before, and its answer tells. Only an item without a
 //! generation may have been deleted and made again by them, so there, and where nothing is known,
 //! everything is pinned by itself.
 
 mod count;
-mod division;
 mod item;
+mod reshard;
 
 use zae_limiter_core::{Bucket, BucketKey, EntityId, LimitName, LimitSet, Rate, Timestamp};
 
-pub use division::{Halves, bring_back, merge, split};
 pub use item::{BucketItem, shards_seen, share_of};
+pub use reshard::{Halves, merge, restore, split};
 
 pub use count::{carry_shard_count, delete_together, further_shards};
 
@@ -54,7 +54,7 @@ const WCU_PAID_OUT_AFTER_MS: u64 = 100;
 /// One write, in millitokens.
 const ONE_WRITE: i64 = 1_000;
 
-/// How many writes a part can take at once, and in a second.
+/// How many writes a shard can take at once, and in a second.
 pub const WRITES_MAX: i64 = WCU_CAPACITY / ONE_WRITE;
 
 /// The shared refill time.
@@ -62,13 +62,13 @@ const REFILLED_AT: &str = "rf";
 /// The refill time that the remainders belong to. A client that does not know remainders moves `rf`
 /// and leaves them behind: they are then worth nothing.
 const REMAINDERS_AT: &str = "rm_at";
-/// Changes with every write that changes limits or the count of parts, or that drops a remainder
+/// Changes with every write that changes limits or the count of shards, or that drops a remainder
 /// without moving `rf`: whoever remembers the item as it was must notice. It starts with the moment,
 /// so that it is another when the item is deleted and made again. Other clients do not know it; absent
 /// counts as 0.
 const GENERATION: &str = "gn";
 const SHARD_COUNT: &str = "shard_count";
-/// On the first part: the highest count there ever was. Parts that were put together again stay
+/// On the first shard: the highest count there ever was. Shards that were merged again stay
 /// until they expire, and are deleted with the bucket.
 const SHARDS_SEEN: &str = "shards_seen";
 /// When the stored configuration was read that the item's limits come from. Whoever has read it before
@@ -94,9 +94,9 @@ pub(crate) fn ttl_of(moment: Timestamp) -> i64 {
 pub struct Movement {
     /// Which limit.
     pub limit: LimitName,
-    /// The part's share of its rate, on which everything relies.
+    /// The shard's share of its rate, on which everything relies.
     pub rate: Rate,
-    /// Its rate, undivided, as the item holds it.
+    /// Its rate, whole, as the item holds it.
     pub whole: Rate,
     /// What acquires take; must be there.
     pub taken: i64,
@@ -104,7 +104,7 @@ pub struct Movement {
     pub charged: i64,
     /// What is given back, never above the ceiling.
     pub credited: i64,
-    /// Nothing of what is given back may be lost at the ceiling: a full part is not a full bucket.
+    /// Nothing of what is given back may be lost at the ceiling: a full shard is not a full bucket.
     pub must_fit: bool,
     /// What time has earned since `rf`.
     pub earned: i64,
@@ -244,7 +244,7 @@ impl Alive {
     }
 }
 
-fn undivided(shard_count: u32) -> Condition {
+fn same_shard_count(shard_count: u32) -> Condition {
     let equal = Condition::Equal(SHARD_COUNT.to_owned(), Value::number(shard_count.into()));
     match shard_count {
         1 => Condition::Any(vec![Condition::Absent(SHARD_COUNT.to_owned()), equal]),
@@ -296,7 +296,7 @@ pub fn add(
         actions.push(Action::Add(attribute(WCU, "tc"), Value::number(ONE_WRITE)));
     }
     if !is_ours {
-        conditions.push(undivided(shard_count));
+        conditions.push(same_shard_count(shard_count));
         if counts_writes {
             conditions.push(Condition::Exists(attribute(WCU, "tk")));
         }
@@ -429,7 +429,7 @@ pub fn refill(
         count_write(&mut actions, writes, before, after);
     }
     if known.generation == 0 {
-        conditions.push(undivided(known.shard_count));
+        conditions.push(same_shard_count(known.shard_count));
     }
     conditions.push(alive.condition());
     expiry.push(&mut actions);
@@ -464,9 +464,9 @@ pub struct Owner<'a> {
 /// What a write makes of an item.
 #[derive(Clone, Copy, Debug)]
 pub struct After<'a> {
-    /// The part's share of the limits, and what it holds.
+    /// The shard's share of the limits, and what it holds.
     pub bucket: &'a Bucket,
-    /// The limits of the bucket, undivided; the same names.
+    /// The limits of the bucket, whole; the same names.
     pub whole: &'a LimitSet,
     /// Into how many shards the bucket is split.
     pub shard_count: u32,
@@ -553,7 +553,7 @@ pub fn rewrite(
         (_, Some(expiry)) => Condition::Equal(TTL.to_owned(), Value::number(ttl_of(expiry))),
         (_, None) => Condition::Absent(TTL.to_owned()),
     });
-    conditions.push(undivided(known.shard_count));
+    conditions.push(same_shard_count(known.shard_count));
     if shard_count != known.shard_count {
         actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(shard_count.into())));
     }

@@ -61,7 +61,7 @@ pub fn refilled_at(item: &Item) -> Option<Timestamp> {
     item.get(REFILLED_AT).and_then(Value::as_i64).map(Timestamp::from_millis)
 }
 
-/// Into how many parts the item says that its bucket is divided.
+/// Into how many shards the item says that its bucket is split.
 pub fn shard_count(item: &Item) -> u32 {
     let count = item.get(SHARD_COUNT).and_then(Value::as_i64);
     count.and_then(|count| u32::try_from(count).ok()).unwrap_or(1)
@@ -76,7 +76,7 @@ pub fn has_schedule(item: &Item) -> bool {
 }
 
 /// Whether the change is one of those of which whoever remembers the item must notice. Those who
-/// divide a bucket part by part, each with its share, say so; those who only raise the count do not.
+/// split a bucket shard by shard, each with its share, say so; those who only raise the count do not.
 pub fn is_told_to_others(old: &Item, new: &Item) -> bool {
     old.get(GENERATION) != new.get(GENERATION)
 }

@@ -10,7 +10,7 @@ use zae_limiter_core::{
 /// The namespace in which the table keeps its own records: the version, and the other namespaces.
 pub const REGISTRY: &str = "_";
 
-/// The first part of a bucket, which always exists when any does.
+/// The first shard of a bucket, which always exists when any does.
 pub const SHARD_ZERO: u32 = 0;
 
 /// The primary key of an item.
@@ -92,12 +92,12 @@ impl fmt::Display for ItemKey {
     }
 }
 
-/// One part of a bucket.
+/// One shard of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BucketItemKey {
     /// Which bucket.
     pub bucket: BucketKey,
-    /// Which part.
+    /// Which shard.
     pub shard: u32,
 }
 
@@ -108,7 +108,7 @@ impl BucketItemKey {
     }
 }
 
-/// The partition of one part of a bucket.
+/// The partition of one shard of a bucket.
 pub fn bucket_partition(key: &BucketKey, shard: u32) -> String {
     format!("{}/BUCKET#{}#{}#{shard}", key.namespace, key.entity, key.resource)
 }

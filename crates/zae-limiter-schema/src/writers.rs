@@ -18,7 +18,7 @@ pub struct Writer {
     pub pins: &'static [&'static str],
 }
 
-/// Everything that a part consists of.
+/// Everything that a shard consists of.
 const ALL: &[&str] = &[
     "GSI*",
     "b_*_bx",
@@ -74,8 +74,8 @@ const ALL_AND_LIFE: &[&str] = &[
 ];
 
 /// All of them. Besides, a bucket is deleted as a whole, which pins nothing but the count of its shards: an
-/// absent bucket is a full one, and every other writer but `create` and `bring_back` pins something that an
-/// absent item does not have. `bring_back` pins the shard that the new one was split from.
+/// absent bucket is a full one, and every other writer but `create` and `restore` pins something that an
+/// absent item does not have. `restore` pins the shard that the new one was split from.
 pub const WRITERS: &[Writer] = &[
     Writer {
         name: "add",
@@ -92,7 +92,7 @@ pub const WRITERS: &[Writer] = &[
             "ttl",
         ],
     },
-    Writer { name: "bring_back", changes: ALL, pins: &["PK", "gn", "rf", "shard_count"] },
+    Writer { name: "restore", changes: ALL, pins: &["PK", "gn", "rf", "shard_count"] },
     Writer { name: "carry_shard_count", changes: &["shard_count"], pins: &["PK", "shard_count"] },
     Writer {
         name: "create",
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
     use crate::bucket::{
         After, Alive, Balances, BucketItem, Expiry, Halves, Movement, Owner, Since, add,
-        bring_back, carry_shard_count, create, delete_together, merge, refill, rewrite, split,
+        carry_shard_count, create, delete_together, merge, refill, restore, rewrite, split,
     };
     use crate::{
         Action, BucketItemKey, Change, Condition, Item, SHARD_ZERO, Update, Value, render_update,
@@ -326,7 +326,7 @@ mod tests {
         After { bucket, whole: bucket.limits(), shard_count, limits_at }
     }
 
-    /// The same item as one of several parts.
+    /// The same item as one of several shards.
     fn parted(item: &BucketItem, shard: u32, shard_count: u32) -> BucketItem {
         BucketItem { shard, shard_count, ..item.clone() }
     }
@@ -373,11 +373,11 @@ mod tests {
                 // Full before and after, as most buckets are.
                 refill(&key(), &whole, &fill_up(&whole), expiring, until, at(2_000)),
             ],
-            "bring_back" => {
+            "restore" => {
                 let (retired, origin) = (parted(&first, 1, 1), parted(&later, 0, 2));
                 let after = after_of(&other, 2);
                 let made = [None, Some(&retired)].map(|left| {
-                    let mut changes = bring_back(&key(), left, &origin, &after, &below);
+                    let mut changes = restore(&key(), left, &origin, &after, &below);
                     // The other one is only looked at.
                     let looked_at = changes.pop();
                     assert!(matches!(looked_at, Some(Change::Check(_, pins)) if !pins.is_empty()));
@@ -438,7 +438,7 @@ mod tests {
                 ),
             ],
             "split" => {
-                // Beside a part that was put together with this one, under other limits.
+                // Beside a shard that was merged with this one, under other limits.
                 let retired = BucketItem {
                     whole: Arc::clone(other.limits()),
                     bucket: other.clone(),

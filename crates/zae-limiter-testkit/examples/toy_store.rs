@@ -316,7 +316,7 @@ fn place_in(query: &Query, record: &Record) -> String {
 }
 
 /// A text for each key, such that what is listed together stands together and in its order. No
-/// name has a NUL in it, so parts cannot run together.
+/// name has a NUL in it, so shards cannot run together.
 fn place(key: &Key) -> String {
     match key {
         Key::Entity(ns, id) => format!("{ns}\0entity\0{id}\0"),

@@ -2,7 +2,7 @@
 //!
 //! - [`conformance_tests!`] runs the contract of [`Store`](zae_limiter_core::Store) as tests, one
 //!   for each sentence or so. [`usage_conformance_tests!`] adds those for stores that keep usage
-//!   records themselves; [`bucket_conformance_tests!`] is the part about buckets, for somebody who may
+//!   records themselves; [`bucket_conformance_tests!`] is the shard about buckets, for somebody who may
 //!   only acquire, which a [`Split`] store tells from whoever administers.
 //! - [`SimTable`] is a DynamoDB table in memory, with its semantics, its bill and its faults;
 //!   [`Simulation`] runs many clients against it, from a seed, and audits every step.
@@ -36,7 +36,7 @@ pub use conformance::{Fixture, run, run_on_threads};
 pub use cut_off::CutOff;
 pub use faulty::{Call, Fault, Faulty, Gate};
 pub use simulation::{
-    ClientClock, Companion, Divide, Excuse, Excuses, Harsh, Report, Seeds, Simulation, Stack,
+    ClientClock, Companion, Excuse, Excuses, Harsh, Report, Reshard, Seeds, Simulation, Stack,
     StackReport, VirtualTime, World,
 };
 pub use split::Split;

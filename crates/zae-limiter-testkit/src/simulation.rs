@@ -5,11 +5,11 @@
 //! [`Report::digest`].
 
 mod audit;
-mod dividing;
 mod intervals;
 mod ledger;
 mod original;
 mod reading;
+mod resharding;
 mod scene;
 mod seeds;
 mod stack;
@@ -28,7 +28,7 @@ pub use audit::{Excuse, Excuses};
 pub use seeds::Seeds;
 pub use stack::{Stack, StackReport};
 pub use time::{ClientClock, VirtualTime};
-pub use workload::{Companion, Divide, Harsh, Report, Simulation};
+pub use workload::{Companion, Harsh, Report, Reshard, Simulation};
 
 use crate::table::{SimTable, Watch};
 use audit::Auditor;

@@ -42,7 +42,7 @@ impl Log {
             ("RecordsProcessed", report.processed),
             ("SnapshotsUpdated", report.snapshots_updated),
             ("RefillsWritten", report.refills_written),
-            ("BucketsDivided", report.buckets_divided),
+            ("BucketsDivided", report.buckets_split),
             ("EventsArchived", report.events_archived),
             ("ForeignRecords", report.foreign),
             ("RecordsFailed", count(report.failed.len())),

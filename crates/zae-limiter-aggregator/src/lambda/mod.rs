@@ -26,10 +26,10 @@ use zae_limiter_core::{Clock, SystemClock};
 use zae_limiter_dynamodb::aws::{AwsTable, DynamoAddress};
 
 use crate::archive_s3::Bucket;
-use crate::divide::Divider;
 use crate::event::read_event;
 use crate::execute::{Aggregator, Report};
 use crate::settings::{Settings, flag};
+use crate::split::Splitter;
 
 use log::Log;
 use runtime_api::RuntimeApi;
@@ -117,9 +117,9 @@ impl Function {
         let address = DynamoAddress { table: table.clone(), region: None, endpoint: None };
         let client = address.client().await;
         let aws_table = Arc::new(AwsTable::new(client, &table, Arc::clone(&clock)));
-        let divider = Divider::new(Arc::clone(&aws_table) as _, Arc::clone(&clock));
+        let splitter = Splitter::new(Arc::clone(&aws_table) as _, Arc::clone(&clock));
         let mut aggregator =
-            Aggregator::new(aws_table, Arc::clone(&clock), settings).divide(Arc::new(divider));
+            Aggregator::new(aws_table, Arc::clone(&clock), settings).split(Arc::new(splitter));
         if keeps == Some(true) {
             let bucket = named("ARCHIVE_BUCKET_NAME")
                 .ok_or("ENABLE_ARCHIVAL is true, but ARCHIVE_BUCKET_NAME is not set")?;

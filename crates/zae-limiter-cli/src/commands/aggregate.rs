@@ -13,7 +13,7 @@ use zae_limiter::{Error, StoreUrl, UsageSettings, Window};
 use zae_limiter_aggregator::daemon::{
     AwsStream, Daemon, Metrics, Notice, StreamError, StreamErrorKind, Until, serve,
 };
-use zae_limiter_aggregator::{Aggregator, Archive, Bucket, Divider, Folder, Report, Settings};
+use zae_limiter_aggregator::{Aggregator, Archive, Bucket, Folder, Report, Settings, Splitter};
 
 use crate::context::Context;
 use crate::exit::ExitStatus;
@@ -99,9 +99,9 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let (clock, retention) = (Arc::clone(&context.clock), args.retention);
     let usage = UsageSettings { windows: args.windows.clone(), retention };
     let settings = Settings { usage, refill: !args.no_refill };
-    let divider = Divider::new(Arc::clone(&table) as _, Arc::clone(&clock));
+    let splitter = Splitter::new(Arc::clone(&table) as _, Arc::clone(&clock));
     let aggregator = Aggregator::new(Arc::clone(&table) as _, Arc::clone(&clock), settings);
-    let mut aggregator = aggregator.divide(Arc::new(divider));
+    let mut aggregator = aggregator.split(Arc::new(splitter));
     if let Some(place) = &args.archive {
         aggregator = aggregator.archive(archive(place).await);
     }

@@ -18,8 +18,8 @@ use crate::grammar::{self, Amount};
 mod check;
 mod histogram;
 mod load;
-mod parts;
 mod report;
+mod shards;
 
 use check::Watched;
 use load::{FirstCalls, Length, Load};
@@ -34,14 +34,14 @@ Before the warm-up every entity is called for once, and what that took is given 
 made while it is measured. --warm-up 0s leaves this out, and so does --each when there are fewer
 calls than entities: then the first calls are the load.
 
---parts shows what dividing a hot bucket is good for. DynamoDB takes about 1,000 writes a second
-for one item; a bucket that is written more often is divided into 2, 4, up to 64 items by itself.
-Here one bucket for each number is brought to so many parts, then all callers are on that one
+--shards shows what splitting a hot bucket is good for. DynamoDB takes about 1,000 writes a second
+for one item; a bucket that is written more often is split into 2, 4, up to 64 items by itself.
+Here one bucket for each number is brought to so many shards, then all callers are on that one
 bucket, and the rows stand side by side: acquires a second, their ratio to the first row's,
 latency, and what an acquire costs. The callers are in several processes, as far as the store can
-tell: within one process those that wait go together in one write, and it stays with one part, so
-that parts make no difference to it (see --processes 1). An endpoint on this machine has no items
-that could be written too often: there parts only show how much less processes are in each other's
+tell: within one process those that wait go together in one write, and it stays with one shard, so
+that shards make no difference to it (see --processes 1). An endpoint on this machine has no items
+that could be written too often: there shards only show how much less processes are in each other's
 way. The time is that of each row, and a call is given 10 s instead of one, so that a slow one is
 not a failed one. The buckets are made up and the first row is the one to compare with: no
 --entities, --entity, or --compare.
@@ -53,8 +53,8 @@ Examples:
   zae-limiter bench --compare earlier.json                how much faster or slower than that
   zae-limiter bench -l rpm:600 -c rpm:1 --each 1000       refusals, too; 1,000 calls by each caller
   zae-limiter bench --entity key-1 --resource gpt-4       on the limits of key-1
-  zae-limiter bench --store dynamodb:my-app --parts 1,8   one bucket as one item and as eight
-  zae-limiter bench --name my-app --parts 1,8,1,8         twice, to see how much is chance
+  zae-limiter bench --store dynamodb:my-app --shards 1,8   one bucket as one item and as eight
+  zae-limiter bench --name my-app --shards 1,8,1,8         twice, to see how much is chance
 
 Exit status: 0 the limits held, 1 they did not, 3 some calls failed because the store did not
 answer, 130 ended by Ctrl-C (with what was measured so far).";
@@ -108,16 +108,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", default_value = "bench", value_parser = grammar::resource)]
     resource: ResourceName,
 
-    /// The same load on one bucket in so many parts, one row for each number, as in 1,8
+    /// The same load on one bucket in so many shards, one row for each number, as in 1,8
     #[arg(
-        long, value_name = "N,N", value_delimiter = ',', value_parser = parts::parts,
+        long, value_name = "N,N", value_delimiter = ',', value_parser = shards::shards,
         conflicts_with_all = ["entities", "entity", "compare"],
     )]
-    parts: Vec<u32>,
+    shards: Vec<u32>,
 
-    /// How many processes the callers of --parts are in [default: 8, or one for each caller]
+    /// How many processes the callers of --shards are in [default: 8, or one for each caller]
     #[arg(
-        long, value_name = "N", requires = "parts",
+        long, value_name = "N", requires = "shards",
         value_parser = clap::value_parser!(u16).range(1..=64),
     )]
     processes: Option<u16>,
@@ -132,8 +132,8 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
         let failure = Failure::usage("nothing can be measured in --duration 0s");
         return Err(failure.hint("give it some seconds, or a number of calls: --each 1000"));
     }
-    if !args.parts.is_empty() {
-        return parts::run(&args, context).await;
+    if !args.shards.is_empty() {
+        return shards::run(&args, context).await;
     }
     // Before the load: nobody should wait for a minute to learn of a wrong name.
     let earlier = args.compare.as_deref().map(BenchJson::read).transpose()?;

@@ -81,32 +81,32 @@ fn what_cannot_be_asked() {
 
 /// What it prints where it can be asked is in `tests/endpoint/bench.rs`.
 #[test]
-fn parts_where_they_cannot_be_asked() {
+fn shards_where_they_cannot_be_asked() {
     let mut session = Session::new();
     let store = "--store dynamodb:my-app?region=us-east-1&endpoint=http://127.0.0.1:1";
     for line in [
-        "bench --parts 1,8 --store memory:",
-        "bench --parts 1,8 --store sqlite:limits.db",
-        "bench --parts 1,8",
-        "bench --parts 1,8 --store memory: -o json",
+        "bench --shards 1,8 --store memory:",
+        "bench --shards 1,8 --store sqlite:limits.db",
+        "bench --shards 1,8",
+        "bench --shards 1,8 --store memory: -o json",
     ] {
         session.run(line);
     }
     assert!(!session.folder().join("limits.db").exists(), "no store was made");
     for options in [
-        "--parts 0",
-        "--parts 1,3",
-        "--parts 128",
-        "--parts 1,,8",
-        "--parts many",
-        "--parts 1,8 --entities 5",
-        "--parts 1,8 --entity key-1",
-        "--parts 1,8 --compare earlier.json",
-        "--parts 1,8 --processes 0",
-        "--parts 1,8 --processes 9 --concurrency 8",
-        "--parts 1,8 --each 5 -c rpm:1 -l tpm:10",
+        "--shards 0",
+        "--shards 1,3",
+        "--shards 128",
+        "--shards 1,,8",
+        "--shards many",
+        "--shards 1,8 --entities 5",
+        "--shards 1,8 --entity key-1",
+        "--shards 1,8 --compare earlier.json",
+        "--shards 1,8 --processes 0",
+        "--shards 1,8 --processes 9 --concurrency 8",
+        "--shards 1,8 --each 5 -c rpm:1 -l tpm:10",
         "--processes 4",
-        "--parts 1,8",
+        "--shards 1,8",
     ] {
         session.run(&format!("bench {store} {options}"));
     }

@@ -1,4 +1,4 @@
-//! `bench --parts`: what it says of itself is held against the changes of the table, one by one.
+//! `bench --shards`: what it says of itself is held against the changes of the table, one by one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output, Stdio};
@@ -91,7 +91,7 @@ impl Play {
                 continue;
             };
             let number = |name: &str| item.get(name).and_then(Value::as_i64).unwrap_or(0);
-            bucket.parts.insert(shard, number("shard_count"));
+            bucket.shards.insert(shard, number("shard_count"));
             bucket.consumed.insert(shard, number("b_rpm_tc"));
         }
         buckets
@@ -101,20 +101,21 @@ impl Play {
 /// What became of a bucket.
 #[derive(Debug, Default)]
 struct Bucket {
-    /// The count that each part knew at last.
-    parts: BTreeMap<u32, i64>,
-    /// What was taken from each part and not given back, in millitokens.
+    /// The count that each shard knew at last.
+    shards: BTreeMap<u32, i64>,
+    /// What was taken from each shard and not given back, in millitokens.
     consumed: BTreeMap<u32, i64>,
     deleted: BTreeSet<u32>,
 }
 
 impl Bucket {
     #[track_caller]
-    fn has(&self, parts: u32) {
-        let expected: BTreeMap<u32, i64> = (0..parts).map(|part| (part, parts.into())).collect();
-        assert_eq!(self.parts, expected);
+    fn has(&self, shards: u32) {
+        let expected: BTreeMap<u32, i64> =
+            (0..shards).map(|shard| (shard, shards.into())).collect();
+        assert_eq!(self.shards, expected);
         let deleted: Vec<u32> = self.deleted.iter().copied().collect();
-        assert_eq!(deleted, (0..parts).collect::<Vec<u32>>(), "nothing is left of it");
+        assert_eq!(deleted, (0..shards).collect::<Vec<u32>>(), "nothing is left of it");
     }
 }
 
@@ -124,14 +125,18 @@ fn number(row: &Json, name: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn one_bucket_as_a_whole_and_in_eight_parts() {
-    let play = Play::new("bench-parts").await;
-    let report = play.json("bench --parts 1,8 --concurrency 32 --each 20");
+async fn one_bucket_as_a_whole_and_in_eight_shards() {
+    let play = Play::new("bench-shards").await;
+    let report = play.json("bench --shards 1,8 --concurrency 32 --each 20");
     assert_eq!((&report["processes"], &report["over_admitted"]), (&8.into(), &0.into()));
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
-    for (row, parts) in rows.iter().zip([1, 8]) {
-        assert_eq!((&row["parts"], &row["parts_at_end"]), (&parts.into(), &parts.into()), "{row}");
+    for (row, shards) in rows.iter().zip([1, 8]) {
+        assert_eq!(
+            (&row["shards"], &row["shards_at_end"]),
+            (&shards.into(), &shards.into()),
+            "{row}"
+        );
         let whole = ["acquires", "admitted", "refused", "failed", "entities", "concurrency"];
         let whole = whole.map(|name| row[name].as_u64());
         assert_eq!(whole, [640, 640, 0, 0, 1, 32].map(Some), "{row}");
@@ -150,21 +155,21 @@ async fn one_bucket_as_a_whole_and_in_eight_parts() {
     assert!(number(&rows[1], "ratio") > 0.0);
     let buckets = play.buckets().await;
     assert_eq!(buckets.len(), 2, "{buckets:?}");
-    buckets["row-1-parts-1"].has(1);
-    buckets["row-2-parts-8"].has(8);
+    buckets["row-1-shards-1"].has(1);
+    buckets["row-2-shards-8"].has(8);
     for bucket in buckets.values() {
         assert_eq!(bucket.consumed.values().sum::<i64>(), 640_000, "{bucket:?}");
     }
-    // The processes are not all on one part.
-    let used = buckets["row-2-parts-8"].consumed.values().filter(|consumed| **consumed > 0);
+    // The processes are not all on one shard.
+    let used = buckets["row-2-shards-8"].consumed.values().filter(|consumed| **consumed > 0);
     assert!(used.count() > 2, "{buckets:?}");
 }
 
 #[tokio::test]
-async fn limits_hold_to_the_token_however_many_parts_there_are() {
-    let play = Play::new("bench-parts-limits").await;
+async fn limits_hold_to_the_token_however_many_shards_there_are() {
+    let play = Play::new("bench-shards-limits").await;
     // A token comes back every ten minutes.
-    let line = "bench --parts 4,1,16 --processes 3 --concurrency 12 --each 20 -l rpm:150/day";
+    let line = "bench --shards 4,1,16 --processes 3 --concurrency 12 --each 20 -l rpm:150/day";
     let report = play.json(line);
     assert_eq!(report["processes"], 3);
     assert_eq!(report["over_admitted"], 0, "{report}");
@@ -175,34 +180,35 @@ async fn limits_hold_to_the_token_however_many_parts_there_are() {
         assert_eq!(row["limits"][0], "rpm:150/86400s:150");
     }
     let buckets = play.buckets().await;
-    for (entity, parts) in [("row-1-parts-4", 4), ("row-2-parts-1", 1), ("row-3-parts-16", 16)] {
-        buckets[entity].has(parts);
+    for (entity, shards) in [("row-1-shards-4", 4), ("row-2-shards-1", 1), ("row-3-shards-16", 16)]
+    {
+        buckets[entity].has(shards);
     }
 }
 
 #[tokio::test]
 async fn ctrl_c_ends_it_with_the_rows_so_far() {
-    let play = Play::new("bench-parts-ended").await;
-    let mut bench = play.command("bench --parts 2,8 --concurrency 2 --duration 10min -o json");
+    let play = Play::new("bench-shards-ended").await;
+    let mut bench = play.command("bench --shards 2,8 --concurrency 2 --duration 10min -o json");
     let bench = bench.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let is_on = |bucket: &Bucket| bucket.consumed.values().sum::<i64>() >= 20_000;
-    while !play.buckets().await.get("row-1-parts-2").is_some_and(is_on) {}
+    while !play.buckets().await.get("row-1-shards-2").is_some_and(is_on) {}
     let pid = Pid::from_raw(i32::try_from(bench.id()).unwrap()).unwrap();
     kill_process(pid, Signal::INT).unwrap();
     let output = bench.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{output:?}");
     let report: Json = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["rows"].as_array().map(Vec::len), Some(1), "{report}");
-    assert_eq!(report["rows"][0]["parts"], 2, "{report}");
+    assert_eq!(report["rows"][0]["shards"], 2, "{report}");
     let buckets = play.buckets().await;
     assert_eq!(buckets.len(), 1, "{buckets:?}");
-    buckets["row-1-parts-2"].has(2);
+    buckets["row-1-shards-2"].has(2);
 }
 
 #[tokio::test]
 async fn rows_for_people() {
-    let play = Play::new("bench-parts-table").await;
-    let output = play.run("bench --parts 2 --concurrency 2 --each 5 -c rpm:3");
+    let play = Play::new("bench-shards-table").await;
+    let output = play.run("bench --shards 2 --concurrency 2 --each 5 -c rpm:3");
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<&str> = text.lines().collect();
@@ -212,9 +218,9 @@ async fn rows_for_people() {
     assert_eq!(heads[..3], ["PARTS", "ACQUIRES/S", "RATIO"], "{text}");
     let cells: Vec<&str> = lines[5].split_whitespace().collect();
     assert_eq!((cells[0], cells[2]), ("2", "1.00"), "{text}");
-    assert!(text.contains("row-1-parts-2  rpm          30"), "{text}");
+    assert!(text.contains("row-1-shards-2  rpm          30"), "{text}");
     // What a call that can never be admitted is told, and nothing is left behind.
-    let output = play.run("bench --parts 2 -l rpm:10 -c rpm:11");
+    let output = play.run("bench --shards 2 -l rpm:10 -c rpm:11");
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("11 tokens of rpm can never be admitted"), "{said}");

@@ -1,5 +1,5 @@
 //! The policy of whoever may only acquire, enforced: the conformance suite's checks of buckets, and
-//! buckets in parts, through the SDK with that principal's keys; what lies beside the buckets is written,
+//! buckets in shards, through the SDK with that principal's keys; what lies beside the buckets is written,
 //! listed and deleted with the administrator's. And every write outside buckets, denied.
 
 use std::sync::{Arc, LazyLock};
@@ -105,7 +105,7 @@ fn target() -> Arc<Target> {
 
 const NOW: Timestamp = Timestamp::from_millis(1_794_751_200_000);
 
-/// The part that gave so many tokens, or none.
+/// The shard that gave so many tokens, or none.
 async fn take(store: &DynamoStore, target: &Arc<Target>, tokens: i64) -> Option<u32> {
     let takes = [Take { cell: 0, amount: Millitokens::new(tokens * 1_000) }];
     let leg = Leg { target: Arc::clone(target), takes: takes.into_iter().collect() };
@@ -116,35 +116,35 @@ async fn take(store: &DynamoStore, target: &Arc<Target>, tokens: i64) -> Option<
     }
 }
 
-/// Dividing, taking from all parts together, settling over them, and putting them together again are
-/// transactions, of which each part is asked about.
+/// Splitting, taking from all shards together, settling over them, and putting them together again are
+/// transactions, of which each shard is asked about.
 #[tokio::test]
-async fn buckets_in_parts_need_no_more() {
+async fn buckets_in_shards_need_no_more() {
     let _turn = turn().await;
     let (store, target) = (store(acquirer()), target());
     take(&store, &target, 100).await.unwrap();
-    for parts in [2, 4] {
-        store.double(target.key(), NOW).await.unwrap();
-        // The other parts are divided in the background; each look takes a while, too.
+    for shards in [2, 4] {
+        store.split(target.key(), NOW).await.unwrap();
+        // The other shards are split in the background; each look takes a while, too.
         let mut looks = 0;
-        while items(&table(ROOT)).await.len() != parts {
+        while items(&table(ROOT)).await.len() != shards {
             looks += 1;
-            assert!(looks < 100, "not divided into {parts} parts");
+            assert!(looks < 100, "not split into {shards} shards");
         }
     }
     assert_eq!(take(&store, &target, 901).await, None, "more than there is");
-    let shard = take(&store, &target, 900).await.expect("all of it, from all parts");
-    assert_eq!(store.divisions().gathered, 1);
+    let shard = take(&store, &target, 900).await.expect("all of it, from all shards");
+    assert_eq!(store.reshard_counts().gathered, 1);
     let given = [Take { cell: 0, amount: Millitokens::new(-900_000) }].into_iter().collect();
     let settlement = Settlement { target: Arc::clone(&target), shard, differences: given };
     store.settle(&[settlement], NOW).await.unwrap();
     for _ in 0..2 {
-        store.halve(target.key(), NOW).await.unwrap();
+        store.merge(target.key(), NOW).await.unwrap();
     }
     let whole = store.peek(&[target.key().clone()], NOW).await.unwrap();
     assert_eq!(whole[0].as_ref().unwrap().cell("tpm").unwrap().0.tokens.get(), 900_000);
-    let divisions = store.divisions();
-    assert_eq!((divisions.doublings, divisions.merges), (2, 2), "{divisions:?}");
+    let reshard_counts = store.reshard_counts();
+    assert_eq!((reshard_counts.splits, reshard_counts.merges), (2, 2), "{reshard_counts:?}");
 }
 
 /// An item of each kind but buckets; the last is a bucket.
@@ -177,7 +177,7 @@ async fn writes(client: &Client, kind: (&str, &str)) -> Vec<(&'static str, Optio
     let update = update.expression_attribute_values(":pk", pk.clone()).build().unwrap();
     let whole = Put::builder().table_name(TABLE).item("PK", pk.clone()).item("SK", sk.clone());
     let gone = Delete::builder().table_name(TABLE).key("PK", pk.clone()).key("SK", sk.clone());
-    let parts = [
+    let shards = [
         ("a put in a transaction", TransactWriteItem::builder().put(whole.build().unwrap())),
         ("an update in a transaction", TransactWriteItem::builder().update(update)),
         ("a deletion in a transaction", TransactWriteItem::builder().delete(gone.build().unwrap())),
@@ -198,10 +198,10 @@ async fn writes(client: &Client, kind: (&str, &str)) -> Vec<(&'static str, Optio
             code(batch(write.delete_request(delete.unwrap()).build()).await),
         ),
     ];
-    for (what, part) in parts {
+    for (what, shard) in shards {
         // Beside it something that is allowed, which must not happen either.
         let sent =
-            client.transact_write_items().transact_items(allowed()).transact_items(part.build());
+            client.transact_write_items().transact_items(allowed()).transact_items(shard.build());
         codes.push((what, code(sent.send().await)));
     }
     codes

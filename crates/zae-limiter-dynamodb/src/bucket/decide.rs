@@ -21,7 +21,7 @@ pub(crate) enum Request {
     Take(Leg),
     /// Differences, whatever is there.
     Settle(Settlement),
-    /// Differences, after every part of the bucket has taken what it had room for: what is still
+    /// Differences, after every shard of the bucket has taken what it had room for: what is still
     /// given back is lost, because the bucket is full.
     SettleRest(Settlement),
 }
@@ -88,7 +88,7 @@ pub(crate) enum Outcome {
 pub(crate) struct Decision {
     pub(crate) update: Option<Update>,
     pub(crate) outcomes: Vec<Outcome>,
-    /// What is given back and finds no room in this part of the bucket, by the request's place.
+    /// What is given back and finds no room in this shard of the bucket, by the request's place.
     pub(crate) left_over: Vec<(usize, Takes)>,
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn decide_batch(
     }
 }
 
-/// A limit to which nothing happens: its name, the part's share of its rate, and the whole rate.
+/// A limit to which nothing happens: its name, the shard's share of its rate, and the whole rate.
 fn at_rest(((name, rate), whole): ((&LimitName, &Rate), &Rate)) -> Movement {
     Movement::none(name.clone(), *rate, *whole)
 }
@@ -214,14 +214,14 @@ fn on_item(
     let mut bucket = item.bucket.clone();
     bucket.refill(now);
     let mut outcomes = vec![Outcome::Nothing; requests.len()];
-    let part = (key.shard, item.shard_count);
-    let whole = add_charged(&mut bucket, (part, &item.whole), requests, now);
+    let shard = (key.shard, item.shard_count);
+    let whole = add_charged(&mut bucket, (shard, &item.whole), requests, now);
     let is_last =
         |request: &Request| item.shard_count == 1 || matches!(request, Request::SettleRest(_));
     let left_over = settle_all(is_last, &mut movements, &mut bucket, requests, &mut outcomes);
     let is_wider = whole.len() != item.whole.len();
     let mut taking =
-        take_all(&mut bucket, (part, whole, item.limits_at), requests, &mut outcomes, now);
+        take_all(&mut bucket, (shard, whole, item.limits_at), requests, &mut outcomes, now);
     taking.followed |= is_wider;
     taking.passed.iter().for_each(|limits| movements.pass_under(limits));
     for (limit, amount) in taking.taken {
@@ -233,7 +233,7 @@ fn on_item(
         return Decision::without_write(outcomes, left_over);
     }
     let expiry = match taking.last_target {
-        // A bucket in several parts does not expire: its parts would, one by one.
+        // A bucket in several shards does not expire: its shards would, one by one.
         _ if item.shard_count > 1 && item.expires_at.is_some() => Expiry::Never,
         _ if item.shard_count > 1 => Expiry::Keep,
         Some(target) => expiry_of(target, &bucket, item.expires_at, now),
@@ -320,13 +320,13 @@ fn on_nothing(
         return Decision::without_write(outcomes, Vec::new());
     };
     let mut bucket = full(first, expired, now);
-    // Wherever it was divided before: a new bucket is whole.
-    let part = (key.shard, 1);
+    // Wherever it was split before: a new bucket is whole.
+    let shard = (key.shard, 1);
     let whole = Arc::clone(bucket.limits());
-    let whole = add_charged(&mut bucket, (part, &whole), requests, now);
+    let whole = add_charged(&mut bucket, (shard, &whole), requests, now);
     charge_all(&mut bucket, requests, &mut outcomes);
     let limits_at = first.limits_read_at();
-    let taking = take_all(&mut bucket, (part, whole, limits_at), requests, &mut outcomes, now);
+    let taking = take_all(&mut bucket, (shard, whole, limits_at), requests, &mut outcomes, now);
     if !outcomes.contains(&Outcome::Written) {
         return Decision::without_write(outcomes, Vec::new());
     }
@@ -361,7 +361,7 @@ fn full(target: &Target, expired: Option<&BucketItem>, now: Timestamp) -> Bucket
 }
 
 /// Limits that are charged and that the bucket lacks are full: it has them from here on. Returns its
-/// limits, undivided.
+/// limits, whole.
 fn add_charged(
     bucket: &mut Bucket,
     ((shard, shard_count), whole): ((u32, u32), &Arc<LimitSet>),
@@ -409,7 +409,7 @@ fn charge_all(bucket: &mut Bucket, requests: &[&Request], outcomes: &mut [Outcom
     }
 }
 
-/// Books what is settled, and returns what of it belongs into other parts of the bucket: what `is_last`
+/// Books what is settled, and returns what of it belongs into other shards of the bucket: what `is_last`
 /// says of a request is whether there is nowhere else.
 fn settle_all(
     is_last: impl Fn(&Request) -> bool,
@@ -471,7 +471,7 @@ fn settle_all(
             continue;
         };
         if amount < Millitokens::ZERO && !is_last(requests[place]) {
-            // What is too much for a part is not too much for the bucket.
+            // What is too much for a shard is not too much for the bucket.
             let held = bucket.cell(limit.as_str()).map_or(0, |(cell, _)| cell.tokens.get());
             let room = match held < 0 {
                 // Other shards owe as much: all of them share it.
@@ -573,7 +573,7 @@ pub(crate) fn held_for(leg: &Leg, item: &BucketItem, now: Timestamp) -> Bucket {
     bucket
 }
 
-/// The limits of a part that has taken on others, undivided.
+/// The limits of a shard that has taken on others, whole.
 fn whole_after(bucket: &Bucket, before: &Arc<LimitSet>, target: &Arc<LimitSet>) -> Arc<LimitSet> {
     if bucket.limits().len() == target.len() {
         return Arc::clone(target);
@@ -675,15 +675,15 @@ pub(crate) fn blind(
     now: Timestamp,
 ) -> Option<Update> {
     let whole = requests.first()?.target().limits();
-    // Whoever waits for a part may still when the count is known to be lower. An item there that
+    // Whoever waits for a shard may still when the count is known to be lower. An item there that
     // holds nothing any more has a lower count too, and must not be written to.
     let shard_count = shard_count.max((key.shard + 1).next_power_of_two());
     let limits = share_of(whole, key.shard, shard_count);
     let mut movements: Vec<Movement> = limits.iter().zip(whole.rates()).map(at_rest).collect();
     for request in requests {
         let is_take = matches!(request, Request::Take(_));
-        for part in request.amounts() {
-            let (movement, amount) = (&mut movements[part.cell], part.amount.get());
+        for take in request.amounts() {
+            let (movement, amount) = (&mut movements[take.cell], take.amount.get());
             let sum = match (is_take, amount >= 0) {
                 (true, _) => &mut movement.taken,
                 (false, true) => &mut movement.charged,
@@ -749,10 +749,10 @@ mod tests {
     }
 
     #[test]
-    fn a_blind_write_never_meets_a_part_that_was_put_together_with_another() {
+    fn a_blind_write_never_meets_a_shard_that_was_merged_with_another() {
         let equal = |count| vec![Condition::Equal("shard_count".to_owned(), Value::number(count))];
         assert_eq!(requirement_on_count(3, 4), equal(4));
-        // The item of part 3 says one of these when it holds nothing any more.
+        // The item of shard 3 says one of these when it holds nothing any more.
         for known in [1, 2] {
             assert_eq!(requirement_on_count(3, known), equal(4));
         }

@@ -775,12 +775,12 @@ impl<C: Caller> BucketMachine<C> {
     fn start_task(&mut self, task: Task, now: Timestamp, caller: C) {
         let kind = match task {
             Task::Reconfigure(_) => FlowKind::Other,
-            Task::Double | Task::Split(_) | Task::Halve => FlowKind::Reshard,
+            Task::Split | Task::SplitTo(_) | Task::Merge => FlowKind::Reshard,
         };
         if kind == FlowKind::Reshard && self.is_resharding() {
             return self.tasks.push_back((task, now, caller));
         }
-        let shards_max = self.options.parts_max;
+        let shards_max = self.options.shards_max;
         self.start(kind, now, async move |port| {
             task::run_task(&port, task, shards_max, caller).await;
         });
@@ -789,18 +789,18 @@ impl<C: Caller> BucketMachine<C> {
     /// Splits the bucket unless that was done just now.
     fn split_unless_early(&mut self, patience_ms: u64, now: Timestamp) {
         if !self.known.map(now).has_changed_within(patience_ms, now) {
-            self.double(self.known.count(), now);
+            self.start_split(self.known.count(), now);
         }
     }
 
-    fn double(&mut self, from: u32, now: Timestamp) {
-        if self.is_resharding() || self.known.count() != from || from >= self.options.parts_max {
+    fn start_split(&mut self, from: u32, now: Timestamp) {
+        if self.is_resharding() || self.known.count() != from || from >= self.options.shards_max {
             return;
         }
         self.start(FlowKind::Reshard, now, async move |port| {
             // Whoever finds the bucket as hot tries again.
-            if let Ok(true) = reshard::begin_double(&port, from).await {
-                let _ = reshard::finish_double(&port, from).await;
+            if let Ok(true) = reshard::begin_split(&port, from).await {
+                let _ = reshard::finish_split(&port, from).await;
             }
         });
     }
@@ -810,8 +810,8 @@ impl<C: Caller> BucketMachine<C> {
         let Snapshot::Item(item) = snapshot else { return };
         let count = item.shard_count.next_power_of_two();
         let is_hot = item.writes_left(now) < WRITES_LEFT_MIN && item.is_live(now);
-        if is_hot && count < self.options.parts_max && self.known.is_busy_all_over(shard, now) {
-            self.double(count, now);
+        if is_hot && count < self.options.shards_max && self.known.is_busy_all_over(shard, now) {
+            self.start_split(count, now);
         }
     }
 

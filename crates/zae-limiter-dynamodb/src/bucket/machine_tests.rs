@@ -283,7 +283,7 @@ fn sharded(table: &SimTable) -> Process {
     let mut process = Process::new(table, options());
     process.quietly(&Asks("a", 1));
     process.quietly(&Settles("a", -1, 0));
-    process.quietly(&Wants("a", Task::Split(2)));
+    process.quietly(&Wants("a", Task::SplitTo(2)));
     // With the first take it counts the writes of all shards, to merge them if they are few.
     process.quietly(&Asks("a", 0));
     process
@@ -407,7 +407,7 @@ fn whoever_asks_a_retired_shard_is_redirected_to_the_one_that_took_it_over() {
     let table = SimTable::default();
     let mut process = sharded(&table);
     process.quietly(&Settles("a", 2, 1));
-    Process::new(&table, options()).quietly(&Wants("other", Task::Halve));
+    Process::new(&table, options()).quietly(&Wants("other", Task::Merge));
     process.check(&[
         (Settles("b", -1, 1), &["#0 add 1 on shard 1"]),
         // By what is known of the first shard, which is no longer true.

@@ -80,11 +80,11 @@ pub(crate) fn credit(leg: &Leg, shard: u32) -> Settlement {
 #[derive(Clone, Debug)]
 pub(crate) enum Task {
     /// Split it into twice as many shards.
-    Double,
+    Split,
     /// Split it until it has so many.
-    Split(u32),
+    SplitTo(u32),
     /// Merge it into half as many.
-    Halve,
+    Merge,
     /// Give all shards exactly these limits and this lifetime.
     Reconfigure(Arc<Target>),
 }

@@ -21,7 +21,7 @@ pub(crate) const ATTEMPTS_MAX: u32 = 16;
 /// How often splitting a shard is tried: others write to it all the time, that is why.
 const SPLITS_MAX: u32 = 64;
 
-/// How often all shards are read while a bucket is split into many: six doublings, and as often again
+/// How often all shards are read while a bucket is split into many: six splits, and as often again
 /// for what others do meanwhile.
 pub(crate) const READS_MAX: u32 = 12;
 
@@ -48,7 +48,7 @@ pub(crate) async fn read_all<C>(port: &Port<C>) -> Result<Shards, CallError> {
 
 /// Splits the first shard of a bucket of so many: from then on there are twice as many. False when there
 /// are not so many any more.
-pub(crate) async fn begin_double<C>(port: &Port<C>, from: u32) -> Result<bool, CallError> {
+pub(crate) async fn begin_split<C>(port: &Port<C>, from: u32) -> Result<bool, CallError> {
     let is_split = split(port, SHARD_ZERO, from).await?;
     if is_split {
         port.note(Note::Counted(Counted::Split(2 * from)));
@@ -58,7 +58,7 @@ pub(crate) async fn begin_double<C>(port: &Port<C>, from: u32) -> Result<bool, C
 }
 
 /// Splits the other shards. Where that fails, whoever asks for the shard that is missing goes on.
-pub(crate) async fn finish_double<C>(port: &Port<C>, from: u32) -> Result<(), CallError> {
+pub(crate) async fn finish_split<C>(port: &Port<C>, from: u32) -> Result<(), CallError> {
     for shard in 1..from {
         split(port, shard, from).await?;
     }
@@ -190,7 +190,7 @@ async fn start_with_nothing<C>(
     let (whole, limits_at) = (&*first.whole, first.limits_at);
     let after = After { bucket: &empty, whole, shard_count: count, limits_at };
     let owner = Owner { parent: first.parent.as_ref() };
-    let changes = bucket::bring_back(&port.key(shard), left, origin, &after, &owner);
+    let changes = bucket::restore(&port.key(shard), left, origin, &after, &owner);
     match port.transact(&changes).await {
         Err(error) if !error.is_transient() => Err(error),
         _ => Ok(()),
@@ -211,10 +211,10 @@ pub(crate) async fn merge_if_calm<C>(
     }
     let count = port.count();
     if count > 1 {
-        let halved = halve(port, count).await;
+        let merged = merge_to_half(port, count).await;
         // Retired shards have taken their counts with them.
         count_writes(port).await?;
-        halved?;
+        merged?;
     }
     Ok(())
 }
@@ -227,7 +227,7 @@ async fn count_writes<C>(port: &Port<C>) -> Result<i64, CallError> {
 }
 
 /// Merges a bucket of so many shards into half as many: the first comes last, because it knows the count.
-pub(crate) async fn halve<C>(port: &Port<C>, count: u32) -> Result<(), CallError> {
+pub(crate) async fn merge_to_half<C>(port: &Port<C>, count: u32) -> Result<(), CallError> {
     for shard in (0..count / 2).rev() {
         if !merge(port, shard, count).await? {
             return Ok(());

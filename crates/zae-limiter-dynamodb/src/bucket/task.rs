@@ -7,45 +7,45 @@ use super::decide::{Snapshot, is_older, reconfigured};
 use super::flow::{Note, Port};
 use super::message::Task;
 use super::reshard::{
-    ATTEMPTS_MAX, BETWEEN_SPLITS, READS_MAX, begin_double, finish_double, halve, read_all,
+    ATTEMPTS_MAX, BETWEEN_SPLITS, READS_MAX, begin_split, finish_split, merge_to_half, read_all,
     split_into,
 };
 use crate::error::{CallError, contended};
 
 /// Carries out what was asked of a bucket as a whole, and replies.
 pub(crate) async fn run_task<C>(port: &Port<C>, task: Task, shards_max: u32, caller: C) {
-    let (done, doubled) = match task {
-        Task::Split(wanted) => {
+    let (done, split_from) = match task {
+        Task::SplitTo(wanted) => {
             let wanted = wanted.clamp(1, shards_max).next_power_of_two();
             (split_into(port, wanted).await, None)
         }
-        Task::Double => match double_once(port, shards_max).await {
-            Ok(doubled) => (Ok(doubled), doubled),
+        Task::Split => match split_once_more(port, shards_max).await {
+            Ok(split_from) => (Ok(split_from), split_from),
             Err(error) => (Err(error.to_store_error()), None),
         },
-        Task::Halve => (halve_once(port).await.map_err(StoreError::from), None),
+        Task::Merge => (merge_once(port).await.map_err(StoreError::from), None),
         Task::Reconfigure(target) => (reconfigure(port, &target).await.map(|()| None), None),
     };
     port.note(Note::Finish(caller, done));
-    if let Some(from) = doubled {
+    if let Some(from) = split_from {
         // Whoever asks for a shard that is missing then goes on.
-        let _ = finish_double(port, from).await;
+        let _ = finish_split(port, from).await;
     }
 }
 
 /// The count before, if the bucket has twice as many shards now.
-async fn double_once<C>(port: &Port<C>, shards_max: u32) -> Result<Option<u32>, CallError> {
+async fn split_once_more<C>(port: &Port<C>, shards_max: u32) -> Result<Option<u32>, CallError> {
     let shards = read_all(port).await?;
     let count = shards.count();
     let can_split = shards.iter().next().is_some() && count < shards_max;
-    let is_split = can_split && begin_double(port, count).await?;
+    let is_split = can_split && begin_split(port, count).await?;
     Ok(is_split.then_some(count))
 }
 
-async fn halve_once<C>(port: &Port<C>) -> Result<Option<u32>, CallError> {
+async fn merge_once<C>(port: &Port<C>) -> Result<Option<u32>, CallError> {
     let shards = read_all(port).await?;
     if shards.count() > 1 {
-        halve(port, shards.count()).await?;
+        merge_to_half(port, shards.count()).await?;
     }
     Ok(Some(port.count()))
 }

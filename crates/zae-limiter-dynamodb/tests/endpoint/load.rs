@@ -40,7 +40,7 @@ pub(crate) struct Shape {
     pub(crate) outage: Duration,
     /// The last so many buckets have this budget instead, which does not suffice for all calls.
     pub(crate) short_of: (usize, i64),
-    /// Whether one call in eight gives back a part of what it took, and another one all of it.
+    /// Whether one call in eight gives back a shard of what it took, and another one all of it.
     pub(crate) gives_back: bool,
 }
 

@@ -353,8 +353,8 @@ pub(crate) async fn credits_above_the_ceiling(both: Both) {
     assert!(!both.take("a", 1).await && !both.python_takes("a", 1));
 }
 
-/// Python divides a bucket when the reserved limit is short, which its fast way does not refill.
-pub(crate) async fn many_writes_divide_nothing(both: Both) {
+/// Python splits a bucket when the reserved limit is short, which its fast way does not refill.
+pub(crate) async fn many_writes_split_nothing(both: Both) {
     both.ours.set_system_defaults([rpm(10_000, 1)], None).await.unwrap();
     assert!(both.python_takes("a", 100));
     assert!(both.take("a", 1).await);

@@ -65,7 +65,7 @@ cases! {
         deleted_under_a_lease
         limit_deleted_under_a_lease
         credits_above_the_ceiling
-        many_writes_divide_nothing;
+        many_writes_split_nothing;
     exact:
         three_processes_share_one_budget;
 }

@@ -48,8 +48,8 @@ pub fn delete_together(
     [first].into_iter().chain(further).collect()
 }
 
-/// Tells an existing part of a bucket into how many it is divided now; one that knows of more, and
-/// one that is not there, stays as it is. The part's share only gets smaller.
+/// Tells an existing shard of a bucket into how many it is split now; one that knows of more, and
+/// one that is not there, stays as it is. The shard's share only gets smaller.
 pub fn carry_shard_count(key: &BucketItemKey, count: u32) -> Update {
     let count = i64::from(count);
     Update {

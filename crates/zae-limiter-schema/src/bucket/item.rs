@@ -1,4 +1,4 @@
-//! A part of a bucket, as the table holds it.
+//! A shard of a bucket, as the table holds it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use super::{
 use crate::keys::BucketItemKey;
 use crate::value::{Item, Malformed, Value};
 
-/// One part of a bucket, as the table holds it.
+/// One shard of a bucket, as the table holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketItem {
-    /// Which part.
+    /// Which shard.
     pub shard: u32,
-    /// This part's share of the limits, and its balances. The reserved limit is not among them.
+    /// This shard's share of the limits, and its balances. The reserved limit is not among them.
     pub bucket: Bucket,
-    /// The limits of the bucket, undivided, as the item holds them.
+    /// The limits of the bucket, whole, as the item holds them.
     pub whole: Arc<LimitSet>,
     /// The balance of the reserved limit; items of the first clients have none.
     pub wcu: Option<i64>,
@@ -27,10 +27,10 @@ pub struct BucketItem {
     pub generation: i64,
     /// How many writes were ever counted on it.
     pub writes: i64,
-    /// Into how many parts the bucket is divided, as far as this part knows: its share is one of so
+    /// Into how many shards the bucket is split, as far as this shard knows: its share is one of so
     /// many.
     pub shard_count: u32,
-    /// On the first part: into how many it was ever divided.
+    /// On the first shard: into how many it was ever split.
     pub shards_seen: u32,
     /// The entity above, if what is taken is also taken there.
     pub parent: Option<EntityId>,
@@ -110,7 +110,7 @@ impl BucketItem {
         self.is_remnant || self.expires_at.is_some_and(|expiry| expiry <= now)
     }
 
-    /// Whether it is no part of the bucket any more: the others have taken over its share.
+    /// Whether it is no shard of the bucket any more: the others have taken over its share.
     pub fn is_retired(&self) -> bool {
         self.shard >= self.shard_count.next_power_of_two()
     }
@@ -120,7 +120,7 @@ impl BucketItem {
         !self.is_retired() && !self.is_expired(now)
     }
 
-    /// The part's share of other limits.
+    /// The shard's share of other limits.
     pub fn share_of(&self, limits: &Arc<LimitSet>) -> Arc<LimitSet> {
         share_of(limits, self.shard, self.shard_count)
     }
@@ -134,17 +134,17 @@ impl BucketItem {
     }
 
     /// Whether the reserved limit looks short only because nobody has paid out its time. Clients
-    /// that find it so divide the bucket.
+    /// that find it so split the bucket.
     pub fn has_writes_to_pay_out(&self, now: Timestamp) -> bool {
         let is_short = self.wcu.is_some_and(|writes| writes < WCU_CAPACITY / 2);
         is_short && now.millis_since(self.bucket.refilled_at()) >= WCU_PAID_OUT_AFTER_MS
     }
 }
 
-/// More parts than a bucket is ever divided into.
+/// More shards than a bucket is ever split into.
 const COUNT_MAX: u32 = 1 << 16;
 
-/// A part's share of limits. Of counts that are not powers of two, which no client makes, the next
+/// A shard's share of limits. Of counts that are not powers of two, which no client makes, the next
 /// one counts: shares are then too small, never too large.
 pub fn share_of(limits: &Arc<LimitSet>, shard: u32, count: u32) -> Arc<LimitSet> {
     match count.next_power_of_two() {
@@ -153,7 +153,7 @@ pub fn share_of(limits: &Arc<LimitSet>, shard: u32, count: u32) -> Arc<LimitSet>
     }
 }
 
-/// Into how many parts the bucket was ever divided, as its first part tells.
+/// Into how many shards the bucket was ever split, as its first shard tells.
 pub fn shards_seen(first: &Item) -> i64 {
     let number = |name: &str| first.get(name).and_then(Value::as_i64).unwrap_or(1);
     number(SHARD_COUNT).max(number(SHARDS_SEEN))

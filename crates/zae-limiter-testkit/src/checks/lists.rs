@@ -13,7 +13,7 @@ use crate::given::{
     namespace, on_resource, per_minute, resource, test_namespace, tokens, usage,
 };
 
-/// Names in their order, which is that of their bytes. One is a part of the next, and what follows
+/// Names in their order, which is that of their bytes. One is a shard of the next, and what follows
 /// sorts before and after the characters that stores like to put between names.
 const IDS: [&str; 12] = ["A", "Z", "a", "a-b", "a.b", "a0", "a:b", "aB", "a_b", "aa", "aa-b", "b"];
 

@@ -34,26 +34,26 @@ use zae_limiter_core::{BucketKey, Target, Timestamp};
 use zae_limiter_schema::{Item, ItemKey, ParsedKey, bucket_partition, parse_key};
 
 use super::VirtualTime;
-use super::dividing::{self, Change};
 use super::intervals::{LimitHistory, Moments, Place, check_interval};
 use super::ledger::Ledger;
 use super::reading::Reading;
+use super::resharding::{self, Change};
 use crate::given::NOW;
 use crate::table::{ClientId, Watch, Wrote};
 use calls::{Call, ClientRecord};
 use limits::{Brought, Following};
 use step::Written;
 
-pub(crate) use calls::{Ended, Kind, Part};
+pub(crate) use calls::{CallAmount, Ended, Kind};
 pub use excuses::{Excuse, Excuses};
 
 #[derive(Debug, Default)]
 struct AuditState {
-    /// Of each part of a bucket.
+    /// Of each shard of a bucket.
     limits: BTreeMap<Place, LimitHistory>,
-    /// Of each bucket as a whole, under the name of its first part.
+    /// Of each bucket as a whole, under the name of its first shard.
     wholes: BTreeMap<Place, LimitHistory>,
-    /// The debt of each limit in each part.
+    /// The debt of each limit in each shard.
     debts: BTreeMap<Place, BTreeMap<u32, i64>>,
     /// The oldest moment that a write has carried, behind the true one.
     age_ms: i64,
@@ -63,9 +63,9 @@ struct AuditState {
     /// How far behind the refill time a writer's moment may have been.
     lag_ms: BTreeMap<String, i64>,
     clients: BTreeMap<ClientId, ClientRecord>,
-    /// Buckets that were ever divided.
-    divided: BTreeSet<String>,
-    /// Limits that some part of such a bucket has lacked: not all parts learn of a change at once.
+    /// Buckets that were ever split.
+    resharded: BTreeSet<String>,
+    /// Limits that some shard of such a bucket has lacked: not all shards learn of a change at once.
     mixed: BTreeSet<Place>,
     /// Buckets of which nobody knows exactly what was taken.
     unsure: BTreeSet<String>,
@@ -129,7 +129,7 @@ impl Auditor {
         kind: Kind,
         now: Timestamp,
         targets: &[&Target],
-        parts: &[Part],
+        amounts: &[CallAmount],
     ) -> u64 {
         let pk = |key: &BucketKey| bucket_partition(key, 0);
         let mut call = Call {
@@ -138,9 +138,9 @@ impl Auditor {
             began_us: self.time.now_us(),
             buckets: targets.iter().map(|target| pk(target.key())).collect(),
             brought: targets.iter().map(|target| Brought::by(target)).collect(),
-            parts: parts
+            amounts: amounts
                 .iter()
-                .map(|part| ((pk(&part.bucket), part.limit.clone()), part.amount))
+                .map(|amount| ((pk(&amount.bucket), amount.limit.clone()), amount.amount))
                 .collect(),
             ended: None,
             unanswered: 0,
@@ -148,7 +148,7 @@ impl Auditor {
         };
         let mut state = self.lock();
         call.unanswered = state.clients.entry(client).or_default().unanswered;
-        let lacking = call.parts.iter().filter(|(place, _)| !state.limits.contains_key(place));
+        let lacking = call.amounts.iter().filter(|(place, _)| !state.limits.contains_key(place));
         call.may_vanish = lacking.map(|(place, _)| place.clone()).collect();
         state.calls += 1;
         let id = state.calls;
@@ -203,7 +203,7 @@ impl Auditor {
             limits,
             vanished_us,
             expires_s,
-            divided,
+            resharded,
             mixed,
             excuses,
             unsure,
@@ -215,7 +215,7 @@ impl Auditor {
                 continue;
             }
             for call in record.calls.values_mut() {
-                let may_vanish = call.parts.iter().filter(|(place, _)| {
+                let may_vanish = call.amounts.iter().filter(|(place, _)| {
                     let vanished = vanished_us.get(&place.0).is_some_and(|at| *at >= call.began_us);
                     let expires = expires_s.get(&place.0).copied().flatten();
                     let expired = expires.is_some_and(|expires| expires <= latest_s);
@@ -223,7 +223,7 @@ impl Auditor {
                 });
                 call.may_vanish.extend(may_vanish.map(|(place, _)| place.clone()));
             }
-            if let Err(what) = record.balance(divided, unsure, excuses) {
+            if let Err(what) = record.balance(resharded, unsure, excuses) {
                 violation.get_or_insert(format!("at {now_us} us: client {client}: {what}"));
             }
             record.calls.clear();
@@ -241,8 +241,8 @@ impl Auditor {
         let unended = calls.filter(|(_, call)| call.ended.is_none() && call.began_us < before_us);
         unended
             .map(|(client, call)| {
-                let Call { kind, began_us, parts, .. } = call;
-                format!("client {client}: {kind:?} of {parts:?} since {began_us} us")
+                let Call { kind, began_us, amounts, .. } = call;
+                format!("client {client}: {kind:?} of {amounts:?} since {began_us} us")
             })
             .collect()
     }
@@ -259,7 +259,7 @@ impl Watch for Auditor {
     }
 
     fn wrote(&self, wrote: &Wrote<'_>) {
-        let Some((base, shard)) = part_of(wrote.key) else { return };
+        let Some((base, shard)) = shard_of(wrote.key) else { return };
         let mut state = self.lock();
         state.steps += 1;
         if state.violation.is_some() {
@@ -290,13 +290,13 @@ impl Watch for Auditor {
     fn wrote_together(&self, wrote: &[Wrote<'_>]) {
         let readings: Vec<_> = wrote.iter().filter_map(Readings::of).collect();
         let changes: Vec<Change<'_>> = readings.iter().map(Readings::change).collect();
-        if readings.len() != wrote.len() || !dividing::is_division(&changes) {
+        if readings.len() != wrote.len() || !resharding::is_reshard(&changes) {
             wrote.iter().for_each(|wrote| self.wrote(wrote));
             return;
         }
         let is_stray = |reading: &Readings| self.is_stray(&reading.base, reading.new.shard);
         let onto_stray = readings.iter().any(is_stray);
-        if let Err(what) = dividing::check(&changes, onto_stray) {
+        if let Err(what) = resharding::check(&changes, onto_stray) {
             let told = format!("{what}\n{readings:#?}");
             drop(changes);
             self.accuse(told);
@@ -304,7 +304,7 @@ impl Watch for Auditor {
         let mut state = self.lock();
         state.steps += 1;
         for reading in &readings {
-            state.note_part(reading);
+            state.note_shard(reading);
             if let Some(ledger) = &mut state.ledger {
                 ledger.note(&reading.base, &reading.new, false);
             }
@@ -327,11 +327,11 @@ impl Watch for Auditor {
     }
 }
 
-/// Which bucket an item is a part of, by the name of its first part, and which part.
-fn part_of(key: &ItemKey) -> Option<(String, u32)> {
+/// Which bucket an item is a shard of, by the name of its first shard, and which shard.
+fn shard_of(key: &ItemKey) -> Option<(String, u32)> {
     match parse_key(key)? {
         ParsedKey::Record(zae_limiter_core::Key::Bucket(_)) => Some((key.pk.clone(), 0)),
-        ParsedKey::Shard(part) => Some((bucket_partition(&part.bucket, 0), part.shard)),
+        ParsedKey::Shard(key) => Some((bucket_partition(&key.bucket, 0), key.shard)),
         _ => None,
     }
 }
@@ -341,7 +341,7 @@ fn true_ms(wrote: &Wrote<'_>) -> i64 {
     NOW.as_millis() + i64::try_from(wrote.at_us / 1_000).unwrap_or(i64::MAX / 2)
 }
 
-/// A part of a bucket before and after a write.
+/// A shard of a bucket before and after a write.
 #[derive(Debug)]
 struct Readings {
     base: String,
@@ -352,7 +352,7 @@ struct Readings {
 
 impl Readings {
     fn of(wrote: &Wrote<'_>) -> Option<Self> {
-        let (base, shard) = part_of(wrote.key)?;
+        let (base, shard) = shard_of(wrote.key)?;
         let old = wrote.old.and_then(|item| Reading::of(shard, item));
         let new = Reading::of(shard, wrote.new?)?;
         Some(Self { base, pk: wrote.key.pk.clone(), old, new })
@@ -364,10 +364,10 @@ impl Readings {
 }
 
 impl AuditState {
-    /// After a division: what the parts owe, and when the first expires.
-    fn note_part(&mut self, reading: &Readings) {
+    /// After a split: what the shards owe, and when the first expires.
+    fn note_shard(&mut self, reading: &Readings) {
         let Readings { base, pk, new, .. } = reading;
-        self.divided.insert(base.clone());
+        self.resharded.insert(base.clone());
         for (limit, cell) in &new.cells {
             let debts = self.debts.entry((base.clone(), limit.clone())).or_default();
             debts.insert(new.shard, (-cell.tokens).max(0));
@@ -420,7 +420,7 @@ impl AuditState {
         let pk = &wrote.key.pk;
         let old = wrote.old.and_then(|item| Reading::of(shard, item));
         let Some(client) = wrote.client else {
-            if old.as_ref().is_none_or(Reading::is_part) {
+            if old.as_ref().is_none_or(Reading::holds_share) {
                 self.vanished_us.insert(base.to_owned(), wrote.at_us);
             }
             if shard == 0 {
@@ -435,11 +435,11 @@ impl AuditState {
         };
         let new = Reading::of(shard, new).ok_or("the item is no bucket any more")?;
         let true_ms = true_ms(wrote);
-        if !new.is_part() {
-            return Err("written, and it is no part of its bucket".to_owned());
+        if !new.holds_share() {
+            return Err("written, and it is no shard of its bucket".to_owned());
         }
         if let (Some(old), Some(ledger)) = (&old, &mut self.ledger)
-            && !old.is_part()
+            && !old.holds_share()
         {
             return beside::check_brought_back(ledger, base, old, &new);
         }
@@ -453,7 +453,7 @@ impl AuditState {
         }
         if let Some(old) = &old {
             if old.count != new.count && new.count != 1 {
-                return Err(format!("of {} parts it became one of {}", old.count, new.count));
+                return Err(format!("of {} shards it became one of {}", old.count, new.count));
             }
             if new.rf < old.rf {
                 return Err(format!("time ran back from {} to {}", old.rf, new.rf));
@@ -462,7 +462,7 @@ impl AuditState {
                 self.vanished_us.insert(base.to_owned(), wrote.at_us);
             }
         }
-        if self.divided.contains(base) {
+        if self.resharded.contains(base) {
             let named = self.wholes.keys().filter(|(at, _)| at == base);
             let lacking = named.filter(|(_, limit)| !new.cells.contains_key(limit));
             self.mixed.extend(lacking.cloned());
@@ -489,7 +489,7 @@ impl AuditState {
         let lag_ms = self.lag_ms.entry(pk.clone()).or_default();
         let slack_ms = if anew && old.is_some() { 2 * ahead_ms + *lag_ms } else { 0 };
         let record = self.clients.entry(client).or_default();
-        let before = old.as_ref().filter(|old| old.is_part());
+        let before = old.as_ref().filter(|old| old.holds_share());
         let following = Following { bucket: base, old: before, new: &new, anew, record };
         following.check(&mut self.excuses)?;
         let oldest_ms = record.oldest_ms(base);
@@ -528,9 +528,9 @@ impl AuditState {
             let base_ms = oldest_ms.filter(|_| net != 0).map_or(new.rf, |at| at.max(new.rf));
             let cell = new.cells[&place.1];
             let moments = Moments { base_ms, rf: new.rf, slack_ms };
-            let part = (pk.clone(), place.1.clone());
+            let of_shard = (pk.clone(), place.1.clone());
             let debt = i128::from((-cell.tokens).max(0));
-            // The interval by the part alone starts when it is within its share again.
+            // The interval by the shard alone starts when it is within its share again.
             let before = old.as_ref().and_then(|old| old.cells.get(&limit));
             let was_over = before.is_some_and(|cell| cell.tokens > cell.rate.capacity().get());
             // A batch may have taken under the old limits before it took on the new ones: under these no
@@ -539,11 +539,11 @@ impl AuditState {
             let is_new_rate = before.is_some_and(|before| before.rate != cell.rate);
             let net = if is_new_rate { net.min(missing) } else { net };
             if is_outdated || was_over {
-                self.limits.insert(part, LimitHistory::new(cell.rate));
+                self.limits.insert(of_shard, LimitHistory::new(cell.rate));
             } else {
-                check_interval(&mut self.limits, &part, &cell.rate, debt, net, moments)?;
+                check_interval(&mut self.limits, &of_shard, &cell.rate, debt, net, moments)?;
             }
-            // And of all parts together, by the true time: each has its own refill time.
+            // And of all shards together, by the true time: each has its own refill time.
             let debts = self.debts.entry(place.clone()).or_default();
             debts.insert(shard, (-cell.tokens).max(0));
             let debt = debts.values().map(|debt| i128::from(*debt)).sum();
@@ -551,7 +551,7 @@ impl AuditState {
             let moments = Moments { base_ms: true_ms, rf: true_ms, slack_ms };
             if belongs {
                 check_interval(&mut self.wholes, &place, &cell.whole, debt, net - made, moments)
-                    .map_err(|what| format!("all parts together: {what}"))?;
+                    .map_err(|what| format!("all shards together: {what}"))?;
             }
         }
         self.limits.retain(|(at, limit), _| at != pk || new.cells.contains_key(limit));

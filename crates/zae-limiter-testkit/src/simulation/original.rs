@@ -1,13 +1,13 @@
 //! Clients with the behaviour of the Python original, beside ours.
 //!
-//! They know balances, rates, refill time and count of a part, and nothing else that we write. What
+//! They know balances, rates, refill time and count of a shard, and nothing else that we write. What
 //! they do that we do not:
 //!
-//! - they take from a part without looking at its refill time or its ceiling: a full part that was
+//! - they take from a shard without looking at its refill time or its ceiling: a full shard that was
 //!   idle is paid twice;
 //! - they take after a refill without looking at the balance again: it may end below zero;
-//! - they double a bucket by a number on its first part, and tell the other parts later, or never; the
-//!   parts that are new by that are made by whoever asks them first, full;
+//! - they double a bucket by a number on its first shard, and tell the other shards later, or never; the
+//!   shards that are new by that are made by whoever asks them first, full;
 //! - the older of them know nothing of shares: what they make, and refill, is as large as the bucket.
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ use super::workload::{Stage, locked};
 use crate::table::ClientId;
 
 /// The original has a bound, too.
-const PARTS_MAX: i64 = 16;
+const SHARDS_MAX: i64 = 16;
 
 /// What a write counts on the reserved limit, its ceiling, and its period.
 const ONE_WRITE: i64 = 1_000;
@@ -35,9 +35,9 @@ const WRITES_PERIOD_MS: i64 = 1_000;
 pub(super) struct Original {
     table: Arc<dyn Table>,
     clock: ClientClock,
-    /// One of those that divide limits among parts, and tell parts of a new count.
+    /// One of those that split limits among shards, and tell shards of a new count.
     knows_shares: bool,
-    /// Into how many parts it believes buckets to be divided.
+    /// Into how many shards it believes buckets to be split.
     counts: Mutex<BTreeMap<usize, i64>>,
 }
 
@@ -85,7 +85,7 @@ impl Original {
             return Ok(());
         }
         let shard = stage.draw(|rng| rng.i64(..self.count(bucket)));
-        let key = part(target.key(), shard);
+        let key = item_key_of(target.key(), shard);
         let taken = match self.table.update(&take(&key, &amounts)).await? {
             Updated::Done(item, _) => {
                 self.learn(bucket, number(&item, "shard_count").unwrap_or(1));
@@ -104,7 +104,7 @@ impl Original {
         self.give_back(stage, &key, &amounts).await
     }
 
-    /// Reads the part, pays out its time, and takes: on condition that nobody else has paid it out.
+    /// Reads the shard, pays out its time, and takes: on condition that nobody else has paid it out.
     async fn refill(&self, key: &BucketItemKey, amounts: &Amounts) -> Result<bool, TableError> {
         let read = self.table.read(&[key.item_key()], Consistency::Strong).await?;
         let Some(item) = read.items.into_iter().next() else { return Ok(false) };
@@ -138,7 +138,7 @@ impl Original {
         }
     }
 
-    /// Makes a part, full less what is taken.
+    /// Makes a shard, full less what is taken.
     async fn create(
         &self,
         bucket: usize,
@@ -170,7 +170,7 @@ impl Original {
         self.clock.now()
     }
 
-    /// Gives back some of it, whatever has become of the part.
+    /// Gives back some of it, whatever has become of the shard.
     async fn give_back(
         &self,
         stage: &Stage,
@@ -187,15 +187,15 @@ impl Original {
         self.table.update(&update).await.map(drop)
     }
 
-    /// Doubles a bucket: on the first part, and then on those that are there already. Some are gone
+    /// Doubles a bucket: on the first shard, and then on those that are there already. Some are gone
     /// before they have told all.
     async fn double(&self, stage: &Stage, bucket: usize) -> Result<(), TableError> {
         let (count, key) = (self.count(bucket), &stage.scene.buckets[bucket].key);
-        if count >= PARTS_MAX {
+        if count >= SHARDS_MAX {
             return Ok(());
         }
         let set = |shard: i64, condition: Condition| Update {
-            key: part(key, shard).item_key(),
+            key: item_key_of(key, shard).item_key(),
             actions: vec![Action::Set("shard_count".to_owned(), Value::number(2 * count))],
             conditions: vec![condition],
         };
@@ -219,7 +219,7 @@ impl Original {
     }
 }
 
-fn part(bucket: &BucketKey, shard: i64) -> BucketItemKey {
+fn item_key_of(bucket: &BucketKey, shard: i64) -> BucketItemKey {
     BucketItemKey { bucket: bucket.clone(), shard: u32::try_from(shard).unwrap_or(0) }
 }
 

@@ -20,7 +20,7 @@ pub(super) struct Cell {
 #[derive(Clone, Debug)]
 pub(super) struct Reading {
     pub(super) shard: u32,
-    /// Of how many parts it is one.
+    /// Of how many shards it is one.
     pub(super) count: u32,
     pub(super) rf: i64,
     pub(super) ttl: Option<i64>,
@@ -40,7 +40,7 @@ impl Cell {
 
 impl Reading {
     /// Whether it holds a share of the bucket at all.
-    pub(super) fn is_part(&self) -> bool {
+    pub(super) fn holds_share(&self) -> bool {
         self.shard < self.count
     }
 
@@ -49,7 +49,7 @@ impl Reading {
         Self::as_one_of(shard, count.and_then(|count| u32::try_from(count).ok()).unwrap_or(1), item)
     }
 
-    /// The same, as if it were one of so many parts.
+    /// The same, as if it were one of so many shards.
     pub(super) fn as_one_of(shard: u32, count: u32, item: &Item) -> Option<Self> {
         let number = |name: &str| item.get(name).and_then(Value::as_i64);
         let rf = number("rf")?;
@@ -58,9 +58,9 @@ impl Reading {
             let limit = name.strip_prefix("b_").and_then(|name| name.strip_suffix("_tk"));
             let Some(limit) = limit.filter(|limit| *limit != "wcu") else { continue };
             let of = |suffix: &str| number(&format!("b_{limit}_{suffix}"));
-            let part = |whole| share(Millitokens::new(whole), shard % count, count);
+            let share_of = |whole| share(Millitokens::new(whole), shard % count, count);
             let period = u64::try_from(of("rp")?).ok()?;
-            let rate = Rate::new(part(of("cp")?), part(of("ra")?), period).ok()?;
+            let rate = Rate::new(share_of(of("cp")?), share_of(of("ra")?), period).ok()?;
             let [ceiling, amount] = [of("cp")?, of("ra")?].map(Millitokens::new);
             let whole = Rate::new(ceiling, amount, period).ok()?;
             let remainder = of("rm").filter(|_| number("rm_at") == Some(rf)).unwrap_or(0);

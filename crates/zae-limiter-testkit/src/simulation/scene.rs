@@ -187,7 +187,7 @@ pub(super) fn draw_limit_list(rng: &mut Rng) -> Vec<Limit> {
         Limit::per_second("rps", rps).burst(rps * rng.u64(1..=3)),
         Limit::per_minute("rpm", rpm).burst(rpm + rng.u64(..100)),
         Limit::per_day("tpd", rng.u64(20..=3_000)),
-        // Neither divides the other: every refill leaves a remainder.
+        // Neither splits the other: every refill leaves a remainder.
         Limit::per("odd", 7, Duration::from_secs(13)).burst(rng.u64(3..=9)),
     ];
     let mut kept: Vec<Limit> = all.into_iter().filter(|_| rng.u32(..3) > 0).collect();

@@ -8,7 +8,7 @@ use zae_limiter_core::{
     StoreError, StoredBucket, Take, Takes, Target, Timestamp, Write, Written,
 };
 
-use super::audit::{Auditor, Ended, Kind, Part};
+use super::audit::{Auditor, CallAmount, Ended, Kind};
 use crate::table::ClientId;
 
 /// See the module.
@@ -109,21 +109,21 @@ impl Watched {
         kind: Kind,
         now: Timestamp,
         targets: &[&Target],
-        parts: &[Part],
+        amounts: &[CallAmount],
     ) -> Watching<'_> {
-        let call = self.auditor.begin(self.client, kind, now, targets, parts);
+        let call = self.auditor.begin(self.client, kind, now, targets, amounts);
         Watching { watched: self, call, ended: Ended::Cancelled }
     }
 }
 
 /// What is asked of each limit of a bucket.
-pub(super) fn parts_of(target: &Target, takes: &Takes) -> Vec<Part> {
-    let part = |take: &Take| Part {
+pub(super) fn amounts_of(target: &Target, takes: &Takes) -> Vec<CallAmount> {
+    let amount = |take: &Take| CallAmount {
         bucket: target.key().clone(),
         limit: target.limits().names()[take.cell].to_string(),
         amount: take.amount.get(),
     };
-    takes.iter().map(part).collect()
+    takes.iter().map(amount).collect()
 }
 
 /// How a call ended that gives nothing but its success; without a reply nobody waited for it.
@@ -146,11 +146,11 @@ impl Store for Watched {
 
     fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
         Box::pin(async move {
-            let parts = plan.legs.iter().flat_map(|leg| parts_of(&leg.target, &leg.takes));
-            let parts: Vec<Part> = parts.collect();
+            let amounts = plan.legs.iter().flat_map(|leg| amounts_of(&leg.target, &leg.takes));
+            let amounts: Vec<CallAmount> = amounts.collect();
             let targets: Vec<&Target> = plan.legs.iter().map(|leg| &*leg.target).collect();
             let kind = Kind::Acquire { legs: plan.legs.len() };
-            let mut watching = self.begin(kind, plan.now, &targets, &parts);
+            let mut watching = self.begin(kind, plan.now, &targets, &amounts);
             let reply = self.awaited(self.store.acquire(plan)).await;
             if reply.is_ok() {
                 self.signs.clear();
@@ -170,10 +170,11 @@ impl Store for Watched {
         now: Timestamp,
     ) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
-            let parts = settlements.iter().flat_map(|one| parts_of(&one.target, &one.differences));
-            let parts: Vec<Part> = parts.collect();
+            let amounts =
+                settlements.iter().flat_map(|one| amounts_of(&one.target, &one.differences));
+            let amounts: Vec<CallAmount> = amounts.collect();
             let targets: Vec<&Target> = settlements.iter().map(|one| &*one.target).collect();
-            let mut watching = self.begin(Kind::Settle, now, &targets, &parts);
+            let mut watching = self.begin(Kind::Settle, now, &targets, &amounts);
             let reply = self.awaited(self.store.settle(settlements, now)).await;
             if reply.is_ok() {
                 self.signs.clear();

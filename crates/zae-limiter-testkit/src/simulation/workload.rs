@@ -19,10 +19,10 @@ use zae_limiter_core::{
 };
 use zae_limiter_schema::{ItemKey, Table, Value, bucket_partition};
 
-use super::audit::{Ended, Excuses, Kind, Part};
+use super::audit::{CallAmount, Ended, Excuses, Kind};
 use super::original::Original;
 use super::scene::{Scene, draw_amounts, draw_differences, draw_nothing, draw_payment};
-use super::watched::{ended_of, parts_of};
+use super::watched::{amounts_of, ended_of};
 use super::{ClientClock, World};
 use crate::table::{ClientId, Faults, Totals};
 
@@ -91,9 +91,9 @@ pub struct Report {
 }
 
 /// A store that spreads hot buckets, and can be told to, whether they are hot or not.
-pub trait Divide: Send + Sync {
-    /// Divides a bucket into more parts, or makes fewer of them.
-    fn divide<'a>(
+pub trait Reshard: Send + Sync {
+    /// Splits a bucket into more shards, or makes fewer of them.
+    fn reshard<'a>(
         &'a self,
         target: &'a Target,
         more: bool,
@@ -101,8 +101,8 @@ pub trait Divide: Send + Sync {
     ) -> BoxFuture<'a, Result<(), StoreError>>;
 }
 
-/// A client's store, and its power to divide buckets.
-type Built = (Arc<dyn Store>, Option<Arc<dyn Divide>>);
+/// A client's store, and its power to split buckets.
+type Built = (Arc<dyn Store>, Option<Arc<dyn Reshard>>);
 
 /// Makes a client's store: the table as it sees it, and its number.
 type Build = dyn Fn(Arc<dyn Table>, ClientId) -> Built + Send + Sync;
@@ -170,18 +170,18 @@ impl Simulation {
         self.play(Box::new(move |table, client| (build(table, client), None)))
     }
 
-    /// Plays it with clients that divide buckets all the time.
+    /// Plays it with clients that split buckets all the time.
     ///
     /// # Panics
     ///
     /// As [`run`](Self::run) does.
-    pub fn run_dividing<S: Store, D: Divide + 'static>(
+    pub fn run_resharding<S: Store, D: Reshard + 'static>(
         &self,
         build: impl Fn(Arc<dyn Table>, ClientId) -> (S, D) + Send + Sync + 'static,
     ) -> Report {
         self.play(Box::new(move |table, client| {
-            let (store, divide) = build(table, client);
-            (Arc::new(store), Some(Arc::new(divide)))
+            let (store, reshard) = build(table, client);
+            (Arc::new(store), Some(Arc::new(reshard)))
         }))
     }
 
@@ -266,13 +266,13 @@ impl Stage {
             (rng.i64(-skew_us..=skew_us), drift)
         });
         let clock = ClientClock::new(Arc::clone(&self.world.time), skew_us, offset, drift);
-        let (store, divide) = (self.build)(table, id);
+        let (store, reshard) = (self.build)(table, id);
         let (seen, jumped) = (Mutex::default(), Mutex::default());
-        Arc::new(Client { id, store, divide, clock, seen, jumped })
+        Arc::new(Client { id, store, reshard, clock, seen, jumped })
     }
 
-    /// Whether a bucket is in several parts.
-    fn is_divided(&self, target: &Target) -> bool {
+    /// Whether a bucket is in several shards.
+    fn is_split(&self, target: &Target) -> bool {
         let first = ItemKey::new(bucket_partition(target.key(), 0), "#STATE");
         let count = self.world.table.item(&first);
         let count = count.and_then(|item| item.get("shard_count").and_then(Value::as_i64));
@@ -295,7 +295,7 @@ impl Stage {
 struct Client {
     id: ClientId,
     store: Arc<dyn Store>,
-    divide: Option<Arc<dyn Divide>>,
+    reshard: Option<Arc<dyn Reshard>>,
     clock: ClientClock,
     /// Which limits it believes to hold.
     seen: Mutex<BTreeMap<usize, Seen>>,
@@ -482,10 +482,10 @@ impl Client {
     async fn call(&self, stage: &Stage) {
         self.disturb_clock(stage);
         let bucket = stage.draw(|rng| rng.usize(..stage.scene.buckets.len()));
-        if let Some(divide) = &self.divide
+        if let Some(reshard) = &self.reshard
             && stage.draw(|rng| rng.u32(..4)) == 0
         {
-            return self.divide(stage, divide.as_ref(), bucket).await;
+            return self.reshard(stage, reshard.as_ref(), bucket).await;
         }
         let choice = stage.draw(|rng| rng.f64());
         if choice < stage.scene.config_changes {
@@ -602,12 +602,12 @@ impl Client {
         plan: &Plan,
         patience: Option<Duration>,
     ) -> Option<Result<Admission, StoreError>> {
-        let parts = plan.legs.iter().flat_map(|leg| parts_of(&leg.target, &leg.takes));
-        let parts: Vec<Part> = parts.collect();
+        let amounts = plan.legs.iter().flat_map(|leg| amounts_of(&leg.target, &leg.takes));
+        let amounts: Vec<CallAmount> = amounts.collect();
         let buckets: Vec<&Target> = plan.legs.iter().map(|leg| &*leg.target).collect();
         let kind = Kind::Acquire { legs: plan.legs.len() };
         let auditor = &stage.world.auditor;
-        let call = auditor.begin(self.id, kind, plan.now, &buckets, &parts);
+        let call = auditor.begin(self.id, kind, plan.now, &buckets, &amounts);
         let answer = within(stage, patience, self.store.acquire(plan)).await;
         let mut tally = locked(&stage.tally);
         let ended = match &answer {
@@ -635,11 +635,11 @@ impl Client {
 
     async fn settle(&self, stage: &Stage, settlements: &[Settlement]) {
         let now = self.clock.now();
-        let parts: Vec<Part> =
-            settlements.iter().flat_map(|one| parts_of(&one.target, &one.differences)).collect();
+        let amounts: Vec<CallAmount> =
+            settlements.iter().flat_map(|one| amounts_of(&one.target, &one.differences)).collect();
         let buckets: Vec<&Target> = settlements.iter().map(|one| &*one.target).collect();
         let auditor = &stage.world.auditor;
-        let call = auditor.begin(self.id, Kind::Settle, now, &buckets, &parts);
+        let call = auditor.begin(self.id, Kind::Settle, now, &buckets, &amounts);
         let patience = stage.draw(|rng| {
             (rng.f64() < stage.scene.cancels).then(|| Duration::from_micros(rng.u64(..30_000)))
         });
@@ -649,15 +649,15 @@ impl Client {
         auditor.end(self.id, call, ended_of(answer.as_ref()));
     }
 
-    /// In the first half of a run buckets are divided, in the second put together, mostly.
-    async fn divide(&self, stage: &Stage, divide: &dyn Divide, bucket: usize) {
+    /// In the first half of a run buckets are split, in the second merged, mostly.
+    async fn reshard(&self, stage: &Stage, reshard: &dyn Reshard, bucket: usize) {
         let is_late = stage.world.time.now_us() > 30_000_000;
         let more = stage.draw(|rng| rng.u32(..4) > 0) != is_late;
         let target = self.target(stage, bucket);
         let now = self.clock.now();
         let auditor = &stage.world.auditor;
         let call = auditor.begin(self.id, Kind::Reshard, now, &[&target], &[]);
-        let answer = divide.divide(&target, more, now).await;
+        let answer = reshard.reshard(&target, more, now).await;
         auditor.end(self.id, call, ended_of(Some(&answer)));
     }
 

@@ -12,7 +12,7 @@ use super::expression::{all_hold, check, rejected, updated};
 use super::index::{IndexView, Projection};
 use super::{ITEM_MAX, Load, PAGE_MAX, READ_UNIT, Site, Totals, units, write_units};
 
-/// The most parts of a transaction.
+/// The most shards of a transaction.
 const TRANSACTION_MAX: usize = 100;
 /// The longest partition and sort keys in bytes.
 const PK_MAX: usize = 2_048;

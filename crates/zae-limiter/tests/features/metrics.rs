@@ -158,10 +158,10 @@ fn what_becomes_of_hot_buckets_is_counted() {
             assert!(matches!(store.acquire(&plan).await, Ok(Admission::Taken(_))));
         };
         take(1).await;
-        store.double(&bucket, crate::world::NOW).await.unwrap();
+        store.split(&bucket, crate::world::NOW).await.unwrap();
         // More than any part has.
         take(80).await;
-        store.halve(&bucket, crate::world::NOW).await.unwrap();
+        store.merge(&bucket, crate::world::NOW).await.unwrap();
     };
     with_local_recorder(&counts, || runtime.block_on(work));
     for (name, expected) in [

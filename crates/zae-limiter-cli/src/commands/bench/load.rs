@@ -102,7 +102,7 @@ pub(super) struct Measured {
     /// From the first call to the last, by the limiter's clock, the warm-up included.
     pub span: (Timestamp, Timestamp),
     pub interrupt: Option<Interrupt>,
-    /// What the measured part cost, on a store whose calls are billed.
+    /// What the measured shard cost, on a store whose calls are billed.
     pub cost: Option<Cost>,
 }
 

@@ -20,13 +20,13 @@ impl Auditor {
         self.lock().ledger.as_ref().map_or(0, |ledger| ledger.made)
     }
 
-    /// Whether the parts of a bucket are the whole of it.
+    /// Whether the shards of a bucket are the whole of it.
     pub(crate) fn is_complete(&self, bucket: &BucketKey) -> bool {
         let base = bucket_partition(bucket, 0);
         self.lock().ledger.as_ref().is_none_or(|ledger| ledger.is_complete(&base))
     }
 
-    /// Whether an item looks like a part of a bucket whose share another part still has.
+    /// Whether an item looks like a shard of a bucket whose share another shard still has.
     pub(super) fn is_stray(&self, base: &str, shard: u32) -> bool {
         self.lock().ledger.as_ref().is_some_and(|ledger| !ledger.belongs(base, shard))
     }
@@ -59,7 +59,7 @@ impl AuditState {
         let after = held(ledger);
         let belongs = ledger.belongs(base, shard);
         if new.count > 1 {
-            self.divided.insert(base.to_owned());
+            self.resharded.insert(base.to_owned());
         }
         for ((limit, cell), (before, after)) in new.cells.iter().zip(before.into_iter().zip(after))
         {
@@ -72,14 +72,14 @@ impl AuditState {
                 false => ledger::made(before, after, net, cell.rate.period_ms()),
             };
             ledger.add_made(made);
-            // The part by itself starts anew: the ledger is of the whole.
-            let part = (wrote.key.pk.clone(), limit.clone());
-            self.limits.insert(part, LimitHistory::new(cell.rate));
+            // The shard by itself starts anew: the ledger is of the whole.
+            let of_shard = (wrote.key.pk.clone(), limit.clone());
+            self.limits.insert(of_shard, LimitHistory::new(cell.rate));
             let debts = self.debts.entry(place.clone()).or_default();
             debts.insert(shard, (-cell.tokens).max(0));
             let debt = debts.values().map(|debt| i128::from(*debt)).sum();
             check_interval(&mut self.wholes, &place, &cell.whole, debt, net - made, moments)
-                .map_err(|what| format!("all parts together, by the ledger: {what}"))?;
+                .map_err(|what| format!("all shards together, by the ledger: {what}"))?;
         }
         Ok(())
     }
@@ -100,7 +100,7 @@ impl AuditState {
         let at_ms = true_ms - ahead_ms - self.age_ms;
         let slack_ms = 2 * ahead_ms + self.age_ms;
         let moments = Moments { base_ms: true_ms, rf: true_ms, slack_ms };
-        let old = wrote.old.and_then(|item| Reading::of(shard, item)).filter(Reading::is_part);
+        let old = wrote.old.and_then(|item| Reading::of(shard, item)).filter(Reading::holds_share);
         for (limit, cell) in old.iter().flat_map(|old| &old.cells) {
             let period_ms = cell.rate.period_ms();
             let full = i128::from(cell.rate.capacity().get()) * i128::from(period_ms);
@@ -115,7 +115,7 @@ impl AuditState {
     }
 }
 
-/// A part that held nothing any more is one again, because the original counts it as one. It starts
+/// A shard that held nothing any more is one again, because the original counts it as one. It starts
 /// with nothing, and where its share was free.
 pub(super) fn check_brought_back(
     ledger: &mut Ledger,
@@ -135,7 +135,7 @@ pub(super) fn check_brought_back(
     ledger.note(base, new, false);
     match ledger.belongs(base, new.shard) {
         true => Ok(()),
-        false => Err("brought back while another part has its share".to_owned()),
+        false => Err("brought back while another shard has its share".to_owned()),
     }
 }
 
@@ -155,9 +155,9 @@ impl Written<'_> {
             .client
             .map_or_else(Vec::new, |client| ledger.unseen(base, shard, client, wrote.at_us));
         let nets = self.nets();
-        let part = (base, shard);
+        let place = (base, shard);
         let held = |ledger: &Ledger| -> Vec<i128> {
-            nets.iter().map(|(limit, _)| ledger.held_by(part, limit, at_ms)).collect()
+            nets.iter().map(|(limit, _)| ledger.held_by(place, limit, at_ms)).collect()
         };
         // A bucket that is not there counts as full, and so does one that has expired. Clients of the
         // original take from an item without making its life longer: what it lacked when it expired is made
@@ -188,12 +188,12 @@ impl Written<'_> {
         }
     }
 
-    /// Whether a write is exact if the part is one of so many.
+    /// Whether a write is exact if the shard is one of so many.
     fn is_exact_by(&self, count: u32, wrote: &Wrote<'_>, ahead_ms: i64) -> bool {
         let shard = self.new.shard;
         let reading = |item| Reading::as_one_of(shard, count, item);
         let (old, new) = (wrote.old.and_then(reading), wrote.new.and_then(reading));
-        let Some(new) = new.filter(Reading::is_part) else { return false };
+        let Some(new) = new.filter(Reading::holds_share) else { return false };
         let written = Written { old: old.as_ref(), new: &new, is_outdated: true, ..*self };
         written.check(ahead_ms, &mut Excuses::default()).is_ok()
     }

@@ -43,7 +43,7 @@ impl Ended {
 
 /// What is asked of one limit.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct CallAmount {
     pub(crate) bucket: BucketKey,
     pub(crate) limit: String,
     pub(crate) amount: i64,
@@ -57,7 +57,7 @@ pub(super) struct Call {
     pub(super) buckets: BTreeSet<String>,
     /// The limits under which it was made.
     pub(super) brought: Vec<Brought>,
-    pub(super) parts: Vec<(Place, i64)>,
+    pub(super) amounts: Vec<(Place, i64)>,
     pub(super) ended: Option<Ended>,
     /// How many table calls of the client had been without an answer when it began.
     pub(super) unanswered: u64,
@@ -134,12 +134,12 @@ impl ClientRecord {
         excuses: &mut Excuses,
     ) -> Result<(), String> {
         let mut places: BTreeSet<&Place> = self.net.keys().collect();
-        places.extend(self.calls.values().flat_map(|call| call.parts.iter().map(|(at, _)| at)));
+        places.extend(self.calls.values().flat_map(|call| call.amounts.iter().map(|(at, _)| at)));
         for place in places {
             let written = self.net.get(place).copied().unwrap_or(0);
             let (mut replied, mut unknown, mut used) = (0_i128, Vec::new(), Vec::new());
             for call in self.calls.values() {
-                let amounts = call.parts.iter().filter(|(at, _)| at == place);
+                let amounts = call.amounts.iter().filter(|(at, _)| at == place);
                 for amount in amounts.map(|(_, amount)| *amount) {
                     match call.outcome(self, place, amount) {
                         Outcome::Whole => replied += i128::from(amount),
@@ -177,10 +177,13 @@ impl ClientRecord {
 
     /// What its calls under way, and those just ended, may give back to, or charge, a limit.
     fn may(&self, place: &Place, wanted: impl Fn(&Call, i64) -> i64) -> i128 {
-        let parts = self.calls.values().flat_map(|call| {
-            call.parts.iter().filter(|(at, _)| at == place).map(move |(_, amount)| (call, *amount))
+        let amounts = self.calls.values().flat_map(|call| {
+            call.amounts
+                .iter()
+                .filter(|(at, _)| at == place)
+                .map(move |(_, amount)| (call, *amount))
         });
-        parts.map(|(call, amount)| i128::from(wanted(call, amount))).sum()
+        amounts.map(|(call, amount)| i128::from(wanted(call, amount))).sum()
     }
 
     pub(super) fn may_credit(&self, place: &Place) -> i128 {
@@ -229,7 +232,7 @@ fn is_sum_of_some(sum: i128, amounts: &[i128]) -> bool {
     sums.contains(&sum)
 }
 
-/// Whether parts of the amounts can add up to the sum.
+/// Whether shards of the amounts can add up to the sum.
 fn is_within(sum: i128, amounts: &[i128]) -> bool {
     let least: i128 = amounts.iter().filter(|amount| **amount < 0).sum();
     let most: i128 = amounts.iter().filter(|amount| **amount > 0).sum();

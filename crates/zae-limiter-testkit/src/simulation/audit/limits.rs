@@ -144,9 +144,9 @@ impl<'a> Following<'a> {
     /// Whether a call settles for more than was taken, of one limit or of any.
     fn charges(&self, call: &Call, limit: Option<&str>) -> bool {
         let is_named = |of: &str| limit.is_none_or(|limit| limit == of);
-        let mut parts = call.parts.iter();
+        let mut amounts = call.amounts.iter();
         call.kind == Kind::Settle
-            && parts.any(|((at, of), amount)| at == self.bucket && is_named(of) && *amount > 0)
+            && amounts.any(|((at, of), amount)| at == self.bucket && is_named(of) && *amount > 0)
     }
 
     /// Whether the item can be what a call has left that was followed last.

@@ -7,7 +7,7 @@ use super::super::reading::{Cell, Reading};
 use super::calls::ClientRecord;
 use super::excuses::{Excuse, Excuses};
 
-/// One write to one part.
+/// One write to one shard.
 pub(super) struct Written<'a> {
     pub(super) base: &'a str,
     pub(super) old: Option<&'a Reading>,
@@ -15,7 +15,7 @@ pub(super) struct Written<'a> {
     pub(super) anew: bool,
     pub(super) record: &'a ClientRecord,
     pub(super) oldest_ms: Option<i64>,
-    /// It is looked at as one by a count that has changed since. A part that is full by the new count
+    /// It is looked at as one by a count that has changed since. A shard that is full by the new count
     /// drops its remainder, less than a millitoken, and whoever remembers it cannot notice.
     pub(super) is_outdated: bool,
 }
@@ -79,7 +79,7 @@ impl Step<'_> {
         if cell.remainder >= cell.rate.period_ms() {
             return Err(format!("a remainder of {} is a millitoken or more", cell.remainder));
         }
-        // A division may leave a part so: what it held was less than a millitoken short of full.
+        // A split may leave a shard so: what it held was less than a millitoken short of full.
         let was_so = |(_, old): (&Reading, Cell)| {
             (old.tokens, old.remainder) == (cell.tokens, cell.remainder)
         };
@@ -88,7 +88,7 @@ impl Step<'_> {
         }
         let Some((before, old)) = self.old.filter(|_| !self.anew) else {
             if reading.shard > 0 && self.old.is_none() && self.anew {
-                return self.same(tokens + net, 0, "a part that was missing starts with nothing");
+                return self.same(tokens + net, 0, "a shard that was missing starts with nothing");
             }
             // A limit that was not there is full, for charges too, which may leave a debt. What is given
             // back to it is lost at the ceiling, but counts as not consumed.

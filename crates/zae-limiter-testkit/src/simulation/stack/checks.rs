@@ -124,7 +124,7 @@ pub(super) async fn check_limits(stage: &Stage, clients: &[Arc<Client>]) {
     {
         let limits = LimitSet::new(limits.clone()).expect("limits that were stored");
         for (shard, item) in after.iter().filter(|one| !before.contains(one)) {
-            let Some(reading) = Reading::of(*shard, item).filter(Reading::is_part) else {
+            let Some(reading) = Reading::of(*shard, item).filter(Reading::holds_share) else {
                 continue;
             };
             // A split or a merge writes to a shard too, and carries its limits over as they are.
@@ -197,7 +197,7 @@ fn is_outdated(stage: &Stage, client: &Client, place: &Place, limits: &[Limit]) 
     let limits = LimitSet::new(limits.to_vec()).expect("limits that were stored");
     let items = items_of(stage, client, &place.id);
     let readings = items.iter().filter_map(|(shard, item)| Reading::of(*shard, item));
-    let mut shards = readings.filter(Reading::is_part);
+    let mut shards = readings.filter(Reading::holds_share);
     shards.any(|reading| !goes_by(&reading, &limits))
 }
 

@@ -10,7 +10,7 @@ use super::super::ClientClock;
 use super::super::audit::Excuse;
 use super::Stage;
 
-/// How long a part of the slowest limit may need for a millitoken.
+/// How long a shard of the slowest limit may need for a millitoken.
 const LATE_MAX_S: u64 = 300;
 
 /// A request within the ceiling that waits as long as it is told, while nobody else calls, is
@@ -22,14 +22,14 @@ pub(super) async fn check_liveness(stage: &Stage, bucket: usize) {
     let offset = stage.draw(|rng| rng.i64(-skew_us..=skew_us));
     let steady = ClientClock::new(Arc::clone(&stage.world.time), skew_us, offset, 0);
     let plan = |now| Plan { now, ..client.plan(stage, bucket, false) };
-    // Once in parts, always: while the client waits to hear that it has put them together, it refuses
+    // Once in shards, always: while the client waits to hear that it has put them together, it refuses
     // by what it knows of them.
-    let mut was_divided = false;
+    let mut was_split = false;
     for _ in 0..3 {
         let first = plan(steady.now());
         let at = |now: Timestamp| Plan { now, legs: first.legs.clone() };
-        let is_divided = || first.legs.iter().any(|leg| stage.is_divided(&leg.target));
-        was_divided |= is_divided();
+        let is_split = || first.legs.iter().any(|leg| stage.is_split(&leg.target));
+        was_split |= is_split();
         let statuses = match client.ask(stage, &first, None).await {
             Some(Ok(Admission::Taken(_))) => continue,
             Some(Ok(Admission::Refused(statuses))) => statuses,
@@ -37,9 +37,9 @@ pub(super) async fn check_liveness(stage: &Stage, bucket: usize) {
         };
         let wait = statuses.iter().map(|status| status.retry_after).max().unwrap_or_default();
         let due = first.now.saturating_add(wait);
-        // It may be put together as soon as it was asked.
-        was_divided |= is_divided();
-        let is_divided = was_divided;
+        // It may be merged as soon as it was asked.
+        was_split |= is_split();
+        let is_split = was_split;
         let early = Timestamp::from_millis(due.as_millis() - 1);
         for (moment, admitted) in [(early, false), (due, true)] {
             let left = Duration::from_millis(moment.millis_since(steady.now()));
@@ -47,23 +47,23 @@ pub(super) async fn check_liveness(stage: &Stage, bucket: usize) {
             let is_kept = |leg: &Leg| leg.target.lifetime() == Lifetime::Forever;
             let exact =
                 (skew_us == 0 && stage.scene.jump_us == 0) || first.legs.iter().all(is_kept);
-            // A part without debt admits while another repays, and what is less than a millitoken in
-            // each of two parts may be one when they are put together.
-            let exact = exact && !is_divided;
+            // A shard without debt admits while another repays, and what is less than a millitoken in
+            // each of two shards may be one when they are merged.
+            let exact = exact && !is_split;
             if !admitted && (left.is_zero() || !exact) {
                 if !left.is_zero() {
                     let sharded = Excuse::LivenessSharded;
-                    let excuse = if is_divided { sharded } else { Excuse::LivenessSkewed };
+                    let excuse = if is_split { sharded } else { Excuse::LivenessSkewed };
                     stage.world.auditor.excuse(excuse);
                 }
                 continue;
             }
             stage.world.time.sleep(left).await;
             let mut answer = client.ask(stage, &at(moment), None).await;
-            // A part that was divided meanwhile is full a little later, by less than a millitoken.
+            // A shard that was split meanwhile is full a little later, by less than a millitoken.
             for _ in 0..4 {
                 let Some(Ok(Admission::Refused(again))) = &answer else { break };
-                if !is_divided || again.iter().any(|one| one.retry_after.as_secs() > LATE_MAX_S) {
+                if !is_split || again.iter().any(|one| one.retry_after.as_secs() > LATE_MAX_S) {
                     break;
                 }
                 let more = again.iter().map(|one| one.retry_after).max().unwrap_or_default();
@@ -82,7 +82,7 @@ pub(super) async fn check_liveness(stage: &Stage, bucket: usize) {
     }
 }
 
-/// Whoever asks for all that a bucket can hold gets an answer, and finds all of its parts.
+/// Whoever asks for all that a bucket can hold gets an answer, and finds all of its shards.
 pub(super) async fn check_whole(stage: &Stage, bucket: usize) {
     let client = stage.client(0);
     let target = client.target(stage, bucket);
@@ -96,7 +96,7 @@ pub(super) async fn check_whole(stage: &Stage, bucket: usize) {
         auditor.accuse(format!("no answer in peace: {answer:?}"));
     }
     if !auditor.is_complete(target.key()) {
-        auditor.accuse(format!("parts of {:?} are missing", target.key()));
+        auditor.accuse(format!("shards of {:?} are missing", target.key()));
     }
 }
 

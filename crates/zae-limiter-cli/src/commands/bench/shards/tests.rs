@@ -6,12 +6,12 @@ use crate::printer::{Color, Output};
 use crate::world::Terminal;
 
 #[test]
-fn parts_are_powers_of_two_up_to_64() {
+fn shards_are_powers_of_two_up_to_64() {
     for (text, number) in [("1", 1), ("2", 2), ("64", 64)] {
-        assert_eq!(parts(text), Ok(number));
+        assert_eq!(shards(text), Ok(number));
     }
     for text in ["", "0", "3", "128", "-1", "eight", "1.0", "99999999999"] {
-        let misread = parts(text).expect_err(text);
+        let misread = shards(text).expect_err(text);
         assert_eq!(misread.at(), 0..text.len(), "{text}");
     }
 }
@@ -31,7 +31,7 @@ impl Write for Paper {
 }
 
 /// A row as `bench` writes it down.
-fn row(parts: u32, per_second: f64, write_units: f64, ratio: Option<f64>) -> RowJson {
+fn row(shards: u32, per_second: f64, write_units: f64, ratio: Option<f64>) -> RowJson {
     let result = serde_json::json!({
         "store": "dynamodb:my-app?region=eu-west-1", "seconds": 10.004, "acquires": 90_361,
         "acquires_per_second": per_second, "admitted": 90_300, "refused": 61, "over_admitted": 0,
@@ -41,7 +41,7 @@ fn row(parts: u32, per_second: f64, write_units: f64, ratio: Option<f64>) -> Row
         "limits": ["rpm:600/60s:600"], "baseline_per_second": null, "ratio_to_baseline": null
     });
     let result = serde_json::from_value(result).expect("a result of bench");
-    RowJson { parts, parts_at_end: parts as usize, ratio, result }
+    RowJson { shards, shards_at_end: shards as usize, ratio, result }
 }
 
 fn printed(output: Output) -> String {
@@ -49,9 +49,9 @@ fn printed(output: Output) -> String {
     silent.result.latency_ms = report::LatencyJson { p50: None, p99: None, max: None };
     silent.result.write_units_per_acquire = None;
     let rows = vec![row(1, 9_036.1, 0.4, Some(1.0)), row(8, 10_263.4, 0.2712, Some(1.14)), silent];
-    let document = PartsJson { processes: 8, over_admitted: 3, rows };
-    let check = |parts: u32, over_admitted: i128| Checked {
-        entity: Some(format!("row-1-parts-{parts}")),
+    let document = ShardsJson { processes: 8, over_admitted: 3, rows };
+    let check = |shards: u32, over_admitted: i128| Checked {
+        entity: Some(format!("row-1-shards-{shards}")),
         limit: "rpm".to_owned(),
         admitted: 700,
         allowed: 705,

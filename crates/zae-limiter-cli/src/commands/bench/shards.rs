@@ -1,9 +1,9 @@
-//! `bench --parts`: the same load on one bucket, as a whole and divided into parts.
+//! `bench --shards`: the same load on one bucket, as a whole and split into shards.
 //!
-//! A process stays with one part as long as that has tokens, so callers of one process would not see
+//! A process stays with one shard as long as that has tokens, so callers of one process would not see
 //! a difference: the callers are in several, each with a store of its own that knows nothing of the
-//! others. Every row has a bucket of its own. It is brought to its number of parts before the load, and
-//! stays there: stores of a row divide no further and put nothing together.
+//! others. Every row has a bucket of its own. It is brought to its number of shards before the load, and
+//! stays there: stores of a row split no further and put nothing together.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,26 +31,26 @@ use super::{Args, load, load_of, made_up, watch};
 /// How many processes there are when nothing is said.
 const PROCESSES: u16 = 8;
 
-/// How long a call may take. What too few parts do to a caller is to be seen as its latency: a limiter's
+/// How long a call may take. What too few shards do to a caller is to be seen as its latency: a limiter's
 /// usual second would make failed calls of slow ones.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Reads into how many parts a bucket is divided.
-pub(super) fn parts(input: &str) -> Result<u32, Misread> {
+/// Reads into how many shards a bucket is split.
+pub(super) fn shards(input: &str) -> Result<u32, Misread> {
     const RULE: &str = "write 1, 2, 4, 8, 16, 32 or 64, several with commas: 1,8";
     let problem = match input.parse::<u32>() {
-        Ok(parts @ 1..=64) if parts.is_power_of_two() => return Ok(parts),
-        Ok(1..=64) => "parts are divided in two: there are 1, 2, 4 and so on",
-        Ok(_) => "a bucket has 1 to 64 parts",
+        Ok(shards @ 1..=64) if shards.is_power_of_two() => return Ok(shards),
+        Ok(1..=64) => "shards are split in two: there are 1, 2, 4 and so on",
+        Ok(_) => "a bucket has 1 to 64 shards",
         Err(_) if input.is_empty() => "a number is missing",
-        Err(_) => "this is not a number of parts",
+        Err(_) => "this is not a number of shards",
     };
     Err(Misread::new(input, 0..input.len(), problem, RULE))
 }
 
 /// The document for scripts.
 #[derive(Serialize)]
-struct PartsJson {
+struct ShardsJson {
     processes: usize,
     over_admitted: i128,
     rows: Vec<RowJson>,
@@ -59,10 +59,10 @@ struct PartsJson {
 /// A result of `bench` by itself, which `--compare` reads, and what it is a row of.
 #[derive(Serialize)]
 struct RowJson {
-    parts: u32,
-    /// As many, unless somebody else has divided the bucket meanwhile.
-    parts_at_end: usize,
-    /// Acquires a second, divided by those of the first row.
+    shards: u32,
+    /// As many, unless somebody else has split the bucket meanwhile.
+    shards_at_end: usize,
+    /// Acquires a second, split by those of the first row.
     ratio: Option<f64>,
     #[serde(flatten)]
     result: BenchJson,
@@ -75,7 +75,7 @@ pub(super) async fn run(args: &Args, context: &mut Context) -> Result<ExitStatus
     let (amounts, limits) = made_up(args, limits)?;
     let fresh = Fresh::open(context, "bench", |builder| builder).await?;
     let tables = (0..processes).map(|_| Arc::new(LazyTable::new(address.clone()))).collect();
-    let bench = PartsBench { args, amounts, limits, fresh: &fresh, tables };
+    let bench = ShardsBench { args, amounts, limits, fresh: &fresh, tables };
     let measured = Box::pin(bench.measure(context)).await;
     // Whatever became of it, nothing is left behind.
     let tidied = fresh.remove(&mut context.printer).await;
@@ -89,7 +89,7 @@ fn address(url: &str) -> Result<DynamoAddress, Failure> {
         _ => {
             let scheme = url.split(':').next().unwrap_or_default();
             let message =
-                format!("--parts is for dynamodb: stores: a {scheme}: store divides no bucket");
+                format!("--shards is for dynamodb: stores: a {scheme}: store splits no bucket");
             let hint = "name one: --store dynamodb:TABLE   (on this machine: zae-limiter local up)";
             Err(Failure::usage(message).hint(hint))
         }
@@ -111,7 +111,7 @@ fn processes(args: &Args) -> Result<u16, Failure> {
 }
 
 /// What all rows have in common.
-struct PartsBench<'a> {
+struct ShardsBench<'a> {
     args: &'a Args,
     amounts: Vec<(String, u64)>,
     limits: LimitSet,
@@ -127,13 +127,13 @@ struct Row {
     interrupt: Option<Interrupt>,
 }
 
-impl PartsBench<'_> {
+impl ShardsBench<'_> {
     async fn measure(&self, context: &mut Context) -> Result<ExitStatus, Failure> {
         let resource = self.args.resource.as_str();
         self.fresh.limiter.set_resource_defaults(resource, self.limits.to_limits()).await?;
         let mut rows: Vec<Row> = Vec::new();
-        for (number, parts) in self.args.parts.iter().enumerate() {
-            let mut row = self.row(number + 1, *parts, context).await?;
+        for (number, shards) in self.args.shards.iter().enumerate() {
+            let mut row = self.row(number + 1, *shards, context).await?;
             let first = rows.first().map_or(&row.json, |first| &first.json);
             let per_second = row.json.result.acquires_per_second;
             row.json.ratio = ratio(per_second, first.result.acquires_per_second);
@@ -147,7 +147,7 @@ impl PartsBench<'_> {
         let interrupt = rows.iter().find_map(|row| row.interrupt);
         let checked: Vec<Checked> = rows.iter_mut().flat_map(|row| row.checked.drain(..)).collect();
         let rows = rows.into_iter().map(|row| row.json).collect();
-        let document = PartsJson { processes: self.tables.len(), over_admitted, rows };
+        let document = ShardsJson { processes: self.tables.len(), over_admitted, rows };
         document.print(&checked, &mut context.printer);
         Ok(match interrupt {
             _ if over_admitted > 0 => ExitStatus::Error,
@@ -157,12 +157,13 @@ impl PartsBench<'_> {
         })
     }
 
-    /// The load on a bucket in so many parts.
-    async fn row(&self, number: usize, parts: u32, context: &mut Context) -> Result<Row, Failure> {
-        let entity = format!("row-{number}-parts-{parts}");
-        let title = format!("{}, ", count(parts.into(), "part"));
-        context.printer.progress(format!("{title}dividing the bucket"));
-        let stores: Vec<Arc<DynamoStore>> = (0_u64..).zip(&self.tables).map(store(parts)).collect();
+    /// The load on a bucket in so many shards.
+    async fn row(&self, number: usize, shards: u32, context: &mut Context) -> Result<Row, Failure> {
+        let entity = format!("row-{number}-shards-{shards}");
+        let title = format!("{}, ", count(shards.into(), "shard"));
+        context.printer.progress(format!("{title}splitting the bucket"));
+        let stores: Vec<Arc<DynamoStore>> =
+            (0_u64..).zip(&self.tables).map(store(shards)).collect();
         let mut limiters = Vec::new();
         for store in &stores {
             let namespace = self.fresh.limiter.namespace().as_str();
@@ -170,7 +171,7 @@ impl PartsBench<'_> {
             limiters.push(builder.namespace(namespace).deadline(DEADLINE).open().await?);
         }
         let bucket = self.make_bucket(&limiters[0], &entity).await?;
-        stores[0].divide(&bucket, parts, context.clock.now()).await.map_err(Error::Store)?;
+        stores[0].split_to(&bucket, shards, context.clock.now()).await.map_err(Error::Store)?;
         let entities = vec![entity.clone()];
         let load = load_of(self.args, &self.amounts, limiters, entities, title);
         let setting = Setting {
@@ -183,11 +184,12 @@ impl PartsBench<'_> {
             baseline: None,
         };
         let measured = load::run(load, context).await?;
-        let found = stores[0].parts(&bucket, context.clock.now()).await.map_err(Error::Store)?;
-        if u32::try_from(found) != Ok(parts) {
-            let found = count(found as u64, "part");
+        let found =
+            stores[0].shard_count(&bucket, context.clock.now()).await.map_err(Error::Store)?;
+        if u32::try_from(found) != Ok(shards) {
+            let found = count(found as u64, "shard");
             context.printer.warn(format!(
-                "{entity}: somebody else has divided the bucket, it is in {found} now"
+                "{entity}: somebody else has split the bucket, it is in {found} now"
             ));
         }
         if let Some(failure) = &measured.first_failure {
@@ -196,7 +198,7 @@ impl PartsBench<'_> {
         let watched = watch(Some(&entity), &self.limits, &self.amounts);
         let checked = check::check(&watched, &measured);
         let result = BenchJson::new(setting, &measured, &checked);
-        let json = RowJson { parts, parts_at_end: found, ratio: None, result };
+        let json = RowJson { shards, shards_at_end: found, ratio: None, result };
         Ok(Row { json, checked, interrupt: measured.interrupt })
     }
 
@@ -215,17 +217,17 @@ impl PartsBench<'_> {
     }
 }
 
-/// The store of a process, by its number, on its table. Which parts processes choose first is the same
+/// The store of a process, by its number, on its table. Which shards processes choose first is the same
 /// in every run.
-fn store(parts: u32) -> impl Fn((u64, &Arc<LazyTable>)) -> Arc<DynamoStore> {
-    let options = DynamoOptions::default().parts_max(parts).merge_after(Duration::MAX);
+fn store(shards: u32) -> impl Fn((u64, &Arc<LazyTable>)) -> Arc<DynamoStore> {
+    let options = DynamoOptions::default().shards_max(shards).merge_after(Duration::MAX);
     move |(process, table)| {
         let table = Arc::<LazyTable>::clone(table);
         Arc::new(DynamoStore::new(table, options.clone().seed(process)))
     }
 }
 
-impl PartsJson {
+impl ShardsJson {
     fn print(&self, checked: &[Checked], printer: &mut Printer) {
         if printer.is_json() {
             printer.json(self);
@@ -273,7 +275,7 @@ impl PartsJson {
             let time = |millis: Option<f64>| millis.map_or_else(none, report::time);
             let units = |units: Option<f64>| units.map_or_else(none, |units| format!("{units:.3}"));
             vec![
-                Cell::from(row.parts),
+                Cell::from(row.shards),
                 Cell::from(report::whole(result.acquires_per_second)),
                 Cell::from(row.ratio.map_or_else(none, |ratio| format!("{ratio:.2}"))),
                 Cell::from(time(latency.p50)),

@@ -1,4 +1,4 @@
-//! Buckets that somebody has divided ahead of a rush: all parts are there, nothing is won or lost.
+//! Buckets that somebody has split ahead of a rush: all shards are there, nothing is won or lost.
 //!
 //! `ZAEL_SIM_SEEDS` says how many seeds are played (3).
 
@@ -18,11 +18,11 @@ fn store(table: &SimTable, options: DynamoOptions) -> DynamoStore {
     DynamoStore::new(Arc::new(table.clone()), options.seed(1))
 }
 
-/// The count that each part knows, those that are there.
+/// The count that each shard knows, those that are there.
 fn counts(table: &SimTable) -> Vec<i64> {
-    let part = |shard| table.item(&BucketItemKey { bucket: key(), shard }.item_key());
-    let parts = (0..128).filter_map(part);
-    parts.filter_map(|item| item.get("shard_count").and_then(Value::as_i64)).collect()
+    let shard = |shard| table.item(&BucketItemKey { bucket: key(), shard }.item_key());
+    let shards = (0..128).filter_map(shard);
+    shards.filter_map(|item| item.get("shard_count").and_then(Value::as_i64)).collect()
 }
 
 async fn take(store: &DynamoStore, target: &Arc<Target>, tokens: i64) -> bool {
@@ -31,23 +31,23 @@ async fn take(store: &DynamoStore, target: &Arc<Target>, tokens: i64) -> bool {
 }
 
 #[tokio::test]
-async fn all_parts_are_there_and_hold_what_the_bucket_held() {
+async fn all_shards_are_there_and_hold_what_the_bucket_held() {
     let table = SimTable::default();
     let store = store(&table, DynamoOptions::default());
     let target = target(Limit::per_minute("rpm", 100));
     assert!(take(&store, &target, 37).await);
-    for (asked, parts) in [(1, 1), (8, 8), (4, 8), (9, 16), (64, 64), (u32::MAX, 64)] {
-        let divided = store.divide(&key(), asked, at(0)).await.expect("an answer");
-        assert_eq!(divided, Some(parts), "{asked} were asked for");
-        let parts = usize::try_from(parts).expect("few");
-        assert_eq!(counts(&table), vec![i64::try_from(parts).expect("few"); parts]);
-        assert_eq!(store.parts(&key(), at(0)).await.expect("an answer"), parts);
+    for (asked, shards) in [(1, 1), (8, 8), (4, 8), (9, 16), (64, 64), (u32::MAX, 64)] {
+        let divided = store.split_to(&key(), asked, at(0)).await.expect("an answer");
+        assert_eq!(divided, Some(shards), "{asked} were asked for");
+        let shards = usize::try_from(shards).expect("few");
+        assert_eq!(counts(&table), vec![i64::try_from(shards).expect("few"); shards]);
+        assert_eq!(store.shard_count(&key(), at(0)).await.expect("an answer"), shards);
         let whole = store.peek(&[key()], at(0)).await.expect("an answer");
         let (cell, rate) = whole[0].as_ref().and_then(|all| all.cell("rpm")).expect("the limit");
         assert_eq!((cell.tokens.get(), rate.capacity().get()), (63_000, 100_000));
     }
-    assert_eq!(store.divisions().doublings, 6);
-    // Another process, which believes that there is one part.
+    assert_eq!(store.reshard_counts().splits, 6);
+    // Another process, which believes that there is one shard.
     let other = DynamoStore::new(Arc::new(table.clone()), DynamoOptions::default());
     let mut admitted = 0;
     while take(&other, &target, 1).await {
@@ -57,38 +57,38 @@ async fn all_parts_are_there_and_hold_what_the_bucket_held() {
 }
 
 #[tokio::test]
-async fn no_more_parts_than_the_options_allow_and_none_of_a_bucket_that_is_not_there() {
+async fn no_more_shards_than_the_options_allow_and_none_of_a_bucket_that_is_not_there() {
     let table = SimTable::default();
-    let store = store(&table, DynamoOptions::default().parts_max(4));
-    assert_eq!(store.divide(&key(), 8, at(0)).await.expect("an answer"), None);
-    assert_eq!(store.parts(&key(), at(0)).await.expect("an answer"), 0);
+    let store = store(&table, DynamoOptions::default().shards_max(4));
+    assert_eq!(store.split_to(&key(), 8, at(0)).await.expect("an answer"), None);
+    assert_eq!(store.shard_count(&key(), at(0)).await.expect("an answer"), 0);
     assert_eq!(table.items().len(), 0);
     assert!(take(&store, &target(Limit::per_minute("rpm", 100)), 1).await);
-    assert_eq!(store.divide(&key(), 8, at(0)).await.expect("an answer"), Some(4));
+    assert_eq!(store.split_to(&key(), 8, at(0)).await.expect("an answer"), Some(4));
     assert_eq!(counts(&table), [4; 4]);
 }
 
-/// A process that divides part after part, and does not come to the end of it.
+/// A process that splits shard after shard, and does not come to the end of it.
 #[tokio::test]
-async fn what_another_process_has_left_half_divided_is_divided_to_the_end() {
+async fn what_another_process_has_left_half_split_is_split_to_the_end() {
     let table = SimTable::default();
     let first = store(&table, DynamoOptions::default());
     let target = target(Limit::per_minute("rpm", 100));
     assert!(take(&first, &target, 37).await);
     // What goes on in the background has no turn before the next line.
     for _ in 0..3 {
-        first.double(&key(), at(0)).await.expect("an answer");
+        first.split(&key(), at(0)).await.expect("an answer");
     }
     let other = DynamoStore::new(Arc::new(table.clone()), DynamoOptions::default());
-    assert_ne!(counts(&table), [8; 8], "the last parts are still to be divided");
-    assert_eq!(other.divide(&key(), 8, at(0)).await.expect("an answer"), Some(8));
+    assert_ne!(counts(&table), [8; 8], "the last shards are still to be split");
+    assert_eq!(other.split_to(&key(), 8, at(0)).await.expect("an answer"), Some(8));
     assert_eq!(counts(&table), [8; 8]);
     let whole = other.peek(&[key()], at(0)).await.expect("an answer");
     let (cell, _) = whole[0].as_ref().and_then(|all| all.cell("rpm")).expect("the limit");
     assert_eq!(cell.tokens.get(), 63_000);
 }
 
-/// Eight processes take all there is while two others divide the bucket.
+/// Eight processes take all there is while two others split the bucket.
 #[test]
 fn whoever_takes_meanwhile_gets_what_there_is_and_no_more() {
     let seeds = std::env::var("ZAEL_SIM_SEEDS").ok();
@@ -124,7 +124,7 @@ fn whoever_takes_meanwhile_gets_what_there_is_and_no_more() {
             let now = world.time.now();
             let bucket = key();
             let (one, two) =
-                tokio::join!(first.divide(&bucket, 32, now), other.divide(&bucket, 16, now));
+                tokio::join!(first.split_to(&bucket, 32, now), other.split_to(&bucket, 16, now));
             assert_eq!(one.expect("an answer"), Some(32));
             assert!(two.expect("an answer") >= Some(16));
             let mut admitted = 1;

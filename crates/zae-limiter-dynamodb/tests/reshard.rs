@@ -1,4 +1,4 @@
-//! Buckets that are written too often for one item: divided, never over-admitted, put together.
+//! Buckets that are written too often for one item: split, never over-admitted, merged.
 
 mod one_bucket;
 
@@ -19,7 +19,7 @@ fn store(table: &SimTable) -> DynamoStore {
     DynamoStore::new(Arc::new(table.clone()), DynamoOptions::default().seed(1))
 }
 
-/// The part that gave so many tokens, or what stood in the way.
+/// The shard that gave so many tokens, or what stood in the way.
 async fn take(
     store: &DynamoStore,
     target: &Arc<Target>,
@@ -32,7 +32,7 @@ async fn take(
     }
 }
 
-fn part(table: &SimTable, shard: u32) -> Option<Item> {
+fn item_of(table: &SimTable, shard: u32) -> Option<Item> {
     table.item(&BucketItemKey { bucket: key(), shard }.item_key())
 }
 
@@ -40,31 +40,31 @@ fn number(item: &Item, name: &str) -> i64 {
     item.get(name).and_then(Value::as_i64).unwrap_or_else(|| panic!("no {name} in {item:?}"))
 }
 
-/// The count that the first part knows.
+/// The count that the first shard knows.
 fn count(table: &SimTable) -> i64 {
-    part(table, 0).map_or(1, |first| number(&first, "shard_count"))
+    item_of(&table, 0).map_or(1, |first| number(&first, "shard_count"))
 }
 
-/// Divides until there are so many parts, or fewer.
-async fn divide(store: &DynamoStore, table: &SimTable, parts: i64, now: Timestamp) {
-    while count(table) < parts {
-        store.double(&key(), now).await.expect("an answer");
-        // The other parts are divided in the background.
+/// Splits until there are so many shards, or fewer.
+async fn divide(store: &DynamoStore, table: &SimTable, shards: i64, now: Timestamp) {
+    while count(table) < shards {
+        store.split(&key(), now).await.expect("an answer");
+        // The other shards are split in the background.
         for _ in 0..200 {
             tokio::task::yield_now().await;
         }
     }
-    let there = (0..64).filter_map(|shard| part(table, shard)).count();
-    assert_eq!(there, usize::try_from(parts).expect("few"), "parts");
+    let there = (0..64).filter_map(|shard| item_of(table, shard)).count();
+    assert_eq!(there, usize::try_from(shards).expect("few"), "shards");
 }
 
 #[tokio::test]
-async fn ten_that_are_left_stay_ten_through_doublings_to_32_and_back() {
+async fn ten_that_are_left_stay_ten_through_splits_to_32_and_back() {
     let table = SimTable::default();
     let (store, target) = (store(&table), target(Limit::per_minute("rpm", 100)));
     take(&store, &target, 90, at(0)).await.expect("admitted");
-    for parts in [2, 4, 8, 16, 32] {
-        divide(&store, &table, parts, at(0)).await;
+    for shards in [2, 4, 8, 16, 32] {
+        divide(&store, &table, shards, at(0)).await;
         let whole = store.peek(&[key()], at(0)).await.expect("an answer");
         let whole = whole[0].as_ref().expect("a bucket");
         let (cell, rate) = whole.cell("rpm").expect("the limit");
@@ -76,7 +76,7 @@ async fn ten_that_are_left_stay_ten_through_doublings_to_32_and_back() {
     }
     assert_eq!(admitted, 10);
     while count(&table) > 1 {
-        store.halve(&key(), at(0)).await.expect("an answer");
+        store.merge(&key(), at(0)).await.expect("an answer");
     }
     assert!(take(&store, &target, 1, at(0)).await.is_err());
     take(&store, &target, 1, at(600)).await.expect("one is earned in 600 ms");
@@ -94,8 +94,8 @@ async fn a_request_larger_than_a_share_is_admitted_when_all_have_enough() {
         (900_000, 1_000_000)
     );
     let shard = take(&store, &target, 900, at(0)).await.expect("900 in all");
-    assert_eq!(store.divisions().gathered, 1);
-    // All of it back: more than the part it is said to come from has room for.
+    assert_eq!(store.reshard_counts().gathered, 1);
+    // All of it back: more than the shard it is said to come from has room for.
     let settlement = Settlement {
         target: Arc::clone(&target),
         shard,
@@ -104,7 +104,7 @@ async fn a_request_larger_than_a_share_is_admitted_when_all_have_enough() {
     store.settle(&[settlement], at(0)).await.expect("settled");
     take(&store, &target, 900, at(0)).await.expect("all of it is back");
     let statuses = take(&store, &target, 900, at(0)).await.expect_err("nothing is left");
-    // 900 at 1,000 a minute; to the millisecond, however many parts there are.
+    // 900 at 1,000 a minute; to the millisecond, however many shards there are.
     let wait = statuses[0].retry_after;
     let late = at(i64::try_from(wait.as_millis()).expect("a minute"));
     assert!((54_000..54_020).contains(&wait.as_millis()), "{wait:?}");
@@ -112,7 +112,7 @@ async fn a_request_larger_than_a_share_is_admitted_when_all_have_enough() {
 }
 
 #[tokio::test]
-async fn a_lease_from_a_part_that_is_gone_is_settled_where_its_share_is() {
+async fn a_lease_from_a_shard_that_is_gone_is_settled_where_its_share_is() {
     let table = SimTable::default();
     let (store, target) = (store(&table), target(Limit::per_minute("rpm", 100)));
     take(&store, &target, 20, at(0)).await.expect("admitted");
@@ -124,46 +124,46 @@ async fn a_lease_from_a_part_that_is_gone_is_settled_where_its_share_is() {
         differences: [Take { cell: 0, amount: Millitokens::new(amount) }].into_iter().collect(),
     };
     for _ in 0..3 {
-        store.halve(&key(), at(0)).await.expect("an answer");
+        store.merge(&key(), at(0)).await.expect("an answer");
     }
     assert_eq!(count(&table), 1);
-    // By a process that still believes in eight parts, and by one that knows of none.
+    // By a process that still believes in eight shards, and by one that knows of none.
     store.settle(&[settle(-5_000)], at(0)).await.expect("settled");
     let other = DynamoStore::new(Arc::new(table.clone()), DynamoOptions::default());
     other.settle(&[settle(3_000)], at(0)).await.expect("settled");
-    let first = part(&table, 0).expect("the first part");
+    let first = item_of(&table, 0).expect("the first shard");
     assert_eq!((number(&first, "b_rpm_tk"), number(&first, "b_rpm_tc")), (82_000, 18_000));
 }
 
-/// A part is hot when fewer than 150 of its 1,000 writes are left. Divided it has 800 again and the
-/// new one all of them: the same rush does not divide them at once, but when it goes on.
+/// A shard is hot when fewer than 150 of its 1,000 writes are left. Divided it has 800 again and the
+/// new one all of them: the same rush does not split them at once, but when it goes on.
 #[tokio::test]
-async fn a_rush_divides_a_bucket_once_and_again_only_when_it_goes_on() {
+async fn a_rush_splits_a_bucket_once_and_again_only_when_it_goes_on() {
     let table = SimTable::default();
     let options = DynamoOptions::default().seed(1).without_group_commit();
     let store = DynamoStore::new(Arc::new(table.clone()), options);
     let target = target(Limit::per_second("rps", 100_000));
-    let mut doublings = Vec::new();
+    let mut splits = Vec::new();
     for call in 1..=2_500 {
         let before = count(&table);
         take(&store, &target, 1, at(0)).await.expect("admitted");
-        // Dividing happens in the background.
+        // Splitting happens in the background.
         for _ in 0..200 {
             tokio::task::yield_now().await;
         }
         if count(&table) != before {
-            doublings.push((call, count(&table)));
+            splits.push((call, count(&table)));
         }
     }
-    assert_eq!(doublings.len(), 2, "{doublings:?}");
-    assert_eq!(doublings[0], (851, 2));
+    assert_eq!(splits.len(), 2, "{splits:?}");
+    assert_eq!(splits[0], (851, 2));
     // Each of the two gets about every second call.
-    assert_eq!(doublings[1].1, 4);
-    assert!((1_200..1_500).contains(&(doublings[1].0 - 851)), "{doublings:?}");
+    assert_eq!(splits[1].1, 4);
+    assert!((1_200..1_500).contains(&(splits[1].0 - 851)), "{splits:?}");
 }
 
 #[tokio::test]
-async fn writes_that_come_slowly_never_divide_a_bucket() {
+async fn writes_that_come_slowly_never_split_a_bucket() {
     // An hour; `a_day_of_ten_requests_a_second` is longer.
     let table = SimTable::default();
     let (store, target) = (store(&table), target(Limit::per_second("rps", 1_000)));
@@ -171,7 +171,7 @@ async fn writes_that_come_slowly_never_divide_a_bucket() {
         take(&store, &target, 1, at(call * 100)).await.expect("admitted");
     }
     assert_eq!(count(&table), 1);
-    assert_eq!(store.divisions().doublings, 0);
+    assert_eq!(store.reshard_counts().splits, 0);
 }
 
 #[tokio::test]
@@ -186,7 +186,7 @@ async fn a_day_of_ten_requests_a_second() {
 }
 
 #[tokio::test]
-async fn a_bucket_left_in_many_parts_is_put_together_when_it_is_calm() {
+async fn a_bucket_left_in_many_shards_is_merged_when_it_is_calm() {
     let table = SimTable::default();
     let target = target(Limit::per_minute("rpm", 100));
     let options = DynamoOptions::default().merge_after(Duration::from_secs(600));
@@ -194,7 +194,7 @@ async fn a_bucket_left_in_many_parts_is_put_together_when_it_is_calm() {
     take(&store, &target, 40, at(0)).await.expect("admitted");
     divide(&store, &table, 8, at(0)).await;
     // One call every ten seconds, for an hour.
-    let mut halvings = Vec::new();
+    let mut merges = Vec::new();
     for call in 1..=360 {
         let before = count(&table);
         let now = at(call * 10_000);
@@ -203,26 +203,26 @@ async fn a_bucket_left_in_many_parts_is_put_together_when_it_is_calm() {
             tokio::task::yield_now().await;
         }
         if count(&table) != before {
-            halvings.push((call * 10 / 60, count(&table)));
+            merges.push((call * 10 / 60, count(&table)));
         }
     }
-    assert_eq!(count(&table), 1, "{halvings:?}");
-    assert_eq!(store.divisions().merges, 3);
-    assert!(halvings[0].0 >= 10, "{halvings:?}");
-    // What is left of the parts goes with the bucket.
+    assert_eq!(count(&table), 1, "{merges:?}");
+    assert_eq!(store.reshard_counts().merges, 3);
+    assert!(merges[0].0 >= 10, "{merges:?}");
+    // What is left of the shards goes with the bucket.
     store.delete(&[zae_limiter_core::Key::Bucket(key())]).await.expect("deleted");
     assert_eq!(table.items().len(), 0);
 }
 
-/// What the original does: raises the count on the first part, and makes new parts full.
-async fn divide_as_the_original_does(table: &SimTable) {
+/// What the original does: raises the count on the first shard, and makes new shards full.
+async fn split_as_the_original_does(table: &SimTable) {
     let first = BucketItemKey { bucket: key(), shard: 0 };
     let doubled = Update {
         key: first.item_key(),
         actions: vec![Action::Set("shard_count".to_owned(), Value::number(2))],
         conditions: Vec::new(),
     };
-    let mut second: Item = part(table, 0).expect("the first part");
+    let mut second: Item = item_of(&table, 0).expect("the first shard");
     second.insert("b_rpm_tk".to_owned(), Value::number(100_000));
     second.insert("shard_count".to_owned(), Value::number(2));
     for name in ["PK", "SK"] {
@@ -241,21 +241,21 @@ async fn divide_as_the_original_does(table: &SimTable) {
 /// Our part of the promise: of what another client has made out of nothing, no more than a share
 /// counts, and nothing is added to it.
 #[tokio::test]
-async fn a_part_that_another_client_made_full_holds_no_more_than_its_share() {
+async fn a_shard_that_another_client_made_full_holds_no_more_than_its_share() {
     let table = SimTable::default();
     let (store, target) = (store(&table), target(Limit::per_minute("rpm", 100)));
     take(&store, &target, 90, at(0)).await.expect("admitted");
-    divide_as_the_original_does(&table).await;
+    split_as_the_original_does(&table).await;
     let fresh = DynamoStore::new(Arc::new(table.clone()), DynamoOptions::default());
     let mut admitted = 0;
     while take(&fresh, &target, 1, at(0)).await.is_ok() {
         admitted += 1;
     }
-    // 10 that were left, and the new part's share of 50: not the 100 that it was made with.
+    // 10 that were left, and the new shard's share of 50: not the 100 that it was made with.
     assert_eq!(admitted, 60);
 }
 
-/// Raises the count on one part and nothing else, as the original does.
+/// Raises the count on one shard and nothing else, as the original does.
 async fn raise(table: &SimTable, shard: u32, count: i64) {
     let raised = Update {
         key: BucketItemKey { bucket: key(), shard }.item_key(),
@@ -265,30 +265,30 @@ async fn raise(table: &SimTable, shard: u32, count: i64) {
     table.update(&raised).await.expect("an answer");
 }
 
-/// A part that was put together with another lies there for a day, and does not stand in the way when
-/// another client counts it as a part again.
+/// A shard that was merged with another lies there for a day, and does not stand in the way when
+/// another client counts it as a shard again.
 #[tokio::test]
-async fn a_part_that_another_client_counts_again_is_brought_back_with_nothing() {
+async fn a_shard_that_another_client_counts_again_is_restored_with_nothing() {
     let table = SimTable::default();
     let (store, target) = (store(&table), target(Limit::per_minute("rpm", 100)));
     take(&store, &target, 20, at(0)).await.expect("admitted");
     divide(&store, &table, 4, at(0)).await;
     for _ in 0..2 {
-        store.halve(&key(), at(0)).await.expect("an answer");
+        store.merge(&key(), at(0)).await.expect("an answer");
     }
-    // The first part's share is a half now, and the other half is nobody's.
+    // The first shard's share is a half now, and the other half is nobody's.
     raise(&table, 0, 2).await;
     let fresh = DynamoStore::new(Arc::new(table.clone()), DynamoOptions::default());
     let statuses = take(&fresh, &target, 60, at(0)).await.expect_err("more than a half");
     assert_eq!(statuses[0].available.get(), 50_000);
-    let second = part(&table, 1).expect("the second part");
+    let second = item_of(&table, 1).expect("the second shard");
     assert_eq!((number(&second, "shard_count"), number(&second, "b_rpm_tk")), (2, 0));
-    // The count of a part other than the first may be raised later than all that.
+    // The count of a shard other than the first may be raised later than all that.
     raise(&table, 1, 4).await;
     let statuses = take(&fresh, &target, 60, at(1_000)).await.expect_err("more than there is");
     assert!((50_000..52_000).contains(&statuses[0].available.get()), "{statuses:?}");
-    assert_eq!(part(&table, 3).map(|last| number(&last, "shard_count")), Some(4));
-    take(&fresh, &target, 60, at(60_000)).await.expect("all parts have refilled");
+    assert_eq!(item_of(&table, 3).map(|last| number(&last, "shard_count")), Some(4));
+    take(&fresh, &target, 60, at(60_000)).await.expect("all shards have refilled");
 }
 
 /// Whether what was admitted at these moments, in microseconds and in order, is in no interval more
@@ -318,7 +318,7 @@ struct Rush {
     asked: u32,
     refused: u64,
     failed: u64,
-    parts: i64,
+    shards: i64,
     units: f64,
 }
 
@@ -333,7 +333,7 @@ fn rush(
     World::play(seed, 1, async move |world| {
         let faults = Faults { partition_units: Some(1_000.0), ..Faults::none() };
         world.table.set_faults(Faults { delay_us: 500..=8_000, ..faults });
-        let rush = Rush { parts: 1, ..Rush::default() };
+        let rush = Rush { shards: 1, ..Rush::default() };
         let rush = Arc::new(Mutex::new(rush));
         let target = target(limit);
         let mut tasks = Vec::new();
@@ -367,21 +367,21 @@ fn rush(
             task.await.expect("nobody panics");
         }
         let mut rush = Arc::into_inner(rush).expect("all are done").into_inner().expect("sound");
-        rush.parts = count(&world.table);
+        rush.shards = count(&world.table);
         rush.units = world.table.totals().table_writes;
         rush
     })
 }
 
 /// Each call by itself: while a bucket is full every write moves its refill time, one after the
-/// other, so that a part admits one call in a round trip. It takes as many parts as there may be, and
+/// other, so that a shard admits one call in a round trip. It takes as many shards as there may be, and
 /// some seconds to get there.
 #[test]
 #[ignore = "a minute in a debug build: run with --release -- --ignored"]
 fn a_rush_without_group_commit_reaches_the_rate_within_five_seconds_and_never_exceeds_it() {
     let options = DynamoOptions::default().without_group_commit();
     let rush = rush(7, 20, 500, 7, options, Limit::per_second("rps", 10_000));
-    println!("by second {:?}, {} parts", rush.admitted_by_second, rush.parts);
+    println!("by second {:?}, {} shards", rush.admitted_by_second, rush.shards);
     println!("asked {}, refused {}, failed {}", rush.asked, rush.refused, rush.failed);
     assert_never_too_many(&rush.admitted_us, 10_000 + LATE, 10_000);
     for second in 4..7 {
@@ -391,13 +391,13 @@ fn a_rush_without_group_commit_reaches_the_rate_within_five_seconds_and_never_ex
 
 #[test]
 #[ignore = "minutes in a debug build: run with --release -- --ignored"]
-fn a_rush_with_group_commit_needs_few_parts() {
+fn a_rush_with_group_commit_needs_few_shards() {
     for seed in [7, 8, 9] {
         let limit = Limit::per_second("rps", 10_000);
         let rush = rush(seed, 20, 500, 5, DynamoOptions::default(), limit);
-        println!("by second {:?}, {} parts", rush.admitted_by_second, rush.parts);
+        println!("by second {:?}, {} shards", rush.admitted_by_second, rush.shards);
         println!("asked {}, {} write units", rush.asked, rush.units);
-        assert!(rush.parts <= 4, "{} parts", rush.parts);
+        assert!(rush.shards <= 4, "{} shards", rush.shards);
         assert!(rush.units < f64::from(rush.asked) / 5.0, "{} write units", rush.units);
         assert_eq!((rush.refused, rush.failed), (0, 0));
         assert_never_too_many(&rush.admitted_us, 10_000 + LATE, 10_000);
@@ -410,8 +410,8 @@ fn a_rush_with_group_commit_needs_few_parts() {
 
 /// A table that answers at once is written as fast as it answers, unless those who wait go together.
 #[test]
-fn callers_of_one_process_share_writes_before_a_bucket_is_divided() {
-    let (writes, parts) = World::play(5, 1, async |world| {
+fn callers_of_one_process_share_writes_before_a_bucket_is_split() {
+    let (writes, shards) = World::play(5, 1, async |world| {
         world.table.set_faults(Faults { delay_us: 150..=200, ..Faults::none() });
         let table = Arc::new(world.table.for_client(1));
         let store = Arc::new(DynamoStore::new(table, DynamoOptions::default().seed(1)));
@@ -431,8 +431,8 @@ fn callers_of_one_process_share_writes_before_a_bucket_is_divided() {
         }
         (world.table.totals().calls, count(&world.table))
     });
-    println!("{writes} writes, {parts} parts");
-    assert_eq!(parts, 1);
+    println!("{writes} writes, {shards} shards");
+    assert_eq!(shards, 1);
     // What 1.5 seconds bear, and what a quiet bucket can take at once.
     assert!(writes < 2_500, "{writes} writes");
 }
@@ -451,7 +451,7 @@ fn hardly_anybody_is_refused_wrongly_at_nine_tenths_of_the_limit() {
             .collect();
         take(&processes[0], &target, 1, world.time.now()).await.expect("admitted");
         while count(&world.table) < 8 {
-            processes[0].double(&key(), world.time.now()).await.expect("an answer");
+            processes[0].split(&key(), world.time.now()).await.expect("an answer");
             world.time.sleep(Duration::from_millis(200)).await;
         }
         let refused = Arc::new(Mutex::new(0_u32));
@@ -505,7 +505,7 @@ async fn a_bucket_in_debt_admits_nothing_whatever_its_shards_hold() {
     // 599 are there, 150 of them in one shard. All are used, and 60 more: six seconds' worth.
     charge(&first, &target, shard, 659, at(0)).await;
     let held: Vec<i64> =
-        (0..4).filter_map(|shard| Some(number(&part(&table, shard)?, "b_rpm_tk"))).collect();
+        (0..4).filter_map(|shard| Some(number(&item_of(&table, shard)?, "b_rpm_tk"))).collect();
     assert_eq!(held, [-15_000; 4], "every shard bears its share of the debt");
     for process in 2..10 {
         let options = DynamoOptions::default().seed(process);
@@ -524,7 +524,7 @@ async fn a_small_debt_stays_with_its_shard() {
     take(&store, &target, 600, at(0)).await.expect("a full bucket");
     divide(&store, &table, 4, at(0)).await;
     charge(&store, &target, 1, 2, at(0)).await;
-    let held = (0..4).filter_map(|shard| Some(number(&part(&table, shard)?, "b_rpm_tk")));
+    let held = (0..4).filter_map(|shard| Some(number(&item_of(&table, shard)?, "b_rpm_tk")));
     assert_eq!(held.collect::<Vec<_>>(), [0, -2_000, 0, 0]);
 }
 
@@ -535,12 +535,12 @@ async fn a_bucket_that_expires_does_so_again_after_a_split_and_a_merge() {
     let target = target(Limit::per_minute("rpm", 600));
     // What a late charge leaves lives for as long as it takes to fill: half a minute.
     charge(&first, &target, 0, 300, at(0)).await;
-    let ttl = || part(&table, 0).and_then(|item| item.get("ttl").and_then(Value::as_i64));
+    let ttl = || item_of(&table, 0).and_then(|item| item.get("ttl").and_then(Value::as_i64));
     let expires = ttl().expect("what a late charge leaves expires");
     divide(&first, &table, 4, at(0)).await;
     assert_eq!(ttl(), None, "shards do not expire one by one");
     for _ in 0..2 {
-        first.halve(&key(), at(0)).await.expect("an answer");
+        first.merge(&key(), at(0)).await.expect("an answer");
     }
     assert_eq!(count(&table), 1);
     assert_eq!(ttl(), Some(expires));

@@ -1,27 +1,27 @@
-//! How one part of a bucket becomes two and two become one: nothing is won or lost, at any moment.
+//! How one shard of a bucket becomes two and two become one: nothing is won or lost, at any moment.
 
 use super::reading::{Cell, Reading};
 
-/// A part before and after.
+/// A shard before and after.
 pub(super) struct Change<'a> {
     pub(super) old: Option<&'a Reading>,
     pub(super) new: &'a Reading,
 }
 
-/// Whether two changes that were made together are a division, or its opposite: one of the parts
+/// Whether two changes that were made together are a split, or its opposite: one of the shards
 /// counts otherwise than before.
-pub(super) fn is_division(changes: &[Change<'_>]) -> bool {
+pub(super) fn is_reshard(changes: &[Change<'_>]) -> bool {
     let counts_otherwise =
         |change: &Change<'_>| change.old.is_some_and(|old| old.count != change.new.count);
     changes.len() == 2 && changes.iter().any(counts_otherwise)
 }
 
-/// Checks a division or its opposite. Where one of the parts is a stray, made by others and outside of
-/// the bucket, it may be divided onto that.
+/// Checks a split or its opposite. Where one of the shards is a stray, made by others and outside of
+/// the bucket, it may be split onto that.
 pub(super) fn check(changes: &[Change<'_>], onto_stray: bool) -> Result<(), String> {
-    let [low, high] = changes else { return Err("not two parts".to_owned()) };
+    let [low, high] = changes else { return Err("not two shards".to_owned()) };
     let (low, high) = if low.new.shard < high.new.shard { (low, high) } else { (high, low) };
-    let old = low.old.ok_or("nothing was divided")?;
+    let old = low.old.ok_or("nothing was split")?;
     let (before, after) = (old.count, low.new.count);
     if after == 2 * before && high.new.count == after && high.new.shard == low.new.shard + before {
         return check_split(old, low.new, high, onto_stray);
@@ -29,7 +29,7 @@ pub(super) fn check(changes: &[Change<'_>], onto_stray: bool) -> Result<(), Stri
     if 2 * after == before && high.new.count == after && high.new.shard == low.new.shard + after {
         return check_merge(old, low.new, high);
     }
-    Err(format!("parts that do not belong together: {before} to {after}"))
+    Err(format!("shards that do not belong together: {before} to {after}"))
 }
 
 fn check_split(
@@ -38,11 +38,11 @@ fn check_split(
     high: &Change<'_>,
     onto_stray: bool,
 ) -> Result<(), String> {
-    if high.old.is_some_and(Reading::is_part) && !onto_stray {
-        return Err("divided onto a part that is there".to_owned());
+    if high.old.is_some_and(Reading::holds_share) && !onto_stray {
+        return Err("split onto a shard that is there".to_owned());
     }
     if low.rf != old.rf || high.new.rf != old.rf {
-        return Err("time was paid out, or lost, by a division".to_owned());
+        return Err("time was paid out, or lost, by a split".to_owned());
     }
     same_limits(old, [low, high.new])?;
     same_moment(old.limits_at, [low, high.new])?;
@@ -52,7 +52,7 @@ fn check_split(
         let tokens = cell.tokens.min(cell.rate.capacity().get());
         same(limit, "tokens", tokens.into(), i128::from(low.tokens) + i128::from(new.tokens))?;
         same(limit, "remainder", cell.remainder.into(), i128::from(low.remainder))?;
-        same(limit, "remainder of the new part", 0, new.remainder.into())?;
+        same(limit, "remainder of the new shard", 0, new.remainder.into())?;
         unconsumed(limit, Some(cell), low)?;
         unconsumed(limit, high.old.and_then(|old| old.cells.get(limit)), new)?;
         ceilings(limit, cell, [low, new])?;
@@ -72,17 +72,17 @@ fn check_merge(old: &Reading, low: &Reading, high: &Change<'_>) -> Result<(), St
     for (limit, cell) in &old.cells {
         let (new, gone) = pair(limit, low, high.new)?;
         let other = high.old.and_then(|high| Some((high.rf, *high.cells.get(limit)?)));
-        let (mut tokens, mut parts) = held(cell, old.rf, at);
+        let (mut tokens, mut fraction) = held(cell, old.rf, at);
         if let Some((rf, other)) = &other {
             let (more, further) = held(other, *rf, at);
-            (tokens, parts) = (tokens + more, parts + further);
+            (tokens, fraction) = (tokens + more, fraction + further);
         }
         let period = i128::from(cell.rate.period_ms());
-        let (tokens, parts) = (tokens + parts / period, parts % period);
+        let (tokens, fraction) = (tokens + fraction / period, fraction % period);
         let ceiling = i128::from(new.rate.capacity().get());
         same(limit, "tokens", tokens.min(ceiling), new.tokens.into())?;
         if tokens < ceiling {
-            same(limit, "remainder", parts, new.remainder.into())?;
+            same(limit, "remainder", fraction, new.remainder.into())?;
         }
         same(limit, "tokens of what is gone", 0, gone.tokens.into())?;
         if let Some(ttl) = low.ttl.filter(|_| old.ttl.is_none()) {
@@ -111,7 +111,7 @@ fn same_limits<'a>(
     for other in others {
         let rates = other.cells.iter().map(|(limit, cell)| (limit, cell.whole));
         if !rates.eq(old.cells.iter().map(|(limit, cell)| (limit, cell.whole))) {
-            return Err(format!("other limits after a division: {other:#?}"));
+            return Err(format!("other limits after a split: {other:#?}"));
         }
     }
     Ok(())
@@ -124,13 +124,13 @@ fn same_moment<'a>(
     for other in others {
         if other.limits_at != limits_at {
             let after = other.limits_at;
-            return Err(format!("limits of {after:?} after a division, must be {limits_at:?}"));
+            return Err(format!("limits of {after:?} after a split, must be {limits_at:?}"));
         }
     }
     Ok(())
 }
 
-/// What a part holds at a moment, and what is less than a millitoken.
+/// What a shard holds at a moment, and what is less than a millitoken.
 fn held(cell: &Cell, rf: i64, at: i64) -> (i128, i128) {
     let (earned, remainder) = cell.rate.earned(u64::try_from(at - rf).unwrap_or(0), cell.remainder);
     let tokens = i128::from(cell.tokens) + i128::from(earned.get());
@@ -144,13 +144,13 @@ fn pair<'a>(
     other: &'a Reading,
 ) -> Result<(&'a Cell, &'a Cell), String> {
     let both = one.cells.get(limit).zip(other.cells.get(limit));
-    both.ok_or_else(|| format!("{limit}: lost by a division"))
+    both.ok_or_else(|| format!("{limit}: lost by a split"))
 }
 
 fn same(limit: &str, what: &str, left: i128, right: i128) -> Result<(), String> {
     match left == right {
         true => Ok(()),
-        false => Err(format!("{limit}: {what} are {right} after a division, must be {left}")),
+        false => Err(format!("{limit}: {what} are {right} after a split, must be {left}")),
     }
 }
 

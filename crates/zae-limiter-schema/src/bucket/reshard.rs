@@ -1,13 +1,13 @@
-//! A bucket in several parts: how one part becomes two, and two become one again.
+//! A bucket in several shards: how one shard becomes two, and two become one again.
 //!
-//! A part with the number `s` of a bucket in `n` parts holds the share `s` of `n` of every limit: of
-//! its ceiling, and of what it earns. Dividing it makes it the share `s` of `2n`, and puts the share
+//! A shard with the number `s` of a bucket in `n` shards holds the share `s` of `n` of every limit: of
+//! its ceiling, and of what it earns. Splitting it makes it the share `s` of `2n`, and puts the share
 //! `s + n` of `2n` beside it: together exactly what it was. Both happen in one transaction, so that
-//! at every moment, whoever crashes, the shares add up to the limit. The parts of a bucket need not
-//! be divided equally often; the first part is divided first and put together last, so that its
+//! at every moment, whoever crashes, the shares add up to the limit. The shards of a bucket need not
+//! be split equally often; the first shard is split first and merged last, so that its
 //! count is the highest.
 //!
-//! A part that was put together with another stays as an item for a day, with a count that is not
+//! A shard that was merged with another stays as an item for a day, with a count that is not
 //! above its number: whoever still writes to it learns at once that it holds nothing.
 
 use std::sync::Arc;
@@ -20,24 +20,24 @@ use super::{
     After, Alive, BucketItem, Expiry, IDLE, ONE_WRITE, Owner, REFILLED_AT, REMAINDERS_AT,
     SHARD_COUNT, SHARDS_SEEN, TTL, WCU, WCU_CAPACITY, attribute, count_write, create,
     next_generation, pin_balances, pin_known, pin_rate, push_copies, push_idle, push_limits,
-    push_limits_at, push_remainder, push_tokens, push_whole_wcu, ttl_of, undivided,
+    push_limits_at, push_remainder, push_tokens, push_whole_wcu, same_shard_count, ttl_of,
 };
 use crate::expression::{Action, Condition};
 use crate::keys::BucketItemKey;
 use crate::table::{Change, Update};
 use crate::value::Value;
 
-/// How long a part is kept that holds nothing any more.
+/// How long a shard is kept that holds nothing any more.
 const RETIRED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What a divided part may still take at once, of its writes in a second: enough that it is not
-/// divided again by the same rush, little enough that it is when the rush goes on.
+/// What a split shard may still take at once, of its writes in a second: enough that it is not
+/// split again by the same rush, little enough that it is when the rush goes on.
 const WRITES_AFTER_SPLIT: i64 = WCU_CAPACITY * 8 / 10;
 
-/// A part, and the one beside it that it was or is divided into.
+/// A shard, and the one beside it that it was or is split into.
 #[derive(Clone, Copy, Debug)]
 pub struct Halves<'a> {
-    /// The part with the lower number.
+    /// The shard with the lower number.
     pub low: &'a BucketItem,
     /// The other, if there is an item.
     pub high: Option<&'a BucketItem>,
@@ -48,7 +48,7 @@ fn keys(key: &BucketItemKey, distance: u32) -> [BucketItemKey; 2] {
     [key.clone(), high]
 }
 
-/// Divides a part in two. What it holds is divided as its limits are, debts too; time that was not
+/// Splits a shard in two. What it holds is split as its limits are, debts too; time that was not
 /// paid out yet will be, to both.
 pub fn split(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Vec<Change> {
     let known = halves.low;
@@ -57,7 +57,7 @@ pub fn split(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Vec<Cha
     let [low_key, high_key] = keys(key, old_count);
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     pin_known(known, &mut conditions);
-    conditions.push(undivided(known.shard_count));
+    conditions.push(same_shard_count(known.shard_count));
     conditions.push(Alive::After(now).condition());
     actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(count.into())));
     actions.push(next_generation(known, now));
@@ -113,11 +113,11 @@ pub fn split(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Vec<Cha
     changes
 }
 
-/// Makes a part of an item that holds nothing any more. Net consumption goes on counting.
+/// Makes a shard of an item that holds nothing any more. Net consumption goes on counting.
 fn revive(key: &BucketItemKey, known: &BucketItem, after: &After<'_>, owner: &Owner<'_>) -> Update {
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     pin_known(known, &mut conditions);
-    conditions.push(undivided(known.shard_count));
+    conditions.push(same_shard_count(known.shard_count));
     actions.push(next_generation(known, after.bucket.refilled_at()));
     for name in known.whole.names() {
         if after.whole.position(name.as_str()).is_none() {
@@ -145,7 +145,7 @@ fn revive(key: &BucketItemKey, known: &BucketItem, after: &After<'_>, owner: &Ow
 /// Makes a shard that the one it was split from counts as there, although it is missing, or only an item
 /// is left that holds nothing: another client has raised that one's count, and nothing else. It starts
 /// with nothing, and only if the other one still says so: the bucket may be deleted at any moment.
-pub fn bring_back(
+pub fn restore(
     key: &BucketItemKey,
     left: Option<&BucketItem>,
     origin: &BucketItem,
@@ -153,7 +153,7 @@ pub fn bring_back(
     owner: &Owner<'_>,
 ) -> Vec<Change> {
     let origin_key = BucketItemKey { bucket: key.bucket.clone(), shard: origin.shard };
-    let still = Change::Check(origin_key.item_key(), vec![undivided(origin.shard_count)]);
+    let still = Change::Check(origin_key.item_key(), vec![same_shard_count(origin.shard_count)]);
     let made = match left {
         None => create(key, after, owner, Expiry::Never),
         Some(left) => revive(key, left, after, owner),
@@ -161,7 +161,7 @@ pub fn bring_back(
     vec![Change::Update(made), still]
 }
 
-/// Makes one part of two, if they have the same limits: `None` where they do not. The higher one
+/// Makes one shard of two, if they have the same limits: `None` where they do not. The higher one
 /// stays behind empty. A bucket that expired before it was split does so again once it is in one shard.
 pub fn merge(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Option<Vec<Change>> {
     let Halves { low: known, high } = halves;
@@ -176,7 +176,7 @@ pub fn merge(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Option<
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     pin_known(known, &mut conditions);
     pin_balances(known, &mut conditions);
-    conditions.push(undivided(known.shard_count));
+    conditions.push(same_shard_count(known.shard_count));
     conditions.push(Alive::After(now).condition());
     actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(count.into())));
     if low_key.shard == 0 {
@@ -210,7 +210,7 @@ pub fn merge(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Option<
     Some(vec![Change::Update(low), Change::Update(high)])
 }
 
-/// What two parts hold together at a moment, to the last part of a millitoken.
+/// What two shards hold together at a moment, to the last part of a millitoken.
 fn joined(
     low: &BucketItem,
     high: Option<&BucketItem>,
@@ -239,11 +239,11 @@ fn joined(
     Bucket::from_parts(share_of(&low.whole, shard, count), cells, at)
 }
 
-/// What is left of a part that another one has taken over.
+/// What is left of a shard that another one has taken over.
 fn retire(key: &BucketItemKey, halves: Halves<'_>, count: u32, at: Timestamp) -> Update {
     let gone_at = at.saturating_add(RETIRED_FOR);
     let Some(known) = halves.high else {
-        // An item all the same, so that nobody brings the part back who has not seen this.
+        // An item all the same, so that nobody brings the shard back who has not seen this.
         let nothing = vec![Cell::default(); halves.low.whole.len()];
         let bucket = Bucket::from_parts(Arc::clone(&halves.low.whole), nothing, at);
         let (whole, limits_at) = (&*halves.low.whole, halves.low.limits_at);
@@ -254,7 +254,7 @@ fn retire(key: &BucketItemKey, halves: Halves<'_>, count: u32, at: Timestamp) ->
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     pin_known(known, &mut conditions);
     pin_balances(known, &mut conditions);
-    conditions.push(undivided(known.shard_count));
+    conditions.push(same_shard_count(known.shard_count));
     actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(count.into())));
     actions.push(next_generation(known, at));
     for name in known.whole.names() {

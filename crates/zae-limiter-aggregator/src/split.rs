@@ -1,4 +1,4 @@
-//! Dividing a bucket that is written too often.
+//! Splitting a bucket that is written too often.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,29 +10,29 @@ use zae_limiter_schema::{
     Transacted,
 };
 
-use crate::effects::Doubling;
-use crate::execute::Divide;
+use crate::effects::PendingSplit;
+use crate::execute::Split;
 
 /// How often it is tried: others write to the bucket all the time, that is why.
 const ATTEMPTS_MAX: u32 = 16;
 
-/// Divides the first part of a bucket in two, as its clients do; whoever meets the other parts goes
+/// Splits the first shard of a bucket in two, as its clients do; whoever meets the other shards goes
 /// on.
-pub struct Divider {
+pub struct Splitter {
     table: Arc<dyn Table>,
     clock: Arc<dyn Clock>,
 }
 
-impl Divider {
-    /// Divides buckets of that table.
+impl Splitter {
+    /// Splits buckets of that table.
     pub fn new(table: Arc<dyn Table>, clock: Arc<dyn Clock>) -> Self {
         Self { table, clock }
     }
 
-    async fn try_to(&self, doubling: &Doubling) -> Result<bool, TableError> {
-        let part = |shard| BucketItemKey { bucket: doubling.bucket.clone(), shard };
-        let from = doubling.from.next_power_of_two();
-        let (low_key, high_key) = (part(SHARD_ZERO), part(from));
+    async fn try_to(&self, pending: &PendingSplit) -> Result<bool, TableError> {
+        let key_of = |shard| BucketItemKey { bucket: pending.bucket.clone(), shard };
+        let from = pending.from.next_power_of_two();
+        let (low_key, high_key) = (key_of(SHARD_ZERO), key_of(from));
         for _ in 0..ATTEMPTS_MAX {
             let keys = [low_key.item_key(), high_key.item_key()];
             let read = self.table.read(&keys, Consistency::Strong).await?;
@@ -63,14 +63,14 @@ fn is_at(item: &Item, key: &ItemKey) -> bool {
     text("PK") == Some(&key.pk) && text("SK") == Some(&key.sk)
 }
 
-impl fmt::Debug for Divider {
+impl fmt::Debug for Splitter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Divider").finish_non_exhaustive()
     }
 }
 
-impl Divide for Divider {
-    fn divide<'a>(&'a self, doubling: &'a Doubling) -> BoxFuture<'a, Result<bool, TableError>> {
-        Box::pin(self.try_to(doubling))
+impl Split for Splitter {
+    fn split<'a>(&'a self, pending: &'a PendingSplit) -> BoxFuture<'a, Result<bool, TableError>> {
+        Box::pin(self.try_to(pending))
     }
 }
