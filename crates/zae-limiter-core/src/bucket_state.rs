@@ -9,7 +9,9 @@ use smallvec::SmallVec;
 use zae_limiter_model::{Ask, Bucket, LimitName, Millitokens, Overflow, Take, Timestamp, decide};
 use zae_limiter_model::{LimitSet, Rate, Verdict};
 
-use crate::plan::{Admission, Leg, LegTaken, Plan, Settlement, Takes, Target, refused_statuses};
+use crate::plan::{
+    Admission, Leg, LegTaken, Placement, Plan, Settlement, Takes, Target, refused_statuses,
+};
 use crate::window::hour_of;
 
 /// A bucket with what belongs to it.
@@ -198,7 +200,7 @@ fn taken(leg: &Leg, state: &mut BucketState, takes: &[Take], now: Timestamp) -> 
     for take in takes {
         left.push(cells[take.cell].tokens);
     }
-    LegTaken { shard: 0, left }
+    LegTaken { placement: Placement::default(), left }
 }
 
 /// Applies a settlement to the bucket state it belongs to, if there is one. `book` is given the usage that

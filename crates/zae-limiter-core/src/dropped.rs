@@ -48,7 +48,7 @@ pub(crate) fn give_back_the_rest(
             .collect();
         if !differences.is_empty() {
             let target = Arc::clone(&leg.target);
-            settlements.push(Settlement { target, shard: taken.shard, differences });
+            settlements.push(Settlement { target, placement: taken.placement, differences });
         }
     }
     settlements

@@ -83,7 +83,7 @@ fn settlement(
         .collect();
     (!differences.is_empty()).then(|| Settlement {
         target: Arc::clone(&leg.target),
-        shard: taken.shard,
+        placement: taken.placement,
         differences,
     })
 }

@@ -41,14 +41,14 @@ pub use entropy::Entropy;
 pub use error::{Applied, Error, StoreError, StoreErrorKind};
 pub use futures_core::future::BoxFuture;
 pub use lease::Lease;
-pub use limiter::{Builder, IntoStore, LEVELS_MAX, RateLimiter};
+pub use limiter::{Builder, LEVELS_MAX, RateLimiter};
 pub use limits::EffectiveLimits;
 pub use memory::MemoryStore;
 pub use namespaces::Namespaces;
 pub use page::{Cursor, PAGE_MAX, Page, PageRequest};
 pub use pages::Pages;
 pub use plan::{
-    Admission, BucketKey, Leg, LegTaken, Lifetime, Plan, Settlement, Takes, Target,
+    Admission, BucketKey, Leg, LegTaken, Lifetime, Placement, Plan, Settlement, Takes, Target,
     refused_statuses,
 };
 pub use record::{
@@ -57,7 +57,7 @@ pub use record::{
 };
 pub use store::{
     BATCH_MAX, BucketQuery, Cost, Precondition, Query, ResourceList, Scope, Store, StoredBucket,
-    Write, Written,
+    UsageRecording, Write, Written,
 };
 pub use usage::{UsageQuery, UsageSummary};
 pub use window::{UsageSettings, Window, format_time, hour_of, start_of_hour};

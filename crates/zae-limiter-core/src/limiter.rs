@@ -1,6 +1,7 @@
 //! The limiter itself: what it is made of, and how it talks to its store.
 
 use futures_core::future::BoxFuture;
+use std::any::Any;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -314,9 +315,9 @@ impl Builder {
 }
 
 impl RateLimiter {
-    /// A limiter over a store, or over a shared one.
-    pub fn builder(store: impl IntoStore) -> Builder {
-        Builder::new(store.into_store())
+    /// A limiter over a store, or over a shared one: an `Arc` of a store is a store.
+    pub fn builder(store: impl Store) -> Builder {
+        Builder::new(shared(store))
     }
 
     /// The namespace it works in.
@@ -394,21 +395,12 @@ impl RateLimiter {
     }
 }
 
-/// A store, or a shared one.
-pub trait IntoStore {
-    /// Shares the store.
-    fn into_store(self) -> Arc<dyn Store>;
-}
-
-impl<S: Store> IntoStore for S {
-    fn into_store(self) -> Arc<dyn Store> {
-        Arc::new(self)
-    }
-}
-
-impl IntoStore for Arc<dyn Store> {
-    fn into_store(self) -> Arc<dyn Store> {
-        self
+/// The store behind an `Arc`; one that is there already is kept, so that calls take no detour.
+fn shared<S: Store>(store: S) -> Arc<dyn Store> {
+    let mut store = Some(store);
+    match (&mut store as &mut dyn Any).downcast_mut::<Option<Arc<dyn Store>>>() {
+        Some(shared) => shared.take().expect("it was put there above"),
+        None => Arc::new(store.expect("it was put there above")),
     }
 }
 

@@ -212,6 +212,20 @@ impl Target {
     }
 }
 
+/// Targets are equal that name the same bucket with the same limits, lifetime and parent, read at the same
+/// moment. What a store keeps with one of them does not count.
+impl PartialEq for Target {
+    fn eq(&self, other: &Self) -> bool {
+        self.key == other.key
+            && self.limits == other.limits
+            && self.idle_ms == other.idle_ms
+            && self.parent() == other.parent()
+            && self.limits_read_at() == other.limits_read_at()
+    }
+}
+
+impl Eq for Target {}
+
 impl Clone for Target {
     /// The same bucket and limits. What a store keeps with this one stays with this one.
     fn clone(&self) -> Self {
@@ -252,7 +266,7 @@ impl fmt::Debug for Target {
 pub type Takes = SmallVec<[Take; 2]>;
 
 /// One bucket of the chain and what is asked of it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leg {
     /// The bucket.
     pub target: Arc<Target>,
@@ -261,7 +275,7 @@ pub struct Leg {
 }
 
 /// All that one acquire asks: the entity's own bucket first, then its ancestors'.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// When it is asked.
     pub now: Timestamp,
@@ -269,11 +283,29 @@ pub struct Plan {
     pub legs: SmallVec<[Leg; 1]>,
 }
 
+/// Where in a bucket tokens were taken, in the store's own numbering. A lease hands it back when it settles.
+///
+/// Stores that keep a bucket in one place use the default. The DynamoDB store puts the shard's number here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Placement(u32);
+
+impl Placement {
+    /// The place with this number.
+    pub const fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    /// Its number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
 /// Where a leg's tokens were taken, and what was left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LegTaken {
-    /// The part of the bucket that gave the tokens, on stores that spread a bucket.
-    pub shard: u32,
+    /// Where the store took them from.
+    pub placement: Placement,
     /// The balances of the limits that were asked, after the taking, in the order of the takes.
     pub left: SmallVec<[Millitokens; 2]>,
 }
@@ -289,12 +321,12 @@ pub enum Admission {
 
 /// A change to a bucket that was taken from before: positive takes more, whatever is there;
 /// negative gives back.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settlement {
     /// The bucket.
     pub target: Arc<Target>,
-    /// The part that gave the tokens.
-    pub shard: u32,
+    /// Where the store took the tokens from.
+    pub placement: Placement,
     /// Signed differences; `cell` counts in the target's limits.
     pub differences: Takes,
 }

@@ -3,6 +3,7 @@
 use futures_core::future::BoxFuture;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use zae_limiter_model::{Bucket, EntityId, NamespaceId, ResourceName, Timestamp};
 
@@ -105,6 +106,15 @@ pub struct StoredBucket {
     pub expires_at: Option<Timestamp>,
 }
 
+/// When the usage records of a store show a change of its buckets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UsageRecording {
+    /// At once: the store writes usage together with the bucket.
+    Immediate,
+    /// Some time later: an aggregator derives usage from the store's change stream.
+    Deferred,
+}
+
 /// What the calls of a store have cost, where each is billed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
@@ -170,16 +180,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// What all calls so far have cost, on a store whose calls are billed.
-    fn cost(&self) -> Option<Cost> {
-        None
-    }
+    /// What all calls so far have cost; `None` for a store whose calls are not billed.
+    fn cost(&self) -> Option<Cost>;
 
-    /// Whether the store books usage itself, so that a list shows all that was answered before it.
-    /// Usage of the others is booked from the changes of their buckets, some time later.
-    fn books_usage(&self) -> bool {
-        true
-    }
+    /// When usage records show a change.
+    fn usage_recording(&self) -> UsageRecording;
 
     /// Takes all that is asked, or nothing.
     fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>>;
@@ -244,4 +249,96 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         which: ResourceList,
         page: &'a PageRequest,
     ) -> BoxFuture<'a, Result<Page<ResourceName>, StoreError>>;
+}
+
+/// A shared store is a store: every call goes to the one behind the `Arc`.
+#[deny(clippy::missing_trait_methods)]
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {
+        (**self).acquire_now(plan)
+    }
+
+    fn cost(&self) -> Option<Cost> {
+        (**self).cost()
+    }
+
+    fn usage_recording(&self) -> UsageRecording {
+        (**self).usage_recording()
+    }
+
+    fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
+        (**self).acquire(plan)
+    }
+
+    fn settle<'a>(
+        &'a self,
+        settlements: &'a [Settlement],
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        (**self).settle(settlements, now)
+    }
+
+    fn peek<'a>(
+        &'a self,
+        keys: &'a [BucketKey],
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<Vec<Option<Bucket>>, StoreError>> {
+        (**self).peek(keys, now)
+    }
+
+    fn reconfigure<'a>(
+        &'a self,
+        target: &'a Target,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        (**self).reconfigure(target, now)
+    }
+
+    fn get<'a>(
+        &'a self,
+        keys: &'a [Key],
+    ) -> BoxFuture<'a, Result<Vec<Option<Record>>, StoreError>> {
+        (**self).get(keys)
+    }
+
+    fn write<'a>(&'a self, batch: &'a [Write]) -> BoxFuture<'a, Result<Written, StoreError>> {
+        (**self).write(batch)
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [Key]) -> BoxFuture<'a, Result<(), StoreError>> {
+        (**self).delete(keys)
+    }
+
+    fn list<'a>(
+        &'a self,
+        query: &'a Query,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Record>, StoreError>> {
+        (**self).list(query, page)
+    }
+
+    fn list_buckets<'a>(
+        &'a self,
+        query: &'a BucketQuery,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<StoredBucket>, StoreError>> {
+        (**self).list_buckets(query, page)
+    }
+
+    fn list_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
+        (**self).list_keys(scope, page)
+    }
+
+    fn list_resources<'a>(
+        &'a self,
+        namespace: &'a NamespaceId,
+        which: ResourceList,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<ResourceName>, StoreError>> {
+        (**self).list_resources(namespace, which, page)
+    }
 }

@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 use zae_limiter_core::{
     Admission, Applied, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key, Leg, LegTaken,
     LimitStatus, NamespaceId, Page, PageRequest, Plan, Query, Record, ResourceList, ResourceName,
-    Scope, Settlement, Store, StoreError, StoredBucket, Target, Timestamp, Write, Written,
+    Scope, Settlement, Store, StoreError, StoredBucket, Target, Timestamp, UsageRecording, Write,
+    Written,
 };
 
 use crate::DynamoStore;
@@ -121,8 +122,8 @@ impl Legs<'_> {
         let legs = self.plan.legs.iter().zip(&mut self.states);
         let credits: Vec<Settlement> = legs
             .filter_map(|(leg, state)| {
-                let LegState::Taken(LegTaken { shard, .. }) = state else { return None };
-                let credit = credit(leg, *shard);
+                let LegState::Taken(LegTaken { placement, .. }) = state else { return None };
+                let credit = credit(leg, placement.get());
                 // From here on the settling sees to it, whatever becomes of this future.
                 *state = LegState::Done;
                 Some(credit)
@@ -154,12 +155,12 @@ impl Drop for Legs<'_> {
     fn drop(&mut self) {
         for (leg, state) in self.plan.legs.iter().zip(&mut self.states) {
             let taken_from = match state {
-                LegState::Taken(taken) => Some(taken.shard),
+                LegState::Taken(taken) => Some(taken.placement.get()),
                 LegState::Asked(replying) => {
                     // After this the machine sees that nobody waits. Before it, the reply lies here.
                     replying.close();
                     match replying.try_recv() {
-                        Ok(Ok(Reply::Taken(taken))) => Some(taken.shard),
+                        Ok(Ok(Reply::Taken(taken))) => Some(taken.placement.get()),
                         Ok(_) => None,
                         Err(_) => {
                             self.driver.abandon(leg.target.key());
@@ -181,8 +182,8 @@ impl Store for DynamoStore {
         Some(self.driver.meter.so_far())
     }
 
-    fn books_usage(&self) -> bool {
-        false
+    fn usage_recording(&self) -> UsageRecording {
+        UsageRecording::Deferred
     }
 
     fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {

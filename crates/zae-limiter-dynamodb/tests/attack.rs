@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::runtime::Builder as RuntimeBuilder;
 use zae_limiter_core::{
     Admission, Applied, BreakerSettings, BucketKey, EntityId, Entropy, Key, Leg, LegTaken,
-    Lifetime, Limit, LimitSet, ManualClock, MemoryStore, Millitokens, PageRequest, Plan,
+    Lifetime, Limit, LimitSet, ManualClock, MemoryStore, Millitokens, PageRequest, Placement, Plan,
     RateLimiter, Settlement, Store, StoreError, StoreErrorKind, StoredBucket, Take, Target,
     Timestamp,
 };
@@ -76,7 +76,7 @@ fn settlement(target: &Arc<Target>, shard: u32, differences: &[(usize, i64)]) ->
         amount: Millitokens::new(tokens * 1_000),
     };
     let differences = differences.iter().map(difference).collect();
-    Settlement { target: Arc::clone(target), shard, differences }
+    Settlement { target: Arc::clone(target), placement: Placement::new(shard), differences }
 }
 
 async fn settle(
@@ -333,7 +333,7 @@ async fn a_refund_finds_its_shard_beside_a_charge_of_somebody_else() {
         let leg = Leg { target: Arc::clone(&with_b), takes: amounts.into_iter().collect() };
         let plan = Plan { now: at(0), legs: [leg].into_iter().collect() };
         let Admission::Taken(taken) = store.acquire(&plan).await.unwrap() else { panic!() };
-        let (having, lacking) = (taken[0].shard, 1 - taken[0].shard);
+        let (having, lacking) = (taken[0].placement.get(), 1 - taken[0].placement.get());
         let held_by = |shard: u32| {
             let shards = shards_of(&table, &key());
             let (_, item) = shards.into_iter().find(|(one, _)| *one == shard).unwrap();
@@ -406,7 +406,7 @@ async fn nothing_extra_is_admitted_whatever_changes_in_between() {
                     let tokens = i64::try_from(draw(9)).unwrap() + 1;
                     if let Some(taken) = take(store, target, tokens, now).await.unwrap() {
                         net += tokens;
-                        leases.push((Arc::clone(target), taken.shard, tokens));
+                        leases.push((Arc::clone(target), taken.placement.get(), tokens));
                         assert!(net <= 100, "seed {seed}, step {nth}: {net} of at most 100");
                     }
                 }
@@ -630,12 +630,12 @@ async fn a_deleted_bucket_starts_anew_once_for_all_who_remember_its_shards() {
         assert_eq!(shards_of(&table, &key()), []);
         // What was taken before is given back now, and passed over: there is no bucket.
         for (nth, lease) in leases.iter().enumerate().take(6) {
-            settle(&stores[nth % 3], &target, lease.shard, &[(0, -3)], at(2)).await;
+            settle(&stores[nth % 3], &target, lease.placement.get(), &[(0, -3)], at(2)).await;
         }
         assert_eq!(shards_of(&table, &key()), []);
         // Those that come late charge the new bucket.
         for (nth, lease) in leases.iter().enumerate().skip(6) {
-            settle(&stores[nth % 3], &target, lease.shard, &[(0, 2)], at(3)).await;
+            settle(&stores[nth % 3], &target, lease.placement.get(), &[(0, 2)], at(3)).await;
         }
         let late = i64::try_from(leases.len()).unwrap() - 6;
         let mut admitted = 2 * late;

@@ -19,7 +19,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use zae_limiter_core::{
     Admission, Applied, Bucket, Key, Leg, Lifetime, Limit, LimitSet, MemoryStore, Millitokens,
-    Plan, Settlement, Store, StoreError, Take, Takes, Target, Timestamp,
+    Placement, Plan, Settlement, Store, StoreError, Take, Takes, Target, Timestamp,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{BucketItemKey, Item, TableError, TableErrorKind, Value};
@@ -96,7 +96,8 @@ impl Op {
             }
             Ask::Settle(amounts) => {
                 let differences = takes(amounts);
-                let settlement = Settlement { target, shard: 0, differences };
+                let settlement =
+                    Settlement { target, placement: Placement::default(), differences };
                 store.settle(&[settlement], at(self.now)).await.map(|()| None)
             }
             Ask::Reconfigure => store.reconfigure(&target, at(self.now)).await.map(|()| None),
@@ -434,8 +435,11 @@ async fn crowd(seed: u64, chances: Chances, walks: bool) -> Result<(), String> {
             };
             let takes = op(&wide, a, b);
             let shard = rng.u32(..shards);
-            let settlement =
-                [Settlement { target: Arc::clone(&wide), shard, differences: takes.clone() }];
+            let settlement = [Settlement {
+                target: Arc::clone(&wide),
+                placement: Placement::new(shard),
+                differences: takes.clone(),
+            }];
             let leg = Leg { target: wide, takes };
             let store = stores[rng.usize(..2)].clone();
             let goes = chances.goes && rng.u8(..4) == 0;
@@ -449,7 +453,7 @@ async fn crowd(seed: u64, chances: Chances, walks: bool) -> Result<(), String> {
             Some(match does {
                 Does::Take(..) => Box::pin(async move {
                     match store.acquire(plan).await? {
-                        Admission::Taken(taken) => Ok(Some(taken[0].shard)),
+                        Admission::Taken(taken) => Ok(Some(taken[0].placement.get())),
                         Admission::Refused(_) => Ok(None),
                     }
                 }),
@@ -654,7 +658,8 @@ impl Walker {
             }
             Walk::Settle(shard, amounts) => {
                 let (target, differences) = (self.target(set, read_at), takes(amounts));
-                let settlement = Settlement { target, shard: *shard, differences };
+                let settlement =
+                    Settlement { target, placement: Placement::new(*shard), differences };
                 store.settle(&[settlement], at(now)).await?;
             }
             Walk::Reconfigure(set) => store.reconfigure(&self.target(*set, now), at(now)).await?,
@@ -938,7 +943,11 @@ async fn a_charge_beside_a_refund_of_another_limit_is_everybodys_debt_too() {
             Plan { now: at(0), legs: [leg].into_iter().collect() }
         };
         let charge = |shard: u32, takes: Takes| {
-            [Settlement { target: Arc::clone(&target), shard, differences: takes }]
+            [Settlement {
+                target: Arc::clone(&target),
+                placement: Placement::new(shard),
+                differences: takes,
+            }]
         };
         let begin = plan(amounts([1_000, 20_000]));
         assert!(matches!(stores[0].acquire(&begin).await.unwrap(), Admission::Taken(_)));
@@ -1001,7 +1010,7 @@ async fn a_refund_is_not_repeated_because_a_charge_beside_it_is_turned_away() {
                 differences.map(|(cell, amount)| Take { cell, amount: Millitokens::new(amount) });
             let settlement = Settlement {
                 target: Arc::clone(&wide),
-                shard: 0,
+                placement: Placement::default(),
                 differences: differences.into_iter().collect(),
             };
             for writes in 0..4 {
@@ -1038,7 +1047,7 @@ async fn charges_at_once_are_everybodys_debt_each() {
     let charge = |tokens: i64| {
         let differences = [Take { cell: 0, amount: Millitokens::new(tokens * 1_000) }];
         let differences = differences.into_iter().collect();
-        [Settlement { target: Arc::clone(&target), shard: 0, differences }]
+        [Settlement { target: Arc::clone(&target), placement: Placement::default(), differences }]
     };
     assert!(matches!(stores[0].acquire(&take(1)).await.unwrap(), Admission::Taken(_)));
     stores[0].split_to(&key(), 4, at(0)).await.unwrap();
@@ -1073,7 +1082,8 @@ async fn a_charge_is_everybodys_debt_also_where_a_shard_lacks_the_limit() {
     assert!(matches!(stores[0].acquire(&take(&narrow, 0)).await.unwrap(), Admission::Taken(_)));
     stores[0].split_to(&key(), 2, at(0)).await.unwrap();
     let differences = [Take { cell: 1, amount: Millitokens::new(700_000) }].into_iter().collect();
-    let charge = Settlement { target: Arc::clone(&wide), shard: 0, differences };
+    let charge =
+        Settlement { target: Arc::clone(&wide), placement: Placement::default(), differences };
     stores[0].settle(&[charge], at(0)).await.unwrap();
     // 600 of `b` were there, 700 are used.
     let mut admitted = 0;
@@ -1162,7 +1172,7 @@ async fn a_refund_lets_no_shard_of_a_bucket_in_debt_admit() {
     let charge = |tokens: i64| {
         let differences = [Take { cell: 0, amount: Millitokens::new(tokens * 1_000) }];
         let differences = differences.into_iter().collect();
-        [Settlement { target: Arc::clone(&target), shard: 0, differences }]
+        [Settlement { target: Arc::clone(&target), placement: Placement::default(), differences }]
     };
     assert!(matches!(stores[0].acquire(&take(100)).await.unwrap(), Admission::Taken(_)));
     stores[0].split_to(&key(), 4, at(0)).await.unwrap();
@@ -1299,7 +1309,11 @@ async fn no_entity_id_is_logged_or_told_in_an_error() {
         plain.split_to(&bucket, if seed % 3 == 0 { 64 } else { 2 }, at(0)).await.unwrap();
         let plans: Vec<Plan> = (0..12).map(|nth| plan(nth * 90_000)).collect();
         let charge = [i64::MAX / 2, 5_000_000, -5].map(|amount| {
-            [Settlement { target: Arc::clone(&target), shard: 0, differences: takes(amount) }]
+            [Settlement {
+                target: Arc::clone(&target),
+                placement: Placement::default(),
+                differences: takes(amount),
+            }]
         });
         let keys = [Key::Bucket(bucket.clone())];
         let mut calls: Vec<Pin<Box<dyn Future<Output = Result<(), StoreError>> + '_>>> = Vec::new();
@@ -1360,7 +1374,7 @@ async fn debts_near_the_end_of_the_type_are_kept_on_shards() {
         for nth in 0..8 {
             let charge = [Settlement {
                 target: Arc::clone(&target),
-                shard: nth % shards,
+                placement: Placement::new(nth % shards),
                 differences: takes(huge),
             }];
             match store.settle(&charge, at(0)).await {
@@ -1446,7 +1460,11 @@ async fn a_change_of_limits_among_many_keeps_every_debt() {
             .map(|_| {
                 let target = Arc::clone(if rng.bool() { &old } else { &targets[rng.usize(..3)] });
                 let shard = rng.u32(..shards);
-                [Settlement { target, shard, differences: takes(100_000) }]
+                [Settlement {
+                    target,
+                    placement: Placement::new(shard),
+                    differences: takes(100_000),
+                }]
             })
             .collect();
         let mut calls: Vec<Pin<Box<dyn Future<Output = Result<(), StoreError>> + '_>>> = Vec::new();

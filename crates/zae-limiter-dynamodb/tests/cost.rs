@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zae_limiter_core::{
-    Admission, BucketKey, EntityId, Leg, Lifetime, Limit, LimitSet, Millitokens, NamespaceId, Plan,
-    ResourceName, Settlement, Store, Take, Target, Timestamp,
+    Admission, BucketKey, EntityId, Leg, Lifetime, Limit, LimitSet, Millitokens, NamespaceId,
+    Placement, Plan, ResourceName, Settlement, Store, Take, Target, Timestamp,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{BucketItemKey, Index, SHARD_ZERO, item_size};
@@ -245,7 +245,7 @@ fn an_acquire_and_its_settlement_cost_two_writes() {
         let differences = [Take { cell: 0, amount: Millitokens::new(-4_000) }];
         let settlement = Settlement {
             target: Arc::clone(&bucket),
-            shard: SHARD_ZERO,
+            placement: Placement::new(SHARD_ZERO),
             differences: differences.into_iter().collect(),
         };
         till.store.settle(&[settlement], till.now()).await.expect("an answer");

@@ -17,8 +17,8 @@ use std::time::Duration;
 use tokio::runtime::Builder as RuntimeBuilder;
 use zae_limiter_core::{
     Admission, Applied, BreakerSettings, Entropy, Error, Key, LegTaken, Lifetime, Limit, LimitSet,
-    ManualClock, Millitokens, OnUnavailable, Plan, RateLimiter, Settlement, Store, StoreError,
-    StoreErrorKind, Take, Target, Timestamp,
+    ManualClock, Millitokens, OnUnavailable, Placement, Plan, RateLimiter, Settlement, Store,
+    StoreError, StoreErrorKind, Take, Target, Timestamp,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{BucketItemKey, SHARD_ZERO, TableError, TableErrorKind, Value};
@@ -100,7 +100,8 @@ async fn settle(
         amount: Millitokens::new(tokens * 1_000),
     };
     let differences = differences.iter().map(difference).collect();
-    let settlement = Settlement { target: Arc::clone(target), shard, differences };
+    let settlement =
+        Settlement { target: Arc::clone(target), placement: Placement::new(shard), differences };
     store.settle(&[settlement], now).await.unwrap();
 }
 
@@ -545,11 +546,11 @@ async fn refunds_reach_the_shard_that_has_the_limit_and_room_for_it() {
             .filter(|(_, item)| item.contains_key("b_b_tk"))
             .map(|(shard, _)| *shard)
             .collect();
-        assert_eq!(having, BTreeSet::from([taken[0].shard]), "one shard has the limit");
+        assert_eq!(having, BTreeSet::from([taken[0].placement.get()]), "one shard has the limit");
         let before = (held(&table, "a"), held(&table, "b"));
         assert_eq!(before.0, 93_000);
         // The whole of `a` has room for 8, the shard that lacks `b` for hardly any of them.
-        let lacking = 1 - taken[0].shard;
+        let lacking = 1 - taken[0].placement.get();
         settle(&store, &with_b, lacking, &[(0, -8), (1, -9)], at(0)).await;
         assert_eq!((held(&table, "a"), held(&table, "b")), (101_000, before.1 + 9_000));
         // Full is full.

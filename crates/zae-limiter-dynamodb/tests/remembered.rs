@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zae_limiter_core::{
-    Admission, Key, Limit, Millitokens, Settlement, Store, Take, Target, Timestamp,
+    Admission, Key, Limit, Millitokens, Placement, Settlement, Store, Take, Target, Timestamp,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{BucketItemKey, SHARD_ZERO, Value};
@@ -33,7 +33,7 @@ async fn give_back(store: &DynamoStore, target: &Arc<Target>, millitokens: i64, 
     let amount = Millitokens::new(-millitokens);
     let settlement = Settlement {
         target: Arc::clone(target),
-        shard: SHARD_ZERO,
+        placement: Placement::default(),
         differences: [Take { cell: 0, amount }].into_iter().collect(),
     };
     store.settle(&[settlement], now).await.expect("settled");

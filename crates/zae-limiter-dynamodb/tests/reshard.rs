@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use zae_limiter_core::{
-    Admission, Limit, LimitStatus, Millitokens, Settlement, Store, Take, Target, Timestamp,
+    Admission, Limit, LimitStatus, Millitokens, Placement, Settlement, Store, Take, Target,
+    Timestamp,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{Action, BucketItemKey, Change, Item, Table, Transacted, Update, Value};
@@ -27,7 +28,7 @@ async fn take(
     now: Timestamp,
 ) -> Result<u32, Vec<LimitStatus>> {
     match store.acquire(&plan(target, tokens * 1_000, now)).await.expect("an answer") {
-        Admission::Taken(taken) => Ok(taken[0].shard),
+        Admission::Taken(taken) => Ok(taken[0].placement.get()),
         Admission::Refused(statuses) => Err(statuses),
     }
 }
@@ -98,7 +99,7 @@ async fn a_request_larger_than_a_share_is_admitted_when_all_have_enough() {
     // All of it back: more than the shard it is said to come from has room for.
     let settlement = Settlement {
         target: Arc::clone(&target),
-        shard,
+        placement: Placement::new(shard),
         differences: [Take { cell: 0, amount: Millitokens::new(-900_000) }].into_iter().collect(),
     };
     store.settle(&[settlement], at(0)).await.expect("settled");
@@ -120,7 +121,7 @@ async fn a_lease_from_a_shard_that_is_gone_is_settled_where_its_share_is() {
     // Whoever gave it, say the last.
     let settle = |amount: i64| Settlement {
         target: Arc::clone(&target),
-        shard: 7,
+        placement: Placement::new(7),
         differences: [Take { cell: 0, amount: Millitokens::new(amount) }].into_iter().collect(),
     };
     for _ in 0..3 {
@@ -491,7 +492,8 @@ async fn charge(
 ) {
     let differences = [Take { cell: 0, amount: Millitokens::new(tokens * 1_000) }];
     let differences = differences.into_iter().collect();
-    let settlement = Settlement { target: Arc::clone(target), shard, differences };
+    let settlement =
+        Settlement { target: Arc::clone(target), placement: Placement::new(shard), differences };
     store.settle(&[settlement], now).await.expect("an answer");
 }
 

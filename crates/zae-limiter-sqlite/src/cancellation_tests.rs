@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use zae_limiter_core::{BoxFuture, Leg, Lifetime, Limit, LimitSet, StoreError, amount};
+use zae_limiter_core::{BoxFuture, Leg, Lifetime, Limit, LimitSet, Placement, StoreError, amount};
 
 use super::*;
 
@@ -85,7 +85,7 @@ async fn a_future_that_was_never_polled_has_done_nothing() {
     drop(store.acquire(&plan));
     let settlements = [Settlement {
         target: Arc::clone(&target),
-        shard: 0,
+        placement: Placement::default(),
         differences: plan.legs[0].takes.clone(),
     }];
     drop(store.settle(&settlements, NOW));
@@ -176,7 +176,8 @@ async fn a_settle_that_was_polled_is_carried_out() {
     let taken = plan(&[&target], 3);
     store.acquire(&taken).await.unwrap();
     let differences = plan(&[&target], 2).legs[0].takes.clone();
-    let settlements = [Settlement { target: Arc::clone(&target), shard: 0, differences }];
+    let settlements =
+        [Settlement { target: Arc::clone(&target), placement: Placement::default(), differences }];
     let gate = Gate::put(&store);
     gate.wait_until_reached();
     let mut settle = store.settle(&settlements, NOW);
@@ -240,7 +241,8 @@ async fn charge_of_two(store: &SqliteStore) -> (Arc<Target>, [Settlement; 1]) {
     let target = target("key-1");
     store.acquire(&plan(&[&target], 3)).await.unwrap();
     let differences = plan(&[&target], 2).legs[0].takes.clone();
-    let settlement = Settlement { target: Arc::clone(&target), shard: 0, differences };
+    let settlement =
+        Settlement { target: Arc::clone(&target), placement: Placement::default(), differences };
     (target, [settlement])
 }
 

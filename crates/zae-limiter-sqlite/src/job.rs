@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use zae_limiter_core::{
-    Admission, BucketKey, BucketQuery, Key, Plan, Settlement, StoreError, Take, Target, Timestamp,
-    Write, Written,
+    Admission, BucketKey, BucketQuery, Key, Placement, Plan, Settlement, StoreError, Take, Target,
+    Timestamp, Write, Written,
 };
 
 use crate::error::Failure;
@@ -79,7 +79,7 @@ impl Job {
     pub(crate) fn give_back(plan: &Plan) -> Self {
         let back = |leg: &zae_limiter_core::Leg| Settlement {
             target: Arc::clone(&leg.target),
-            shard: 0,
+            placement: Placement::default(),
             differences: leg
                 .takes
                 .iter()

@@ -43,10 +43,10 @@ use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
 use zae_limiter_core::{
-    Admission, Applied, BATCH_MAX, BoxFuture, Bucket, BucketKey, BucketQuery, Key, Millitokens,
-    NamespaceId, Page, PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope,
-    Settlement, Store, StoreError, StoreErrorKind, StoredBucket, Take, Target, Timestamp, Write,
-    Written,
+    Admission, Applied, BATCH_MAX, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key,
+    Millitokens, NamespaceId, Page, PageRequest, Plan, Query, Record, ResourceList, ResourceName,
+    Scope, Settlement, Store, StoreError, StoreErrorKind, StoredBucket, Take, Target, Timestamp,
+    UsageRecording, Write, Written,
 };
 
 pub use crate::options::{Durability, SqliteOptions};
@@ -272,6 +272,14 @@ fn check_batch(len: usize) -> Result<(), StoreError> {
 }
 
 impl Store for SqliteStore {
+    fn cost(&self) -> Option<Cost> {
+        None
+    }
+
+    fn usage_recording(&self) -> UsageRecording {
+        UsageRecording::Immediate
+    }
+
     fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
         Box::pin(async move {
             check_plan(plan)?;

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
-use zae_limiter_core::{BoxFuture, StoreError};
+use zae_limiter_core::{BoxFuture, Cost, StoreError, UsageRecording};
 
 use zae_limiter_core::bucket_state::{self, Booking, BucketState};
 use zae_limiter_core::*;
@@ -40,6 +40,14 @@ impl ToyStore {
 }
 
 impl Store for ToyStore {
+    fn cost(&self) -> Option<Cost> {
+        None
+    }
+
+    fn usage_recording(&self) -> UsageRecording {
+        UsageRecording::Immediate
+    }
+
     fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
         self.answer(move |state| Ok(state.acquire(plan)))
     }

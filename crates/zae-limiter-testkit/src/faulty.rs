@@ -10,7 +10,8 @@ use tokio::sync::Semaphore;
 use zae_limiter_core::{
     Admission, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page,
     PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store,
-    StoreError, StoreErrorKind, StoredBucket, Take, Target, Timestamp, Write, Written,
+    StoreError, StoreErrorKind, StoredBucket, Take, Target, Timestamp, UsageRecording, Write,
+    Written,
 };
 
 /// A method of [`Store`]. `acquire` and `acquire_now` are one: callers use either.
@@ -254,7 +255,7 @@ impl<S: Store + ?Sized> Faulty<S> {
         let settlements: Vec<Settlement> = legs
             .map(|(leg, taken)| Settlement {
                 target: Arc::clone(&leg.target),
-                shard: taken.shard,
+                placement: taken.placement,
                 differences: leg
                     .takes
                     .iter()
@@ -294,8 +295,8 @@ impl<S: Store + ?Sized> Store for Faulty<S> {
         self.inner.cost()
     }
 
-    fn books_usage(&self) -> bool {
-        self.inner.books_usage()
+    fn usage_recording(&self) -> UsageRecording {
+        self.inner.usage_recording()
     }
 
     fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {

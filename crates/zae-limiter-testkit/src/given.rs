@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use zae_limiter_core::{
     AuditAction, AuditEvent, AuditSubject, BucketKey, Config, ConfigLevel, Entity, EntityId, Leg,
-    Lifetime, Limit, LimitSet, MILLI, Millitokens, NamespaceId, Plan, Record, ResourceName,
-    Settlement, Take, Takes, Target, Timestamp, Usage, UsageKey, Window,
+    Lifetime, Limit, LimitSet, MILLI, Millitokens, NamespaceId, Placement, Plan, Record,
+    ResourceName, Settlement, Take, Takes, Target, Timestamp, Usage, UsageKey, Window,
 };
 
 /// 2026-11-15T14:00:00Z.
@@ -88,10 +88,10 @@ pub(crate) fn plan(now: Timestamp, legs: impl IntoIterator<Item = Leg>) -> Plan 
 
 pub(crate) fn settlement<const N: usize>(
     target: &Arc<Target>,
-    shard: u32,
+    placement: Placement,
     differences: [(&str, Millitokens); N],
 ) -> Settlement {
-    Settlement { target: Arc::clone(target), shard, differences: amounts(target, differences) }
+    Settlement { target: Arc::clone(target), placement, differences: amounts(target, differences) }
 }
 
 pub(crate) fn entity_in(namespace: &NamespaceId, id: &str, parent: Option<&str>) -> Record {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zae_limiter_core::{
     Admission, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page,
     PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store,
-    StoreError, StoredBucket, Target, Timestamp, Write, Written,
+    StoreError, StoredBucket, Target, Timestamp, UsageRecording, Write, Written,
 };
 
 /// Two stores on the same data: whoever acquires has the one, whoever administers the other.
@@ -27,8 +27,8 @@ impl Store for Split {
         self.acquiring.cost()
     }
 
-    fn books_usage(&self) -> bool {
-        self.acquiring.books_usage()
+    fn usage_recording(&self) -> UsageRecording {
+        self.acquiring.usage_recording()
     }
 
     fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {

@@ -14,7 +14,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use zae_limiter::dynamodb::aws::AwsTable;
 use zae_limiter::{
     Admission, BucketKey, Clock, DynamoOptions, DynamoStore, Leg, Lifetime, Limit, LimitSet,
-    Millitokens, Plan, Settlement, Store, SystemClock, Take, Target, Timestamp,
+    Millitokens, Placement, Plan, Settlement, Store, SystemClock, Take, Target, Timestamp,
 };
 use zae_limiter_schema::{Item, ItemKey, Table as _};
 use zae_limiter_testkit::Split;
@@ -111,7 +111,7 @@ async fn take(store: &DynamoStore, target: &Arc<Target>, tokens: i64) -> Option<
     let leg = Leg { target: Arc::clone(target), takes: takes.into_iter().collect() };
     let plan = Plan { now: NOW, legs: [leg].into_iter().collect() };
     match store.acquire(&plan).await.unwrap() {
-        Admission::Taken(taken) => Some(taken[0].shard),
+        Admission::Taken(taken) => Some(taken[0].placement.get()),
         Admission::Refused(_) => None,
     }
 }
@@ -136,7 +136,11 @@ async fn buckets_in_shards_need_no_more() {
     let shard = take(&store, &target, 900).await.expect("all of it, from all shards");
     assert_eq!(store.reshard_counts().gathered, 1);
     let given = [Take { cell: 0, amount: Millitokens::new(-900_000) }].into_iter().collect();
-    let settlement = Settlement { target: Arc::clone(&target), shard, differences: given };
+    let settlement = Settlement {
+        target: Arc::clone(&target),
+        placement: Placement::new(shard),
+        differences: given,
+    };
     store.settle(&[settlement], NOW).await.unwrap();
     for _ in 0..2 {
         store.merge(target.key(), NOW).await.unwrap();

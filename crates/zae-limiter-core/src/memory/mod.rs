@@ -23,7 +23,10 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::page::{Page, PageRequest};
 use crate::plan::{Admission, BucketKey, Plan, Settlement, Target};
 use crate::record::{Key, Record};
-use crate::store::{BucketQuery, Query, ResourceList, Scope, Store, StoredBucket, Write, Written};
+use crate::store::{
+    BucketQuery, Cost, Query, ResourceList, Scope, Store, StoredBucket, UsageRecording, Write,
+    Written,
+};
 use crate::window::UsageSettings;
 
 /// A [`Store`] in memory.
@@ -143,6 +146,14 @@ impl MemoryStore {
 }
 
 impl Store for MemoryStore {
+    fn cost(&self) -> Option<Cost> {
+        None
+    }
+
+    fn usage_recording(&self) -> UsageRecording {
+        UsageRecording::Immediate
+    }
+
     fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {
         Some(Ok(self.buckets.acquire(plan, |key, booking| self.book(key, booking))))
     }

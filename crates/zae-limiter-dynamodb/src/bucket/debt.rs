@@ -1,7 +1,9 @@
 //! Debt of a bucket in several shards. A charge that one shard cannot bear is spread over all of them, and so is
 //! what is given back while shards owe tokens: none of them goes on admitting while the bucket as a whole owes.
 
-use zae_limiter_core::{Applied, Millitokens, Settlement, StoreError, Take, Takes, Timestamp};
+use zae_limiter_core::{
+    Applied, Millitokens, Placement, Settlement, StoreError, Take, Takes, Timestamp,
+};
 use zae_limiter_schema::bucket::BucketItem;
 use zae_limiter_schema::{BucketItemKey, Change, Transacted};
 
@@ -94,7 +96,8 @@ fn changes(charges: &Settlement, all: &Shards, now: Timestamp) -> Option<Vec<Cha
     let charged = items.into_iter().zip(by_shard).filter(|(_, takes)| !takes.is_empty());
     let change = |(item, differences): (&BucketItem, Takes)| {
         let key = BucketItemKey { bucket: charges.target.key().clone(), shard: item.shard };
-        let settlement = Settlement { shard: item.shard, differences, ..charges.clone() };
+        let settlement =
+            Settlement { placement: Placement::new(item.shard), differences, ..charges.clone() };
         let request = Request::SettleRest(settlement);
         let decision = decide_batch(&key, &Snapshot::Item(item.clone()), &[&request], now);
         decision.update.map(Change::Update)

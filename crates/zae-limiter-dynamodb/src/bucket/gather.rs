@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use zae_limiter_core::{
-    Bucket, Leg, LegTaken, Millitokens, Rate, Settlement, StoreError, Take, Takes, Timestamp,
+    Bucket, Leg, LegTaken, Millitokens, Placement, Rate, Settlement, StoreError, Take, Takes,
+    Timestamp,
 };
 use zae_limiter_schema::bucket::BucketItem;
 use zae_limiter_schema::{BucketItemKey, Change, SHARD_ZERO, Transacted};
@@ -84,7 +85,7 @@ async fn gathered<C: Caller>(
                 port.note(Note::Counted(Counted::Gathered));
                 let shard = taken.first().map_or(first, |(shard, _)| *shard);
                 let left = statuses.iter().map(|one| one.available.saturating_add(-one.requested));
-                let taken = LegTaken { shard, left: left.collect() };
+                let taken = LegTaken { placement: Placement::new(shard), left: left.collect() };
                 return Ok(Gathered::Reply(Reply::Taken(taken)));
             }
             Ok(Transacted::Unmet(..)) => {}
@@ -118,7 +119,9 @@ pub(crate) async fn credit_other_shards<C: Caller>(
     let roomiest = all.iter().max_by_key(|(_, item)| room(item, &rest, port.now));
     let roomiest = roomiest.filter(|(_, item)| room(item, &rest, port.now) > 0);
     waiting.request = match roomiest.filter(|_| waiting.moves <= MOVES_MAX) {
-        Some((shard, _)) => Request::Settle(Settlement { shard, ..rest }),
+        Some((shard, _)) => {
+            Request::Settle(Settlement { placement: Placement::new(shard), ..rest })
+        }
         None => Request::SettleRest(rest),
     };
     port.note(Note::Dispatch(waiting));

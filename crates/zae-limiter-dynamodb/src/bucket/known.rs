@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use zae_limiter_core::{
-    Bucket, Leg, LegTaken, LimitStatus, Millitokens, Timestamp, refused_statuses,
+    Bucket, Leg, LegTaken, LimitStatus, Millitokens, Placement, Timestamp, refused_statuses,
 };
 use zae_limiter_schema::SHARD_ZERO;
 use zae_limiter_schema::bucket::WRITES_MAX;
@@ -293,7 +293,7 @@ impl Known {
             let later = later.iter().filter(|(other, _)| *other == limit);
             later.fold(tokens, |tokens, (_, amount)| tokens.saturating_add(*amount))
         });
-        LegTaken { shard, left: left.collect() }
+        LegTaken { placement: Placement::new(shard), left: left.collect() }
     }
 }
 

@@ -177,7 +177,7 @@ impl<C: Caller> BucketMachine<C> {
             }
             // A shard that has retired was merged into this one.
             Request::Settle(settlement) | Request::SettleRest(settlement) => {
-                settlement.shard & (count - 1)
+                settlement.placement.get() & (count - 1)
             }
         };
         self.enqueue(shard, waiting);
@@ -210,7 +210,7 @@ impl<C: Caller> BucketMachine<C> {
         };
         let undo = match (&waiting.request, &reply) {
             (Request::Take(leg), Ok(Reply::Taken(taken))) => {
-                Some(Box::new(Waiting::refund(leg, taken.shard, waiting.now)))
+                Some(Box::new(Waiting::refund(leg, taken.placement.get(), waiting.now)))
             }
             _ => None,
         };

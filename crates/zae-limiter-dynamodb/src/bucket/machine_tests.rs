@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use zae_limiter_core::{
-    BucketKey, EntityId, Leg, Lifetime, Limit, LimitSet, Millitokens, NamespaceId, ResourceName,
-    Settlement, StoreError, Take, Target, Timestamp,
+    BucketKey, EntityId, Leg, Lifetime, Limit, LimitSet, Millitokens, NamespaceId, Placement,
+    ResourceName, Settlement, StoreError, Take, Target, Timestamp,
 };
 use zae_limiter_schema::{
     Action, Condition, Consistency, Table, TableError, TableErrorKind, Update,
@@ -150,7 +150,8 @@ impl Process {
             }
             Settles(who, tokens, shard) => {
                 let differences = Self::amount(*tokens);
-                let settlement = Settlement { target, shard: *shard, differences };
+                let settlement =
+                    Settlement { target, placement: Placement::new(*shard), differences };
                 let request = Request::Settle(settlement);
                 Event::Asked(Waiting::new(request, now, Some(self.somebody(who))))
             }
@@ -253,7 +254,7 @@ impl Process {
 fn describe_reply(reply: &Result<Reply, StoreError>) -> String {
     match reply {
         Ok(Reply::Taken(taken)) => {
-            format!("taken from {}, {} left", taken.shard, taken.left[0].whole_tokens())
+            format!("taken from {}, {} left", taken.placement.get(), taken.left[0].whole_tokens())
         }
         Ok(Reply::Settled) => "settled".to_owned(),
         Ok(Reply::Refused(statuses)) => {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use zae_limiter_core::{
-    Leg, LegTaken, LimitStatus, Settlement, StoreError, Take, Target, Timestamp,
+    Leg, LegTaken, LimitStatus, Placement, Settlement, StoreError, Take, Target, Timestamp,
 };
 use zae_limiter_schema::bucket::BucketItem;
 use zae_limiter_schema::{BucketItemKey, Change, Item, Transacted, Update, Updated};
@@ -73,7 +73,11 @@ impl<C: Caller> Waiting<C> {
 /// What gives a leg's tokens back.
 pub(crate) fn credit(leg: &Leg, shard: u32) -> Settlement {
     let differences = leg.takes.iter().map(|take| Take { cell: take.cell, amount: -take.amount });
-    Settlement { target: Arc::clone(&leg.target), shard, differences: differences.collect() }
+    Settlement {
+        target: Arc::clone(&leg.target),
+        placement: Placement::new(shard),
+        differences: differences.collect(),
+    }
 }
 
 /// What is asked of a bucket as a whole.

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use zae_limiter_core::{
-    Admission, Bucket, BucketKey, EntityId, Leg, Lifetime, Limit, LimitSet, NamespaceId, Plan,
-    ResourceName, Settlement, Store, Take, Takes, Target, Timestamp, amount,
+    Admission, Bucket, BucketKey, EntityId, Leg, Lifetime, Limit, LimitSet, NamespaceId, Placement,
+    Plan, ResourceName, Settlement, Store, Take, Takes, Target, Timestamp, amount,
 };
 
 /// 2026-11-15T14:25:36.789Z
@@ -65,11 +65,15 @@ pub fn plan(target: &Arc<Target>, tokens: u64) -> Plan {
 pub fn give_back(target: &Arc<Target>, tokens: u64) -> Settlement {
     let back = |take: Take| Take { cell: take.cell, amount: -take.amount };
     let differences = takes(&[tokens]).into_iter().map(back).collect();
-    Settlement { target: Arc::clone(target), shard: 0, differences }
+    Settlement { target: Arc::clone(target), placement: Placement::default(), differences }
 }
 
 pub fn charge(target: &Arc<Target>, tokens: u64) -> Settlement {
-    Settlement { target: Arc::clone(target), shard: 0, differences: takes(&[tokens]) }
+    Settlement {
+        target: Arc::clone(target),
+        placement: Placement::default(),
+        differences: takes(&[tokens]),
+    }
 }
 
 /// Whether the plan was admitted.

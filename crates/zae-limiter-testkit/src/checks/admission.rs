@@ -92,7 +92,7 @@ pub async fn an_amount_of_zero_checks_nothing_even_in_debt(store: Arc<dyn Store>
     let set = limits([per_minute("rpm", 10), per_minute("tpm", 10)]);
     let target = forever(bucket("a", "r"), &set);
     let taken = take(&*store, NOW, [leg(&target, [("rpm", tokens(1))])]).await;
-    settle(&*store, NOW, [settlement(&target, taken[0].shard, [("rpm", tokens(20))])]).await;
+    settle(&*store, NOW, [settlement(&target, taken[0].placement, [("rpm", tokens(20))])]).await;
     let zero = [("rpm", tokens(0)), ("tpm", tokens(4))];
     let taken = take(&*store, NOW, [leg(&target, zero)]).await;
     assert_eq!(taken[0].left[..], [tokens(-11), tokens(6)], "zero takes nothing from a debt");

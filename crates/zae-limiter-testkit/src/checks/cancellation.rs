@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use zae_limiter_core::{
-    Admission, BucketQuery, Key, Leg, Millitokens, Precondition, Store, Target, Write,
+    Admission, BucketQuery, Key, Leg, Millitokens, Placement, Precondition, Store, Target, Write,
 };
 
 use crate::ask::{balance, get, list_buckets, peek, put, settle, take};
@@ -27,10 +27,10 @@ fn ten_of_each(target: &Arc<Target>) -> Leg {
 
 pub async fn an_acquire_that_is_never_polled_does_nothing(store: Arc<dyn Store>) {
     let [old, new] = ["old", "new"].map(hundred);
-    let shard = take(&*store, NOW, [ten_of_each(&old)]).await[0].shard;
+    let placement = take(&*store, NOW, [ten_of_each(&old)]).await[0].placement;
     let plan = plan(NOW, [ten_of_each(&old), ten_of_each(&new)]);
     drop(store.acquire(&plan));
-    settle(&*store, NOW, [settlement(&old, shard, [("x", tokens(0))])]).await;
+    settle(&*store, NOW, [settlement(&old, placement, [("x", tokens(0))])]).await;
     assert_eq!(balance(&*store, old.key(), "x", NOW).await, Some(tokens(90)));
     let listed =
         list_buckets(&*store, BucketQuery::OnResource(test_namespace(), resource("r"))).await;
@@ -39,16 +39,16 @@ pub async fn an_acquire_that_is_never_polled_does_nothing(store: Arc<dyn Store>)
 
 pub async fn changes_that_are_never_polled_do_nothing(store: Arc<dyn Store>) {
     let target = hundred("a");
-    let shard = take(&*store, NOW, [ten_of_each(&target)]).await[0].shard;
+    let placement = take(&*store, NOW, [ten_of_each(&target)]).await[0].placement;
     put(&*store, [entity("kept", None)]).await;
     let other = forever(target.key().clone(), &limits([without_refill("z", 5)]));
-    drop(store.settle(&[settlement(&target, shard, [("x", tokens(10))])], NOW));
+    drop(store.settle(&[settlement(&target, placement, [("x", tokens(10))])], NOW));
     drop(store.reconfigure(&other, NOW));
     drop(store.write(&[Write::Put(entity("new", None), Precondition::Always)]));
     drop(store.delete(&[entity("kept", None).key(), Key::Bucket(target.key().clone())]));
     // Another change goes through whatever the store queues its work in.
     put(&*store, [entity("later", None)]).await;
-    settle(&*store, NOW, [settlement(&target, shard, [("x", tokens(0))])]).await;
+    settle(&*store, NOW, [settlement(&target, placement, [("x", tokens(0))])]).await;
     let found = peek(&*store, target.key(), NOW).await.expect("not deleted");
     assert_eq!(found.limits(), target.limits(), "not reconfigured");
     assert_eq!(found.cells()[0].tokens, tokens(90), "not settled");
@@ -86,7 +86,12 @@ async fn drop_after_every_poll(store: &dyn Store, when: Drop) {
             let what = format!("{taken} taken, dropped {when:?} after {polls} polls");
             soon(&what, async || {
                 // Whatever the store queues its work in, this goes through it.
-                settle(store, NOW, [settlement(target, 0, [("x", Millitokens::ZERO)])]).await;
+                settle(
+                    store,
+                    NOW,
+                    [settlement(target, Placement::default(), [("x", Millitokens::ZERO)])],
+                )
+                .await;
                 holds(store, target, before - taken).await
             })
             .await;
@@ -142,8 +147,10 @@ pub async fn a_dropped_settlement_is_carried_out(store: Arc<dyn Store>) {
         let [child, parent] = ["child", "parent"].map(|name| hundred(&format!("{name}-{round}")));
         let taken = take(&*store, NOW, [ten_of_each(&child), ten_of_each(&parent)]).await;
         let back = [("x", tokens(-10)), ("y", tokens(-5))];
-        let settlements =
-            [settlement(&child, taken[0].shard, back), settlement(&parent, taken[1].shard, back)];
+        let settlements = [
+            settlement(&child, taken[0].placement, back),
+            settlement(&parent, taken[1].placement, back),
+        ];
         let mut call = ByHand::new(store.settle(&settlements, NOW));
         let polled = call.poll();
         assert!(!matches!(polled, Poll::Ready(Err(_))), "{polled:?}");

@@ -122,13 +122,13 @@ pub async fn a_chain_is_seen_whole_or_not_at_all(store: Arc<dyn Store>) {
 pub async fn every_concurrent_settlement_counts(store: Arc<dyn Store>) {
     let target = thousand("a");
     // Half full, so that no order of them is cut at the capacity.
-    let shard = take(&*store, NOW, [leg(&target, [("x", tokens(500))])]).await[0].shard;
+    let placement = take(&*store, NOW, [leg(&target, [("x", tokens(500))])]).await[0].placement;
     crowd(&store, |number, store| {
         let target = Arc::clone(&target);
         async move {
             for _ in 0..10 {
                 let difference = if number % 2 == 0 { tokens(3) } else { tokens(-1) };
-                settle(&*store, NOW, [settlement(&target, shard, [("x", difference)])]).await;
+                settle(&*store, NOW, [settlement(&target, placement, [("x", difference)])]).await;
             }
         }
     })

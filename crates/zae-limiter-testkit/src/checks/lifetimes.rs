@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use zae_limiter_core::{BucketQuery, Store, Target, Timestamp};
+use zae_limiter_core::{BucketQuery, Placement, Store, Target, Timestamp};
 
 use crate::ask::{be_refused, list_buckets, peek, settle, take};
 use crate::given::{
@@ -57,7 +57,7 @@ pub async fn a_debt_delays_the_expiry(store: Arc<dyn Store>) {
     let taken = take(&*store, NOW, [leg(&target, [("rpm", tokens(10))])]).await;
     check_expiry(&*store, &target, later(90_000)).await;
     // In debt by 10, full again after 20 tokens: two minutes.
-    settle(&*store, NOW, [settlement(&target, taken[0].shard, [("rpm", tokens(10))])]).await;
+    settle(&*store, NOW, [settlement(&target, taken[0].placement, [("rpm", tokens(10))])]).await;
     check_expiry(&*store, &target, later(2 * MINUTE)).await;
     // A write in debt waits for it too, if that is longer.
     let zero = [leg(&target, [("rpm", tokens(0))])];
@@ -70,10 +70,12 @@ pub async fn a_debt_delays_the_expiry(store: Arc<dyn Store>) {
 pub async fn a_bucket_made_by_a_late_charge_expires_when_it_is_full(store: Arc<dyn Store>) {
     let set = limits([per_minute("rpm", 10)]);
     for target in [forever(bucket("kept", "r"), &set), idle(bucket("idle", "r"), &set, 600)] {
-        settle(&*store, NOW, [settlement(&target, 0, [("rpm", tokens(5))])]).await;
+        settle(&*store, NOW, [settlement(&target, Placement::default(), [("rpm", tokens(5))])])
+            .await;
         check_expiry(&*store, &target, later(MINUTE / 2)).await;
         // Another late charge delays it by as much as it takes.
-        settle(&*store, NOW, [settlement(&target, 0, [("rpm", tokens(10))])]).await;
+        settle(&*store, NOW, [settlement(&target, Placement::default(), [("rpm", tokens(10))])])
+            .await;
         check_expiry(&*store, &target, later(MINUTE * 3 / 2)).await;
         // An expiry that came too early would forgive the rest.
         let all = || [leg(&target, [("rpm", tokens(10))])];
@@ -85,11 +87,11 @@ pub async fn a_bucket_made_by_a_late_charge_expires_when_it_is_full(store: Arc<d
 pub async fn an_acquire_gives_a_late_charge_the_lifetime_of_its_target(store: Arc<dyn Store>) {
     let set = limits([per_minute("rpm", 10)]);
     let kept = forever(bucket("kept", "r"), &set);
-    settle(&*store, NOW, [settlement(&kept, 0, [("rpm", tokens(5))])]).await;
+    settle(&*store, NOW, [settlement(&kept, Placement::default(), [("rpm", tokens(5))])]).await;
     take(&*store, later(1_000), [leg(&kept, [("rpm", tokens(1))])]).await;
     assert!(peek(&*store, kept.key(), later(10 * MINUTE)).await.is_some(), "kept forever");
     let short = idle(bucket("idle", "r"), &set, 600);
-    settle(&*store, NOW, [settlement(&short, 0, [("rpm", tokens(5))])]).await;
+    settle(&*store, NOW, [settlement(&short, Placement::default(), [("rpm", tokens(5))])]).await;
     take(&*store, later(1_000), [leg(&short, [("rpm", tokens(1))])]).await;
     check_expiry(&*store, &short, later(601_000)).await;
 }
@@ -97,7 +99,7 @@ pub async fn an_acquire_gives_a_late_charge_the_lifetime_of_its_target(store: Ar
 pub async fn a_bucket_kept_forever_never_expires(store: Arc<dyn Store>) {
     let target = forever(bucket("a", "r"), &limits([per_minute("rpm", 10)]));
     let taken = take(&*store, NOW, [leg(&target, [("rpm", tokens(1))])]).await;
-    settle(&*store, NOW, [settlement(&target, taken[0].shard, [("rpm", tokens(50))])]).await;
+    settle(&*store, NOW, [settlement(&target, taken[0].placement, [("rpm", tokens(50))])]).await;
     let last = Timestamp::from_millis(i64::MAX);
     assert!(peek(&*store, target.key(), last).await.is_some(), "still there at the end of time");
     let key = target.key().clone();

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use zae_limiter_core::{
-    Admission, Bucket, BucketKey, Key, Leg, Lifetime, Limit, LimitSet, Millitokens, Plan,
-    Settlement, Store, Take, Takes, Target, Timestamp,
+    Admission, Bucket, BucketKey, Key, Leg, Lifetime, Limit, LimitSet, Millitokens, Placement,
+    Plan, Settlement, Store, Take, Takes, Target, Timestamp,
 };
 
 use crate::ask::{acquire, peek};
@@ -76,7 +76,7 @@ struct Run {
     now: Timestamp,
     keys: Vec<BucketKey>,
     /// What was taken and can be settled.
-    leases: Vec<(Arc<Target>, u32, Takes)>,
+    leases: Vec<(Arc<Target>, Placement, Takes)>,
 }
 
 impl Run {
@@ -144,10 +144,10 @@ impl Run {
         if let (Admission::Taken(found), Admission::Taken(expected)) = (&found, &mut expected) {
             for (expected, found) in expected.iter_mut().zip(found) {
                 // Where in a bucket the tokens lay is up to the store.
-                expected.shard = found.shard;
+                expected.placement = found.placement;
             }
             for (leg, taken) in plan.legs.iter().zip(found) {
-                self.leases.push((Arc::clone(&leg.target), taken.shard, leg.takes.clone()));
+                self.leases.push((Arc::clone(&leg.target), taken.placement, leg.takes.clone()));
             }
         }
         assert_eq!(
@@ -220,7 +220,7 @@ impl Run {
             return "nothing to settle".into();
         }
         let lease = self.random.usize(0..self.leases.len());
-        let (target, shard, takes) = self.leases.swap_remove(lease);
+        let (target, placement, takes) = self.leases.swap_remove(lease);
         let mut differences = Takes::new();
         for take in takes {
             let amount = match self.random.u32(0..4) {
@@ -231,7 +231,7 @@ impl Run {
             };
             differences.push(Take { amount, ..take });
         }
-        let settlement = Settlement { target, shard, differences };
+        let settlement = Settlement { target, placement, differences };
         let told = format!("{:?}", settlement.differences);
         self.oracle.settle(&settlement, self.now).expect("no overflow");
         store.settle(&[settlement], self.now).await.expect("settle must answer");

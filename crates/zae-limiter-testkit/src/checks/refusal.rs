@@ -18,8 +18,8 @@ pub async fn a_refusal_lists_every_limit_that_was_asked(store: Arc<dyn Store>) {
     let child = forever(bucket("child", "r"), &own);
     let parent = forever(bucket("parent", "r"), &above);
     take(&*store, NOW, [leg(&child, [("rpm", tokens(8))])]).await;
-    let shard = take(&*store, NOW, [leg(&parent, [("tpm", tokens(6))])]).await[0].shard;
-    settle(&*store, NOW, [settlement(&parent, shard, [("tpm", tokens(2))])]).await;
+    let placement = take(&*store, NOW, [leg(&parent, [("tpm", tokens(6))])]).await[0].placement;
+    settle(&*store, NOW, [settlement(&parent, placement, [("tpm", tokens(2))])]).await;
 
     let asked_of_child = leg(&child, [("tpm", tokens(7)), ("rpm", tokens(5))]);
     let asked_of_parent = leg(&parent, [("rpm", tokens(90)), ("tpm", tokens(1))]);

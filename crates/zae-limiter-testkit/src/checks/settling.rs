@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zae_limiter_core::{Applied, Key, Millitokens, Settlement, Store, StoreErrorKind, Target};
+use zae_limiter_core::{
+    Applied, Key, Millitokens, Placement, Settlement, Store, StoreErrorKind, Target,
+};
 
 use crate::ask::{balance, be_refused, delete, peek, seen, settle, take};
 use crate::given::{
@@ -12,15 +14,15 @@ use crate::given::{
 };
 
 /// A bucket of ten per minute, `taken` of which are taken; and the shard that gave them.
-async fn bucket_of_ten(store: &dyn Store, taken: i64) -> (Arc<Target>, u32) {
+async fn bucket_of_ten(store: &dyn Store, taken: i64) -> (Arc<Target>, Placement) {
     let target = forever(bucket("a", "r"), &limits([per_minute("rpm", 10)]));
     let legs = take(store, NOW, [leg(&target, [("rpm", tokens(taken))])]).await;
-    (target, legs[0].shard)
+    (target, legs[0].placement)
 }
 
 pub async fn settling_takes_into_debt_and_the_debt_is_repaid(store: Arc<dyn Store>) {
-    let (target, shard) = bucket_of_ten(&*store, 8).await;
-    settle(&*store, NOW, [settlement(&target, shard, [("rpm", tokens(12))])]).await;
+    let (target, placement) = bucket_of_ten(&*store, 8).await;
+    settle(&*store, NOW, [settlement(&target, placement, [("rpm", tokens(12))])]).await;
     assert_eq!(balance(&*store, target.key(), "rpm", NOW).await, Some(tokens(-10)));
     let refusal = be_refused(&*store, NOW, [leg(&target, [("rpm", tokens(1))])]).await;
     assert_eq!(refusal[0].available, tokens(-10));
@@ -30,8 +32,8 @@ pub async fn settling_takes_into_debt_and_the_debt_is_repaid(store: Arc<dyn Stor
 }
 
 pub async fn settling_gives_back_what_was_taken(store: Arc<dyn Store>) {
-    let (target, shard) = bucket_of_ten(&*store, 8).await;
-    settle(&*store, NOW, [settlement(&target, shard, [("rpm", tokens(-5))])]).await;
+    let (target, placement) = bucket_of_ten(&*store, 8).await;
+    settle(&*store, NOW, [settlement(&target, placement, [("rpm", tokens(-5))])]).await;
     let found = peek(&*store, target.key(), NOW).await.expect("a bucket");
     let (cell, _) = found.cell("rpm").expect("the limit");
     assert_eq!(cell.tokens, tokens(7));
@@ -41,25 +43,25 @@ pub async fn settling_gives_back_what_was_taken(store: Arc<dyn Store>) {
 }
 
 pub async fn giving_back_stops_at_the_capacity(store: Arc<dyn Store>) {
-    let (target, shard) = bucket_of_ten(&*store, 8).await;
+    let (target, placement) = bucket_of_ten(&*store, 8).await;
     // By then six tokens have been earned, and all eight are given back.
     let now = later(36_000);
-    settle(&*store, now, [settlement(&target, shard, [("rpm", tokens(-8))])]).await;
+    settle(&*store, now, [settlement(&target, placement, [("rpm", tokens(-8))])]).await;
     assert_eq!(balance(&*store, target.key(), "rpm", now).await, Some(tokens(10)));
     take(&*store, now, [leg(&target, [("rpm", tokens(10))])]).await;
     be_refused(&*store, now, [leg(&target, [("rpm", tokens(1))])]).await;
     // More than was ever taken.
-    settle(&*store, now, [settlement(&target, shard, [("rpm", tokens(-100))])]).await;
+    settle(&*store, now, [settlement(&target, placement, [("rpm", tokens(-100))])]).await;
     assert_eq!(balance(&*store, target.key(), "rpm", now).await, Some(tokens(10)));
     take(&*store, now, [leg(&target, [("rpm", tokens(10))])]).await;
     be_refused(&*store, now, [leg(&target, [("rpm", tokens(1))])]).await;
 }
 
 pub async fn time_is_paid_out_before_a_settlement(store: Arc<dyn Store>) {
-    let (target, shard) = bucket_of_ten(&*store, 1).await;
+    let (target, placement) = bucket_of_ten(&*store, 1).await;
     // The bucket has long been full again when five more are taken. Were they taken first, the
     // time that passed would pay for them.
-    settle(&*store, later(MINUTE), [settlement(&target, shard, [("rpm", tokens(5))])]).await;
+    settle(&*store, later(MINUTE), [settlement(&target, placement, [("rpm", tokens(5))])]).await;
     assert_eq!(balance(&*store, target.key(), "rpm", later(MINUTE)).await, Some(tokens(5)));
     be_refused(&*store, later(MINUTE), [leg(&target, [("rpm", tokens(6))])]).await;
 }
@@ -75,8 +77,8 @@ pub async fn differences_of_several_limits_and_buckets_all_count(store: Arc<dyn 
         &*store,
         NOW,
         [
-            settlement(&parent, taken[1].shard, [("y", tokens(-20)), ("x", tokens(7))]),
-            settlement(&child, taken[0].shard, [("x", Millitokens::new(1)), ("y", tokens(60))]),
+            settlement(&parent, taken[1].placement, [("y", tokens(-20)), ("x", tokens(7))]),
+            settlement(&child, taken[0].placement, [("x", Millitokens::new(1)), ("y", tokens(60))]),
         ],
     )
     .await;
@@ -92,17 +94,18 @@ pub async fn differences_of_several_limits_and_buckets_all_count(store: Arc<dyn 
 }
 
 pub async fn settlements_of_one_bucket_in_one_call_all_count(store: Arc<dyn Store>) {
-    let (target, shard) = bucket_of_ten(&*store, 1).await;
-    let difference = |amount| settlement(&target, shard, [("rpm", tokens(amount))]);
+    let (target, placement) = bucket_of_ten(&*store, 1).await;
+    let difference = |amount| settlement(&target, placement, [("rpm", tokens(amount))]);
     settle(&*store, NOW, [difference(4), difference(-1)]).await;
     assert_eq!(balance(&*store, target.key(), "rpm", NOW).await, Some(tokens(6)));
 }
 
 pub async fn a_charge_on_an_absent_bucket_leaves_full_less_the_charge(store: Arc<dyn Store>) {
-    let (present, shard) = bucket_of_ten(&*store, 1).await;
+    let (present, placement) = bucket_of_ten(&*store, 1).await;
     let absent = forever(bucket("absent", "r"), present.limits());
     // The absent one stands first: the other must be settled all the same.
-    let both = [&absent, &present].map(|target| settlement(target, shard, [("rpm", tokens(4))]));
+    let both =
+        [&absent, &present].map(|target| settlement(target, placement, [("rpm", tokens(4))]));
     settle(&*store, NOW, both).await;
     assert_eq!(balance(&*store, present.key(), "rpm", NOW).await, Some(tokens(5)));
     let found = peek(&*store, absent.key(), NOW).await.expect("a bucket");
@@ -115,7 +118,7 @@ pub async fn a_charge_on_an_absent_bucket_leaves_full_less_the_charge(store: Arc
 
 pub async fn a_charge_on_an_absent_bucket_may_leave_debt(store: Arc<dyn Store>) {
     let target = idle(bucket("a", "r"), &limits([per_minute("rpm", 10)]), 60);
-    settle(&*store, NOW, [settlement(&target, 0, [("rpm", tokens(15))])]).await;
+    settle(&*store, NOW, [settlement(&target, Placement::default(), [("rpm", tokens(15))])]).await;
     assert_eq!(balance(&*store, target.key(), "rpm", NOW).await, Some(tokens(-5)));
     let refusal = be_refused(&*store, NOW, [leg(&target, [("rpm", tokens(1))])]).await;
     assert_eq!(refusal[0].retry_after, Duration::from_secs(36), "6 tokens at 10 per minute");
@@ -126,7 +129,7 @@ pub async fn a_charge_on_an_expired_bucket_leaves_full_less_the_charge(store: Ar
     let taken = take(&*store, NOW, [leg(&target, [("rpm", tokens(10))])]).await;
     // The bucket expires when it is full. Nothing of its old life must be left.
     let now = later(MINUTE);
-    settle(&*store, now, [settlement(&target, taken[0].shard, [("rpm", tokens(4))])]).await;
+    settle(&*store, now, [settlement(&target, taken[0].placement, [("rpm", tokens(4))])]).await;
     assert_eq!(balance(&*store, target.key(), "rpm", now).await, Some(tokens(6)));
     be_refused(&*store, now, [leg(&target, [("rpm", tokens(7))])]).await;
     take(&*store, now, [leg(&target, [("rpm", tokens(6))])]).await;
@@ -138,7 +141,7 @@ pub async fn a_charge_on_an_expired_bucket_follows_its_own_limits(store: Arc<dyn
     take(&*store, NOW, [leg(&old, takes)]).await;
     let new = idle(bucket("a", "r"), &limits([per_minute("rpm", 20)]), 60);
     let now = later(MINUTE);
-    settle(&*store, now, [settlement(&new, 0, [("rpm", tokens(4))])]).await;
+    settle(&*store, now, [settlement(&new, Placement::default(), [("rpm", tokens(4))])]).await;
     let found = peek(&*store, new.key(), now).await.expect("a bucket");
     let (cell, rate) = found.cell("rpm").expect("the limit");
     assert_eq!((cell.tokens, rate.capacity()), (tokens(16), tokens(20)));
@@ -146,11 +149,11 @@ pub async fn a_charge_on_an_expired_bucket_follows_its_own_limits(store: Arc<dyn
 
 pub async fn a_charge_on_a_limit_that_the_bucket_lacks_adds_it(store: Arc<dyn Store>) {
     let one = forever(bucket("a", "r"), &limits([without_refill("x", 10)]));
-    let shard = take(&*store, NOW, [leg(&one, [("x", tokens(3))])]).await[0].shard;
+    let placement = take(&*store, NOW, [leg(&one, [("x", tokens(3))])]).await[0].placement;
     let both = limits([without_refill("x", 50), without_refill("y", 10)]);
     let both = forever(bucket("a", "r"), &both);
     let differences = [("x", tokens(1)), ("y", tokens(4))];
-    settle(&*store, NOW, [settlement(&both, shard, differences)]).await;
+    settle(&*store, NOW, [settlement(&both, placement, differences)]).await;
     let found = peek(&*store, one.key(), NOW).await.expect("a bucket");
     let (x, rate_of_x) = found.cell("x").expect("the limit that was there");
     assert_eq!((x.tokens, rate_of_x.capacity()), (tokens(6), tokens(10)), "x keeps its limit");
@@ -160,11 +163,11 @@ pub async fn a_charge_on_a_limit_that_the_bucket_lacks_adds_it(store: Arc<dyn St
 }
 
 pub async fn a_refund_on_an_absent_bucket_leaves_it_absent(store: Arc<dyn Store>) {
-    let (present, shard) = bucket_of_ten(&*store, 5).await;
+    let (present, placement) = bucket_of_ten(&*store, 5).await;
     let absent = forever(bucket("absent", "r"), present.limits());
     for (difference, left) in [(-3, 8), (0, 8)] {
         let settlements = [&absent, &present]
-            .map(|target| settlement(target, shard, [("rpm", tokens(difference))]));
+            .map(|target| settlement(target, placement, [("rpm", tokens(difference))]));
         settle(&*store, NOW, settlements).await;
         assert_eq!(peek(&*store, absent.key(), NOW).await, None, "after {difference}");
         let found = balance(&*store, present.key(), "rpm", NOW).await;
@@ -176,7 +179,7 @@ pub async fn a_refund_on_an_expired_bucket_leaves_it_absent(store: Arc<dyn Store
     let target = idle(bucket("a", "r"), &limits([per_minute("rpm", 10)]), 60);
     let taken = take(&*store, NOW, [leg(&target, [("rpm", tokens(5))])]).await;
     let now = later(MINUTE);
-    settle(&*store, now, [settlement(&target, taken[0].shard, [("rpm", tokens(-5))])]).await;
+    settle(&*store, now, [settlement(&target, taken[0].placement, [("rpm", tokens(-5))])]).await;
     assert_eq!(peek(&*store, target.key(), now).await, None);
     take(&*store, now, [leg(&target, [("rpm", tokens(10))])]).await;
 }
@@ -185,7 +188,7 @@ pub async fn a_refund_beside_a_charge_on_an_absent_bucket_is_passed_over(store: 
     let set = limits([without_refill("x", 10), without_refill("y", 10)]);
     let target = forever(bucket("a", "r"), &set);
     let differences = [("x", tokens(4)), ("y", tokens(-4))];
-    settle(&*store, NOW, [settlement(&target, 0, differences)]).await;
+    settle(&*store, NOW, [settlement(&target, Placement::default(), differences)]).await;
     let found = peek(&*store, target.key(), NOW).await.expect("a bucket");
     let of = |limit: &str| found.cell(limit).map(|(cell, _)| (cell.tokens, cell.consumed));
     assert_eq!(of("x"), Some((tokens(6), tokens(4))), "the charge counts");
@@ -197,8 +200,8 @@ pub async fn a_refund_beside_a_charge_on_an_absent_bucket_is_passed_over(store: 
 pub async fn calls_that_only_settle_are_limited(store: Arc<dyn Store>) {
     let target = idle(bucket("a", "r"), &limits([per_minute("tpm", 100)]), 60);
     for call in 0..3 {
-        let shard = take(&*store, NOW, [leg(&target, [("tpm", tokens(0))])]).await[0].shard;
-        settle(&*store, NOW, [settlement(&target, shard, [("tpm", tokens(40))])]).await;
+        let placement = take(&*store, NOW, [leg(&target, [("tpm", tokens(0))])]).await[0].placement;
+        settle(&*store, NOW, [settlement(&target, placement, [("tpm", tokens(40))])]).await;
         let left = balance(&*store, target.key(), "tpm", NOW).await;
         assert_eq!(left, Some(tokens(60 - 40 * call)), "after call {call}");
     }
@@ -209,9 +212,9 @@ pub async fn calls_that_only_settle_are_limited(store: Arc<dyn Store>) {
 /// The same with a bucket that is deleted between taking nothing and settling.
 pub async fn a_charge_counts_on_a_bucket_deleted_since_its_acquire(store: Arc<dyn Store>) {
     let target = forever(bucket("a", "r"), &limits([per_minute("tpm", 100)]));
-    let shard = take(&*store, NOW, [leg(&target, [("tpm", tokens(0))])]).await[0].shard;
+    let placement = take(&*store, NOW, [leg(&target, [("tpm", tokens(0))])]).await[0].placement;
     delete(&*store, [Key::Bucket(target.key().clone())]).await;
-    settle(&*store, NOW, [settlement(&target, shard, [("tpm", tokens(130))])]).await;
+    settle(&*store, NOW, [settlement(&target, placement, [("tpm", tokens(130))])]).await;
     let refusal = be_refused(&*store, NOW, [leg(&target, [("tpm", tokens(1))])]).await;
     assert_eq!(refusal[0].available, tokens(-30));
 }
@@ -220,11 +223,11 @@ pub async fn a_refund_on_a_limit_that_is_gone_is_passed_over(store: Arc<dyn Stor
     let both = limits([without_refill("gone", 10), without_refill("stays", 10)]);
     let both = forever(bucket("a", "r"), &both);
     let takes = [("gone", tokens(5)), ("stays", tokens(5))];
-    let shard = take(&*store, NOW, [leg(&both, takes)]).await[0].shard;
+    let placement = take(&*store, NOW, [leg(&both, takes)]).await[0].placement;
     let one = forever(bucket("a", "r"), &limits([without_refill("stays", 10)]));
     store.reconfigure(&one, NOW).await.expect("reconfigure must answer");
     let back = [("gone", tokens(-2)), ("stays", tokens(-2))];
-    settle(&*store, NOW, [settlement(&both, shard, back)]).await;
+    settle(&*store, NOW, [settlement(&both, placement, back)]).await;
     let found = peek(&*store, both.key(), NOW).await.expect("a bucket");
     assert_eq!(found.limits(), one.limits(), "the limit is still gone");
     assert_eq!(found.cells()[0].tokens, tokens(7), "the other was settled");
@@ -232,12 +235,12 @@ pub async fn a_refund_on_a_limit_that_is_gone_is_passed_over(store: Arc<dyn Stor
 
 pub async fn settling_by_old_limits_keeps_the_new_ones(store: Arc<dyn Store>) {
     let old = forever(bucket("a", "r"), &limits([without_refill("x", 100)]));
-    let shard = take(&*store, NOW, [leg(&old, [("x", tokens(50))])]).await[0].shard;
+    let placement = take(&*store, NOW, [leg(&old, [("x", tokens(50))])]).await[0].placement;
     let new = forever(bucket("a", "r"), &limits([without_refill("x", 20)]));
     store.reconfigure(&new, NOW).await.expect("reconfigure must answer");
-    settle(&*store, NOW, [settlement(&old, shard, [("x", tokens(15))])]).await;
+    settle(&*store, NOW, [settlement(&old, placement, [("x", tokens(15))])]).await;
     assert_eq!(balance(&*store, new.key(), "x", NOW).await, Some(tokens(5)), "20 less 15");
-    settle(&*store, NOW, [settlement(&old, shard, [("x", tokens(-50))])]).await;
+    settle(&*store, NOW, [settlement(&old, placement, [("x", tokens(-50))])]).await;
     let found = peek(&*store, new.key(), NOW).await.expect("a bucket");
     assert_eq!(found.cells()[0].tokens, tokens(20), "no higher than the capacity it has now");
     assert_eq!(found.limits(), new.limits(), "a lease with old limits does not bring them back");
@@ -247,19 +250,19 @@ pub async fn an_overflow_is_an_error_and_changes_nothing(store: Arc<dyn Store>) 
     let set = limits([without_refill("x", 10), without_refill("y", 10)]);
     let target = forever(bucket("a", "r"), &set);
     let takes = [("x", tokens(1)), ("y", tokens(1))];
-    let shard = take(&*store, NOW, [leg(&target, takes)]).await[0].shard;
+    let placement = take(&*store, NOW, [leg(&target, takes)]).await[0].placement;
     let deepest = Millitokens::new(i64::MAX);
-    settle(&*store, NOW, [settlement(&target, shard, [("y", deepest)])]).await;
+    settle(&*store, NOW, [settlement(&target, placement, [("y", deepest)])]).await;
     let before = peek(&*store, target.key(), NOW).await.as_ref().map(seen);
 
     // The difference of x alone would fit.
-    let differences = [settlement(&target, shard, [("x", tokens(3)), ("y", deepest)])];
+    let differences = [settlement(&target, placement, [("x", tokens(3)), ("y", deepest)])];
     let error = store.settle(&differences, NOW).await.expect_err("y must overflow");
     assert_eq!(error.kind(), StoreErrorKind::Rejected, "it will never fit");
     assert_eq!(error.applied(), Applied::No);
     let after = peek(&*store, target.key(), NOW).await.as_ref().map(seen);
     assert_eq!(after, before, "neither x nor y has changed");
-    settle(&*store, NOW, [settlement(&target, shard, [("x", tokens(3))])]).await;
+    settle(&*store, NOW, [settlement(&target, placement, [("x", tokens(3))])]).await;
     assert_eq!(balance(&*store, target.key(), "x", NOW).await, Some(tokens(6)));
 }
 
@@ -267,13 +270,13 @@ pub async fn an_overflow_of_one_bucket_leaves_the_others_alone(store: Arc<dyn St
     let set = limits([without_refill("x", 10)]);
     let targets = ["first", "second", "third"].map(|entity| forever(bucket(entity, "r"), &set));
     let legs = [&targets[0], &targets[1]].map(|target| leg(target, [("x", tokens(1))]));
-    let shard = take(&*store, NOW, legs).await[0].shard;
+    let placement = take(&*store, NOW, legs).await[0].placement;
     let deepest = Millitokens::new(i64::MAX);
-    settle(&*store, NOW, [settlement(&targets[1], shard, [("x", deepest)])]).await;
+    settle(&*store, NOW, [settlement(&targets[1], placement, [("x", deepest)])]).await;
 
     let amounts = [tokens(3), deepest, tokens(3)];
     let differences: Vec<Settlement> = (targets.iter().zip(amounts))
-        .map(|(target, amount)| settlement(target, shard, [("x", amount)]))
+        .map(|(target, amount)| settlement(target, placement, [("x", amount)]))
         .collect();
     let error = store.settle(&differences, NOW).await.expect_err("the second must overflow");
     assert_eq!(error.applied(), Applied::No);
@@ -283,9 +286,9 @@ pub async fn an_overflow_of_one_bucket_leaves_the_others_alone(store: Arc<dyn St
 }
 
 pub async fn settling_nothing_is_no_error(store: Arc<dyn Store>) {
-    let (target, shard) = bucket_of_ten(&*store, 4).await;
+    let (target, placement) = bucket_of_ten(&*store, 4).await;
     settle(&*store, NOW, []).await;
-    settle(&*store, NOW, [settlement(&target, shard, [])]).await;
-    settle(&*store, NOW, [settlement(&target, shard, [("rpm", tokens(0))])]).await;
+    settle(&*store, NOW, [settlement(&target, placement, [])]).await;
+    settle(&*store, NOW, [settlement(&target, placement, [("rpm", tokens(0))])]).await;
     assert_eq!(balance(&*store, target.key(), "rpm", NOW).await, Some(tokens(6)));
 }

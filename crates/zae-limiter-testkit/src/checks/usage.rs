@@ -6,8 +6,8 @@ use std::task::Poll;
 
 use fastrand::Rng;
 use zae_limiter_core::{
-    Admission, Key, LimitName, Millitokens, Query, Store, Target, Timestamp, Usage, UsageSettings,
-    Window,
+    Admission, Key, LimitName, Millitokens, Placement, Query, Store, Target, Timestamp, Usage,
+    UsageSettings, Window,
 };
 
 use crate::ask::{PAGE_SIZES, acquire, be_refused, delete, read_all, settle, take};
@@ -75,12 +75,12 @@ pub async fn what_is_taken_is_booked_to_every_window(store: Arc<dyn Store>) {
 pub async fn what_is_settled_is_booked_to_its_own_moment(store: Arc<dyn Store>) {
     let target = rpm_and_tpm("a");
     let takes = [("rpm", tokens(1)), ("tpm", tokens(300))];
-    let shard = take(&*store, NOW, [leg(&target, takes)]).await[0].shard;
-    settle(&*store, later(1), [settlement(&target, shard, [("tpm", tokens(-100))])]).await;
+    let placement = take(&*store, NOW, [leg(&target, takes)]).await[0].placement;
+    settle(&*store, later(1), [settlement(&target, placement, [("tpm", tokens(-100))])]).await;
     check_totals(&*store, "a", [("rpm", tokens(1)), ("tpm", tokens(200))], 2).await;
     // An hour later it is given back: that hour's consumption is negative.
     let back = [("rpm", tokens(-1)), ("tpm", tokens(50))];
-    settle(&*store, later(HOUR), [settlement(&target, shard, back)]).await;
+    settle(&*store, later(HOUR), [settlement(&target, placement, back)]).await;
     let hours = usage_of(&*store, "a", Window::Hourly).await;
     assert_eq!(hours.len(), 2, "two hours: {hours:#?}");
     let first = BTreeMap::from([("rpm", tokens(1)), ("tpm", tokens(200))]);
@@ -148,16 +148,26 @@ pub async fn a_late_charge_is_booked(store: Arc<dyn Store>) {
     let target = idle(bucket("a", "r"), &limits([per_minute("rpm", 10)]), 60);
     // On an absent bucket, on one that has expired with usage that nobody has read yet, and beside a
     // refund that is passed over.
-    settle(&*store, NOW, [settlement(&target, 0, [("rpm", tokens(4))])]).await;
-    settle(&*store, later(MINUTE), [settlement(&target, 0, [("rpm", tokens(3))])]).await;
-    settle(&*store, later(2 * MINUTE), [settlement(&target, 0, [("rpm", tokens(-3))])]).await;
+    settle(&*store, NOW, [settlement(&target, Placement::default(), [("rpm", tokens(4))])]).await;
+    settle(
+        &*store,
+        later(MINUTE),
+        [settlement(&target, Placement::default(), [("rpm", tokens(3))])],
+    )
+    .await;
+    settle(
+        &*store,
+        later(2 * MINUTE),
+        [settlement(&target, Placement::default(), [("rpm", tokens(-3))])],
+    )
+    .await;
     check_totals(&*store, "a", [("rpm", tokens(7))], 2).await;
     // On a limit that the bucket lacks.
     let both = limits([per_minute("rpm", 10), per_minute("tpm", 10)]);
     let both = idle(bucket("a", "r"), &both, 60);
     take(&*store, later(3 * MINUTE), [leg(&target, [("rpm", tokens(1))])]).await;
     let charge = [("tpm", tokens(5))];
-    settle(&*store, later(3 * MINUTE), [settlement(&both, 0, charge)]).await;
+    settle(&*store, later(3 * MINUTE), [settlement(&both, Placement::default(), charge)]).await;
     check_totals(&*store, "a", [("rpm", tokens(8)), ("tpm", tokens(5))], 4).await;
 }
 
@@ -260,7 +270,7 @@ pub async fn a_random_run_is_booked_to_the_millitoken(store: Arc<dyn Store>) {
         if let Admission::Taken(taken) = answer {
             changes.push([rpm, tpm]);
             if random.u32(0..4) > 0 {
-                let back = settlement(&target, taken[0].shard, [("rpm", -rpm), ("tpm", -tpm)]);
+                let back = settlement(&target, taken[0].placement, [("rpm", -rpm), ("tpm", -tpm)]);
                 settle(&*store, at, [back]).await;
                 changes.push([-rpm, -tpm]);
             }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zae_limiter_core::{
     Admission, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page,
     PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store,
-    StoreError, StoredBucket, Take, Takes, Target, Timestamp, Write, Written,
+    StoreError, StoredBucket, Take, Takes, Target, Timestamp, UsageRecording, Write, Written,
 };
 
 use super::audit::{Auditor, CallAmount, Ended, Kind};
@@ -140,8 +140,8 @@ impl Store for Watched {
         self.store.cost()
     }
 
-    fn books_usage(&self) -> bool {
-        self.store.books_usage()
+    fn usage_recording(&self) -> UsageRecording {
+        self.store.usage_recording()
     }
 
     fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {

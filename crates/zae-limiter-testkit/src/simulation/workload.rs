@@ -586,7 +586,7 @@ impl Client {
             .zip(&taken)
             .map(|(leg, taken)| Settlement {
                 target: Arc::clone(&leg.target),
-                shard: taken.shard,
+                placement: taken.placement,
                 differences: stage.draw(|rng| match is_post_paid {
                     true => draw_payment(rng, &leg.target, &leg.takes),
                     false => draw_differences(rng, &leg.takes),

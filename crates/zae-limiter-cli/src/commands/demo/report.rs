@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use zae_limiter::{MILLI, RateLimiter, Window};
+use zae_limiter::{MILLI, RateLimiter, UsageRecording, Window};
 
 use crate::chart::{Chart, Series};
 use crate::columns::{Cell, Columns, Lean};
@@ -97,9 +97,7 @@ impl<'a> Report<'a> {
             failed: tally.failed,
             underestimated: tally.underestimated,
             over_admitted: limits.iter().map(|limit| limit.over_admitted).sum(),
-            usage_adds_up: limiter
-                .store()
-                .books_usage()
+            usage_adds_up: (limiter.store().usage_recording() == UsageRecording::Immediate)
                 .then(|| limits.iter().all(|limit| limit.recorded == limit.used)),
             limits,
             per_second: seconds

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use zae_limiter::{
     Admission, BoxFuture, Bucket, BucketKey, BucketQuery, Clock, Entropy, Key, ManualClock,
-    MemoryStore, Millitokens, NamespaceId, Page, PageRequest, Plan, Query, Record, ResourceList,
-    ResourceName, Scope, Settlement, Store, StoreError, StoredBucket, Take, Target, Timestamp,
-    Write, Written,
+    MemoryStore, Millitokens, NamespaceId, Page, PageRequest, Placement, Plan, Query, Record,
+    ResourceList, ResourceName, Scope, Settlement, Store, StoreError, StoredBucket, Take, Target,
+    Timestamp, Write, Written,
 };
 
 use super::*;
@@ -32,7 +32,11 @@ impl Generous {
                 let amount = Millitokens::new(-self.present);
                 let take = Take { cell: leg.target.limits().len() - 1, amount };
                 let differences = std::iter::once(take).collect();
-                Settlement { target: Arc::clone(&leg.target), shard: 0, differences }
+                Settlement {
+                    target: Arc::clone(&leg.target),
+                    placement: Placement::default(),
+                    differences,
+                }
             })
             .collect();
         self.store.settle(&settlements, plan.now).await.unwrap();
@@ -45,8 +49,8 @@ impl Store for Generous {
         self.store.cost()
     }
 
-    fn books_usage(&self) -> bool {
-        self.store.books_usage()
+    fn usage_recording(&self) -> zae_limiter::UsageRecording {
+        self.store.usage_recording()
     }
 
     fn acquire_now(&self, _: &Plan) -> Option<Result<Admission, zae_limiter::StoreError>> {
