@@ -93,7 +93,7 @@ pub fn limiter() -> RateLimiter {
 
 pub async fn acquire_and_commit(limiter: &RateLimiter, key: &str) {
     let acquire = limiter.acquire(key, "gpt-4").take("rpm", 1).take("tpm", 10);
-    let mut lease = acquire.await.expect("within the limits");
+    let lease = acquire.await.expect("within the limits");
     lease.commit().await.expect("nothing to write");
 }
 

@@ -110,7 +110,7 @@ impl Play {
         let mut found = Ledger::new();
         for entity in ["key-0", "key-1", "key-2"] {
             let mut pages = self.limiter.usage().entity(entity).pages().unwrap();
-            while let Some(records) = pages.next().await.unwrap() {
+            while let Some(records) = pages.next_page().await.unwrap() {
                 for usage in records {
                     let hour = format_time(usage.key.start);
                     for (limit, sum) in usage.consumed {

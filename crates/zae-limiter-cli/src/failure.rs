@@ -3,7 +3,7 @@
 use std::error::Error as StdError;
 
 use serde::Serialize;
-use zae_limiter::{Error, StoreErrorKind};
+use zae_limiter::{ConfigLevel, Error, Object, StoreErrorKind};
 
 use crate::exit::ExitStatus;
 
@@ -70,7 +70,7 @@ pub(crate) struct FailureJson<'a> {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let mut failure = Self::new(status_of(&error), error.to_string());
+        let mut failure = Self::new(status_of(&error), message_of(&error));
         if let Some(source) = error.source() {
             failure = failure.caused_by(source);
         }
@@ -83,7 +83,7 @@ fn status_of(error: &Error) -> ExitStatus {
     match error {
         Error::Exceeded(_) => ExitStatus::Refused,
         Error::Invalid(_) => ExitStatus::Usage,
-        Error::NotFound { .. } | Error::MissingParent { .. } | Error::UnknownNamespace { .. } => {
+        Error::NotFound(_) | Error::MissingParent { .. } | Error::UnknownNamespace { .. } => {
             ExitStatus::NotFound
         }
         Error::Unavailable { .. } => ExitStatus::Unavailable,
@@ -97,11 +97,53 @@ fn status_of(error: &Error) -> ExitStatus {
     }
 }
 
+/// What happened. The library's own texts have no entity ids, because they end up in logs; whoever types a command
+/// gets to see which entity is meant.
+fn message_of(error: &Error) -> String {
+    match error {
+        Error::NotFound(object) => format!("{} does not exist", named(object)),
+        Error::AlreadyExists(object) => format!("{} exists already", named(object)),
+        Error::MissingParent { parent } => {
+            format!("the parent {parent} does not exist; create it first")
+        }
+        Error::Cycle { entity } => format!("{entity} would be its own ancestor"),
+        Error::TooDeep { entity, max } => {
+            format!("{entity} has more than {max} levels above it; use a flatter hierarchy")
+        }
+        Error::UnknownLimits { unknown, entity, resource, .. } => format!(
+            "no limit named {} holds for {entity} on {resource}; configure it at some level, or pass it with the call",
+            unknown.join(", ")
+        ),
+        Error::ExceedsCapacity(error) => format!(
+            "{} tokens of {} can never be admitted: the limit of {} holds at most {}; ask for less, or raise its burst",
+            error.requested, error.limit_name, error.entity_id, error.capacity
+        ),
+        error => error.to_string(),
+    }
+}
+
+fn named(object: &Object) -> String {
+    match object {
+        Object::Entity(id) => format!("entity {:?}", id.as_str()),
+        Object::Namespace(name) => format!("namespace {:?}", name.as_str()),
+        Object::NamespaceId(id) => format!("namespace {:?}", id.as_str()),
+        Object::Limits(ConfigLevel::System) => "configuration \"system\"".to_owned(),
+        Object::Limits(ConfigLevel::Resource(resource)) => {
+            format!("configuration \"resource {resource}\"")
+        }
+        Object::Limits(ConfigLevel::Entity(id)) => format!("configuration \"entity {id}\""),
+        Object::Limits(ConfigLevel::EntityResource(id, resource)) => {
+            format!("configuration \"entity {id} on {resource}\"")
+        }
+        other => other.to_string(),
+    }
+}
+
 /// The command that leads on. What the error itself says is not repeated.
 fn hint_for(error: &Error) -> Option<String> {
     match error {
-        Error::UnknownLimits { resource, names, .. } => {
-            let first = names.split(", ").next().unwrap_or("rpm");
+        Error::UnknownLimits { resource, unknown, .. } => {
+            let first = unknown.first().map_or("rpm", String::as_str);
             Some(format!(
                 "zae-limiter resource set-defaults {resource} -l {first}:100   \
                  (an acquire can also bring its own: -l {first}:100)"
@@ -111,16 +153,16 @@ fn hint_for(error: &Error) -> Option<String> {
         Error::UnknownNamespace { name } => Some(format!(
             "zae-limiter namespace register {name}   (was it deleted? zae-limiter namespace orphans)"
         )),
-        Error::NotFound { what: "namespace", .. } => Some(
+        Error::NotFound(Object::Namespace(_) | Object::NamespaceId(_)) => Some(
             "zae-limiter namespace list   (deleted ones: zae-limiter namespace orphans)".to_owned(),
         ),
-        Error::NotFound { what: "entity", .. } => {
+        Error::NotFound(Object::Entity(_)) => {
             Some("check the id, and the namespace: -N NAME".to_owned())
         }
-        Error::AlreadyExists { what: "entity", name } => {
+        Error::AlreadyExists(Object::Entity(name)) => {
             Some(format!("zae-limiter entity show {name}"))
         }
-        Error::AlreadyExists { what: "namespace", name } => {
+        Error::AlreadyExists(Object::Namespace(name)) => {
             Some(format!("zae-limiter namespace delete {name}   (frees the name; its items stay)"))
         }
         Error::NamespaceInUse { name } => Some(format!("zae-limiter namespace delete {name}")),

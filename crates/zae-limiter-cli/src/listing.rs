@@ -29,7 +29,7 @@ pub(crate) async fn print_pages<T, I: Item>(
     item: impl Fn(T) -> I,
 ) -> Result<u64, Error> {
     let mut listing = Listing::new();
-    while let Some(page) = pages.next().await? {
+    while let Some(page) = pages.next_page().await? {
         let items: Vec<I> = page.into_iter().map(&item).collect();
         listing.print(printer, &items);
         if !printer.has_reader() {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_core::future::BoxFuture;
 use smallvec::SmallVec;
 use tracing::Instrument as _;
 use zae_limiter_model::{
@@ -56,24 +57,26 @@ impl RateLimiter {
             limits: None,
             on_unavailable: None,
             deadline: None,
+            wait: None,
             on_drop: OnDrop::GiveBack,
             site: Location::caller(),
         }
     }
 }
 
-/// An acquire that is being put together; `await` it to take the tokens.
+/// A call that takes tokens; `await` it. Made by [`RateLimiter::acquire`].
 #[derive(Debug)]
 #[must_use = "nothing is taken before it is awaited"]
 pub struct Acquire<'a> {
     limiter: &'a RateLimiter,
-    inner: &'a Arc<Inner>,
-    entity: &'a str,
-    resource: &'a str,
-    takes: SmallVec<[(&'a str, u64); 2]>,
-    limits: Option<Vec<Limit>>,
+    pub(crate) inner: &'a Arc<Inner>,
+    pub(crate) entity: &'a str,
+    pub(crate) resource: &'a str,
+    pub(crate) takes: SmallVec<[(&'a str, u64); 2]>,
+    pub(crate) limits: Option<Vec<Limit>>,
     on_unavailable: Option<OnUnavailable>,
-    deadline: Option<Duration>,
+    pub(crate) deadline: Option<Duration>,
+    wait: Option<Duration>,
     on_drop: OnDrop,
     site: &'static Location<'static>,
 }
@@ -102,9 +105,37 @@ impl<'a> Acquire<'a> {
         self
     }
 
-    /// How long this call may take.
+    /// How long one attempt of this call may take: see [`Builder::deadline`](crate::Builder::deadline).
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
+        self
+    }
+
+    /// Waits for tokens, for up to `patience`, instead of being refused at once.
+    ///
+    /// The call sleeps for exactly the wait of the refusal and tries again. It is refused at once when that wait is
+    /// longer than what is left of `patience`, so the last attempt starts before `patience` has passed.
+    ///
+    /// Calls of one limiter that wait for the same entity and resource are served in the order in which they came: none
+    /// overtakes another, however little it asks for. Calls that do not wait, other entities below the same parent,
+    /// and other processes may take tokens in between. A call that is dropped leaves the queue and holds nothing.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use zae_limiter_core::{Limit, MemoryStore, RateLimiter};
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// # let limiter = RateLimiter::builder(MemoryStore::new()).open().await?;
+    /// limiter.set_resource_defaults("gpt-4", [Limit::per_second("rps", 100)]).await?;
+    /// limiter.acquire("key-1", "gpt-4").take("rps", 100).await?.commit().await?;
+    ///
+    /// // 10 ms until the next token is there.
+    /// let call = limiter.acquire("key-1", "gpt-4").take("rps", 1);
+    /// call.wait_up_to(Duration::from_secs(5)).await?.commit().await?;
+    /// # Ok::<(), zae_limiter_core::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn wait_up_to(mut self, patience: Duration) -> Self {
+        self.wait = Some(patience);
         self
     }
 
@@ -128,14 +159,14 @@ impl<'a> Acquire<'a> {
         let mut lease = self.await?;
         match work(&mut lease).await {
             Ok(done) => {
-                lease.commit_if_open().await?;
+                lease.commit().await?;
                 Ok(done)
             }
             Err(error) => {
-                // The caller must see its own error, not that of the giving back; what could not
-                // be given back stays taken, which errs on the safe side.
-                if let Err(failed) = lease.rollback_if_open().await {
-                    tracing::warn!(%failed, "could not give back what a failed call had taken");
+                // The caller gets its own error, not that of the refund. What cannot be refunded stays taken,
+                // which errs on the safe side.
+                if let Err(failed) = lease.rollback().await {
+                    tracing::warn!(%failed, "could not refund a failed call");
                 }
                 Err(error)
             }
@@ -143,7 +174,7 @@ impl<'a> Acquire<'a> {
     }
 
     /// The warm path: everything cached, and a store that answers at once.
-    fn try_now(&self) -> Option<Result<Lease, Error>> {
+    pub(crate) fn try_now(&self) -> Option<Result<Lease, Error>> {
         if self.limits.is_some() {
             return None;
         }
@@ -173,7 +204,7 @@ impl<'a> Acquire<'a> {
     }
 
     /// The long way: reads what is not cached, waits for the store, retries, within the deadline.
-    async fn run_to_end(self) -> Result<Lease, Error> {
+    pub(crate) async fn run_to_end(&self) -> Result<Lease, Error> {
         let entity = EntityId::new(self.entity)?;
         let resource = ResourceName::new(self.resource)?;
         let limits = self.limits.clone().map(LimitSet::new).transpose()?;
@@ -227,6 +258,26 @@ impl<'a> Acquire<'a> {
         limits: Option<&Arc<LimitSet>>,
     ) -> Result<Result<Lease, Error>, StoreError> {
         let now = self.inner.clock.now();
+        let (own, chain) = match self.targets(entity, resource, limits, now).await? {
+            Ok(targets) => targets,
+            Err(error) => return Ok(Err(error)),
+        };
+        let plan = match self.plan(own, &chain, now) {
+            Ok(plan) => plan,
+            Err(error) => return Ok(Err(error)),
+        };
+        let admission = self.inner.store.acquire(&plan).await?;
+        Ok(self.conclude(plan, admission, &chain))
+    }
+
+    /// The entity's own bucket and those of the ancestors it takes from, with their limits.
+    pub(crate) async fn targets(
+        &self,
+        entity: &EntityId,
+        resource: &ResourceName,
+        limits: Option<&Arc<LimitSet>>,
+        now: Timestamp,
+    ) -> Result<Result<(Arc<Target>, Chain), Error>, StoreError> {
         let mut chain = match self.inner.chain(entity, resource, now).await? {
             Ok(chain) => chain,
             Err(error) => return Ok(Err(error)),
@@ -243,33 +294,30 @@ impl<'a> Acquire<'a> {
             }
             None => stored,
         };
-        let plan = match self.plan(own, &chain, now) {
-            Ok(plan) => plan,
-            Err(error) => return Ok(Err(error)),
-        };
-        let admission = self.inner.store.acquire(&plan).await?;
-        Ok(self.conclude(plan, admission, &chain))
+        Ok(Ok((own, chain)))
     }
 
-    fn check_takes(&self) -> Result<(), Invalid> {
+    pub(crate) fn check_takes(&self) -> Result<(), Invalid> {
         let rule = "name at least one limit and how much of it to take";
         if self.takes.is_empty() { Err(Invalid::new("amounts", "", rule)) } else { Ok(()) }
     }
 
     /// What is asked of each bucket of the chain, checked.
-    fn plan(&self, own: Arc<Target>, above: &Chain, now: Timestamp) -> Result<Plan, Error> {
+    pub(crate) fn plan(
+        &self,
+        own: Arc<Target>,
+        above: &Chain,
+        now: Timestamp,
+    ) -> Result<Plan, Error> {
         self.check_takes()?;
         let mut legs = SmallVec::new();
-        let takes = takes_of(&own, &self.takes)?;
+        let takes = takes_of(0, &own, &self.takes)?;
         if takes.len() < self.takes.len() {
-            let key = own.key();
-            return Err(self.unknown_limits(&key.entity, &key.resource, |name| {
-                own.limits().position(name).is_none()
-            }));
+            return Err(unknown_limits(&own, self.takes.iter().map(|(name, _)| *name)));
         }
         legs.push(Leg { target: own, takes });
-        for target in above {
-            let takes = takes_of(target, &self.takes)?;
+        for (at, target) in above.iter().enumerate() {
+            let takes = takes_of(at + 1, target, &self.takes)?;
             if !takes.is_empty() {
                 legs.push(Leg { target: Arc::clone(target), takes });
             }
@@ -290,7 +338,12 @@ impl<'a> Acquire<'a> {
                 for status in &mut statuses {
                     status.level = level_of(&status.entity_id, above);
                 }
-                Err(refused(statuses))
+                let refusal = RateLimitExceeded::new(statuses);
+                // A call that waits is refused once, at the end.
+                if self.wait.is_none() {
+                    note_refusal(&refusal);
+                }
+                Err(refusal.into())
             }
         }
     }
@@ -315,21 +368,6 @@ impl<'a> Acquire<'a> {
             self.on_unavailable = call.on_unavailable;
         }
         self
-    }
-
-    fn unknown_limits(
-        &self,
-        entity: &EntityId,
-        resource: &ResourceName,
-        unknown: impl Fn(&str) -> bool,
-    ) -> Error {
-        let names: Vec<&str> =
-            self.takes.iter().map(|(name, _)| *name).filter(|name| unknown(name)).collect();
-        Error::UnknownLimits {
-            names: names.join(", "),
-            entity: entity.clone(),
-            resource: resource.clone(),
-        }
     }
 
     /// The store did not answer: a lease that holds nothing, or an error.
@@ -392,27 +430,35 @@ fn level_of(entity: &EntityId, above: &Chain) -> usize {
 }
 
 /// What is asked of the limits that a bucket tracks.
-fn takes_of(target: &Target, asked: &[(&str, u64)]) -> Result<Takes, Error> {
+fn takes_of(level: usize, target: &Target, asked: &[(&str, u64)]) -> Result<Takes, Error> {
     let mut takes = Takes::new();
     for (name, tokens) in asked {
         let requested = amount(*tokens)?;
         let Some(cell) = target.limits().position(name) else { continue };
         let capacity = target.limits().rates()[cell].capacity();
         if requested > capacity {
-            return Err(Error::from(ExceedsCapacity {
-                entity_id: target.key().entity.clone(),
-                limit_name: target.limits().names()[cell].clone(),
-                requested,
-                capacity,
-            }));
+            let owner = (target.key().entity.clone(), level);
+            let limit = target.limits().names()[cell].clone();
+            return Err(ExceedsCapacity::new(owner, limit, requested, capacity).into());
         }
         takes.push(Take { cell, amount: requested });
     }
     Ok(takes)
 }
 
-pub(crate) fn refused(statuses: Vec<LimitStatus>) -> Error {
-    let refusal = RateLimitExceeded::new(statuses);
+/// The error for a call that names limits which its own bucket lacks.
+pub(crate) fn unknown_limits<'a>(own: &Target, names: impl Iterator<Item = &'a str>) -> Error {
+    let is_unknown = |name: &&str| own.limits().position(name).is_none();
+    Error::UnknownLimits {
+        unknown: names.filter(is_unknown).map(str::to_owned).collect(),
+        configured: own.limits().names().to_vec(),
+        entity: own.key().entity.clone(),
+        resource: own.key().resource.clone(),
+    }
+}
+
+/// Counts and logs a refusal that the caller gets.
+pub(crate) fn note_refusal(refusal: &RateLimitExceeded) {
     telemetry::decided(Outcome::Refused);
     refusal.violations().for_each(|status| telemetry::refused(&status.limit_name));
     let primary = refusal.primary_violation();
@@ -423,7 +469,6 @@ pub(crate) fn refused(statuses: Vec<LimitStatus>) -> Error {
         retry_after = ?primary.retry_after,
         "refused"
     );
-    Error::from(refusal)
 }
 
 /// The statuses of limits that were just taken from.
@@ -451,7 +496,7 @@ pub(crate) fn taken_statuses(
     })
 }
 
-/// The future of an [`Acquire`].
+/// The future of an [`Acquire`], for those who must name it.
 #[must_use = "nothing is taken before it is awaited"]
 pub struct Acquiring<'a>(State<'a>);
 
@@ -461,7 +506,7 @@ enum State<'a> {
     /// From one to the other, for a moment.
     Moving,
     /// On the long way.
-    Waiting(Pin<Box<dyn Future<Output = Result<Lease, Error>> + Send + 'a>>),
+    Boxed(BoxFuture<'a, Result<Lease, Error>>),
 }
 
 impl std::fmt::Debug for Acquiring<'_> {
@@ -484,7 +529,7 @@ impl Future for Acquiring<'_> {
     type Output = Result<Lease, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let State::Start(acquire) = &self.0 else { return self.0.poll_waiting(context) };
+        let State::Start(acquire) = &self.0 else { return self.0.poll_long_way(context) };
         let inner = acquire.inner;
         // The fields are computed only where somebody listens.
         let span = tracing::debug_span!(
@@ -494,7 +539,9 @@ impl Future for Acquiring<'_> {
             resource = acquire.resource,
         );
         let started = telemetry::start(&*inner.clock);
-        if let Some(done) = span.in_scope(|| acquire.try_now()) {
+        if acquire.wait.is_none()
+            && let Some(done) = span.in_scope(|| acquire.try_now())
+        {
             telemetry::finish(&*inner.clock, started);
             return Poll::Ready(done);
         }
@@ -502,19 +549,22 @@ impl Future for Acquiring<'_> {
             unreachable!("looked at above");
         };
         let long_way = async move {
-            let done = acquire.run_to_end().await;
+            let done = match acquire.wait {
+                Some(patience) => acquire.wait_for_tokens(patience).await,
+                None => acquire.run_to_end().await,
+            };
             telemetry::finish(&*inner.clock, started);
             done
         };
-        self.0 = State::Waiting(Box::pin(long_way.instrument(span)));
-        self.0.poll_waiting(context)
+        self.0 = State::Boxed(Box::pin(long_way.instrument(span)));
+        self.0.poll_long_way(context)
     }
 }
 
 impl State<'_> {
-    fn poll_waiting(&mut self, context: &mut Context<'_>) -> Poll<Result<Lease, Error>> {
+    fn poll_long_way(&mut self, context: &mut Context<'_>) -> Poll<Result<Lease, Error>> {
         match self {
-            Self::Waiting(waiting) => waiting.as_mut().poll(context),
+            Self::Boxed(long_way) => long_way.as_mut().poll(context),
             Self::Start(_) | Self::Moving => unreachable!("only called on the long way"),
         }
     }

@@ -7,37 +7,65 @@ use zae_limiter_model::{
     Bucket, EntityId, ExceedsCapacity, LimitStatus, Millitokens, ResourceName, Timestamp, amount,
 };
 
+use crate::acquire::unknown_limits;
 use crate::error::Error;
 use crate::limiter::RateLimiter;
-use crate::page::PageRequest;
+use crate::page::{Page, PageRequest};
 use crate::pages::Pages;
-use crate::plan::Target;
+use crate::plan::{BucketKey, Target};
 use crate::store::{BucketQuery, StoredBucket};
+
+/// One bucket of an entity, as it stands now.
+///
+/// ```
+/// # use zae_limiter_core::{Limit, MemoryStore, RateLimiter};
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// # let limiter = RateLimiter::builder(MemoryStore::new())
+/// #     .default_limits([Limit::per_minute("rpm", 100)]).open().await?;
+/// limiter.acquire("key-1", "gpt-4").take("rpm", 3).await?.commit().await?;
+/// for bucket in limiter.buckets("key-1")?.all().await? {
+///     println!("{}: {} of {} left", bucket.resource, bucket.limits[0].available, bucket.limits[0].rate.capacity());
+/// }
+/// # Ok::<(), zae_limiter_core::Error>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BucketStatus {
+    /// The resource that the bucket is for.
+    pub resource: ResourceName,
+    /// Every limit that holds for the entity on it, with its balance.
+    pub limits: Vec<LimitStatus>,
+    /// When the bucket expires if nobody uses it; `None` for one that does not.
+    pub expires_at: Option<Timestamp>,
+}
 
 /// What one entity has of a limit on a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct EntityCapacity {
-    /// Who.
+    /// The entity.
     pub entity: EntityId,
     /// The ceiling.
     pub capacity: Millitokens,
-    /// What is there now; negative is debt.
+    /// The balance; negative is debt.
     pub available: Millitokens,
 }
 
 /// What all entities together have of a limit on a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ResourceCapacity {
     /// How many entities have a bucket with that limit.
     pub entities: u64,
     /// Their ceilings together, in tokens.
     pub capacity: i128,
-    /// What is there now, in tokens, rounded down for each.
+    /// Their balances together, in tokens, each rounded down.
     pub available: i128,
 }
 
 impl ResourceCapacity {
-    /// The part of the capacity that is in use, 0 to 1, or more in debt.
+    /// The fraction of the capacity that is in use: 0 to 1, or more in debt.
     pub fn utilization(&self) -> f64 {
         if self.capacity == 0 {
             return 0.0;
@@ -67,14 +95,8 @@ impl RateLimiter {
         let now = self.clock().now();
         let chain = self.inner.call(self.inner.chain(&entity, &resource, now)).await??;
         let own = chain[0].limits();
-        let unknown: Vec<&str> = amounts
-            .iter()
-            .map(|(name, _)| *name)
-            .filter(|name| own.position(name).is_none())
-            .collect();
-        if !unknown.is_empty() {
-            let names = unknown.join(", ");
-            return Err(Error::UnknownLimits { names, entity, resource });
+        if amounts.iter().any(|(name, _)| own.position(name).is_none()) {
+            return Err(unknown_limits(&chain[0], amounts.iter().map(|(name, _)| *name)));
         }
         let keys: Vec<_> = chain.iter().map(|target| target.key().clone()).collect();
         let buckets = self.inner.call(self.store().peek(&keys, now)).await?;
@@ -98,6 +120,41 @@ impl RateLimiter {
     ) -> Result<Duration, Error> {
         let statuses = self.available(entity, resource, amounts).await?;
         Ok(statuses.iter().map(|status| status.retry_after).max().unwrap_or_default())
+    }
+
+    /// The buckets of an entity, by resource: the limits that hold now, and their balances. Expired buckets are left
+    /// out. An entity has a bucket for each resource that it has called.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for the id.
+    pub fn buckets(&self, entity: &str) -> Result<Pages<BucketStatus>, Error> {
+        let query = BucketQuery::OfEntity(self.namespace_id().clone(), EntityId::new(entity)?);
+        let limiter = self.clone();
+        Ok(Pages::new(move |page: PageRequest| {
+            let (limiter, query) = (limiter.clone(), query.clone());
+            async move {
+                let list = limiter.store().list_buckets(&query, &page);
+                let page = limiter.inner.call(list).await?;
+                let mut items = Vec::with_capacity(page.items.len());
+                for stored in page.items {
+                    items.extend(limiter.bucket_status(stored).await?);
+                }
+                Ok(Page { items, next: page.next })
+            }
+        }))
+    }
+
+    /// `None` for a bucket that has expired.
+    async fn bucket_status(&self, stored: StoredBucket) -> Result<Option<BucketStatus>, Error> {
+        let now = self.clock().now();
+        if stored.expires_at.is_some_and(|expiry| expiry <= now) {
+            return Ok(None);
+        }
+        let BucketKey { entity, resource, .. } = stored.key;
+        let target = self.inner.call(self.inner.resolve(&entity, &resource, now)).await?;
+        let limits = statuses_of(0, &target, Some(stored.bucket), &[], now)?;
+        Ok(Some(BucketStatus { resource, limits, expires_at: stored.expires_at }))
     }
 
     /// What each entity with a bucket on a resource has of a limit, by entity.
@@ -136,7 +193,7 @@ impl RateLimiter {
     ) -> Result<ResourceCapacity, Error> {
         let mut total = ResourceCapacity::default();
         let mut pages = self.entity_capacities(resource, limit)?;
-        while let Some(entities) = pages.next().await? {
+        while let Some(entities) = pages.next_page().await? {
             for entity in entities {
                 total.entities += 1;
                 total.capacity += i128::from(entity.capacity.whole_tokens());
@@ -173,7 +230,7 @@ fn capacity_of(stored: StoredBucket, limit: &str, now: Timestamp) -> Option<Enti
     })
 }
 
-fn statuses_of(
+pub(crate) fn statuses_of(
     level: usize,
     target: &Target,
     bucket: Option<Bucket>,
@@ -190,12 +247,9 @@ fn statuses_of(
         let asked = amounts.iter().find(|(asked, _)| *asked == name.as_str());
         let requested = asked.map_or(Millitokens::ZERO, |(_, amount)| *amount);
         if requested > rate.capacity() {
-            return Err(Error::from(ExceedsCapacity {
-                entity_id: target.key().entity.clone(),
-                limit_name: name.clone(),
-                requested,
-                capacity: rate.capacity(),
-            }));
+            let owner = (target.key().entity.clone(), level);
+            let capacity = rate.capacity();
+            return Err(ExceedsCapacity::new(owner, name.clone(), requested, capacity).into());
         }
         let retry_after = bucket.wait_for(at, requested, now);
         statuses.push(LimitStatus {

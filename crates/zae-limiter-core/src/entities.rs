@@ -1,15 +1,16 @@
 //! Entities and their hierarchy.
 
 use std::collections::BTreeMap;
-use std::future::{Future, IntoFuture};
-use std::pin::Pin;
+use std::future::IntoFuture;
 
+use futures_core::future::BoxFuture;
 use serde_json::json;
 use zae_limiter_model::EntityId;
 
 use crate::audit::Change;
-use crate::error::Error;
+use crate::error::{Error, Object};
 use crate::limiter::{LEVELS_MAX, RateLimiter};
+use crate::limits::ATTEMPTS_MAX;
 use crate::page::PageRequest;
 use crate::pages::Pages;
 use crate::record::{AuditAction, AuditSubject, Entity, Key, Record};
@@ -30,14 +31,26 @@ impl RateLimiter {
     /// # }).unwrap();
     /// ```
     pub fn create_entity<'a>(&'a self, id: &'a str) -> CreateEntity<'a> {
-        CreateEntity {
-            limiter: self,
-            id,
-            name: None,
-            parent: None,
-            cascade: false,
-            metadata: BTreeMap::new(),
-        }
+        CreateEntity::new(self, id, Existing::IsError)
+    }
+
+    /// Creates an entity, or makes sure that one that exists has what is asked for: this parent, this name, these
+    /// metadata. What is not asked for stays as it is. Where nothing changes, nothing is written, and no audit event.
+    /// For programs that state their hierarchy each time they start.
+    ///
+    /// ```
+    /// # use zae_limiter_core::{MemoryStore, RateLimiter};
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// # let limiter = RateLimiter::builder(MemoryStore::new()).open().await?;
+    /// for _ in 0..2 {
+    ///     limiter.ensure_entity("project-1").await?;
+    ///     limiter.ensure_entity("key-1").parent("project-1").cascade().await?;
+    /// }
+    /// # Ok::<(), zae_limiter_core::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn ensure_entity<'a>(&'a self, id: &'a str) -> CreateEntity<'a> {
+        CreateEntity::new(self, id, Existing::IsUpdated)
     }
 
     /// The entity, if it was created.
@@ -100,7 +113,7 @@ impl RateLimiter {
         }
         let exists = self.entity_by_id(id).await?.is_some();
         if removed == 0 && !exists {
-            return Err(Error::not_found("entity", id));
+            return Err(Error::NotFound(Object::Entity(id.clone())));
         }
         let change = Change {
             subject: AuditSubject::Entity(id.clone()),
@@ -140,19 +153,33 @@ impl RateLimiter {
     }
 }
 
-/// An entity that is being put together; `await` it to create it.
+/// A call that creates an entity; `await` it. Made by [`RateLimiter::create_entity`] and
+/// [`RateLimiter::ensure_entity`].
 #[derive(Debug)]
 #[must_use = "nothing is created before it is awaited"]
 pub struct CreateEntity<'a> {
     limiter: &'a RateLimiter,
     id: &'a str,
+    existing: Existing,
     name: Option<String>,
     parent: Option<&'a str>,
     cascade: bool,
     metadata: BTreeMap<String, String>,
 }
 
+/// What an entity that exists already means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Existing {
+    IsError,
+    IsUpdated,
+}
+
 impl<'a> CreateEntity<'a> {
+    fn new(limiter: &'a RateLimiter, id: &'a str, existing: Existing) -> Self {
+        let metadata = BTreeMap::new();
+        Self { limiter, id, existing, name: None, parent: None, cascade: false, metadata }
+    }
+
     /// A name for people.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
@@ -177,61 +204,103 @@ impl<'a> CreateEntity<'a> {
         self
     }
 
-    async fn create(self) -> Result<Entity, Error> {
-        let limiter = self.limiter;
+    async fn run(self) -> Result<Entity, Error> {
         let id = EntityId::new(self.id)?;
-        let parent = self.parent.map(EntityId::new).transpose()?;
+        if self.existing == Existing::IsError {
+            return self.create(&id).await;
+        }
+        for _ in 0..ATTEMPTS_MAX {
+            let written = match self.limiter.entity_by_id(&id).await? {
+                Some(current) => self.update(current).await,
+                None => self.create(&id).await,
+            };
+            match written {
+                // Somebody else created or deleted it meanwhile.
+                Err(Error::AlreadyExists(_) | Error::NotFound(_)) => {}
+                written => return written,
+            }
+        }
+        Err(Error::Contended { attempts: ATTEMPTS_MAX })
+    }
+
+    async fn create(&self, id: &EntityId) -> Result<Entity, Error> {
         let entity = Entity {
-            namespace: limiter.namespace_id().clone(),
+            namespace: self.limiter.namespace_id().clone(),
             id: id.clone(),
-            name: self.name,
-            parent: parent.clone(),
+            name: self.name.clone(),
+            parent: self.parent.map(EntityId::new).transpose()?,
             cascade: self.cascade,
-            metadata: self.metadata,
-            created_at: limiter.clock().now(),
+            metadata: self.metadata.clone(),
+            created_at: self.limiter.clock().now(),
         };
+        match self.put(&entity, Precondition::Absent, AuditAction::EntityCreated).await? {
+            true => Ok(entity),
+            false => Err(Error::AlreadyExists(Object::Entity(id.clone()))),
+        }
+    }
+
+    /// Gives an entity what is asked for and it does not have.
+    async fn update(&self, current: Entity) -> Result<Entity, Error> {
+        let mut entity = current.clone();
+        entity.name = self.name.clone().or(entity.name);
+        entity.parent = self.parent.map(EntityId::new).transpose()?.or(entity.parent);
+        entity.cascade |= self.cascade;
+        entity.metadata.extend(self.metadata.clone());
+        if entity == current {
+            return Ok(current);
+        }
+        match self.put(&entity, Precondition::Present, AuditAction::EntityUpdated).await? {
+            true => Ok(entity),
+            false => Err(Error::NotFound(Object::Entity(entity.id))),
+        }
+    }
+
+    /// Whether the entity was written, with an audit event; false when the precondition did not hold.
+    async fn put(
+        &self,
+        entity: &Entity,
+        precondition: Precondition,
+        action: AuditAction,
+    ) -> Result<bool, Error> {
+        let limiter = self.limiter;
         let change = Change {
-            subject: AuditSubject::Entity(id.clone()),
-            action: AuditAction::EntityCreated,
+            subject: AuditSubject::Entity(entity.id.clone()),
+            action,
             resource: None,
             details: json!({
                 "name": entity.name,
-                "parent_id": parent.as_ref().map(EntityId::as_str),
+                "parent_id": entity.parent.as_ref().map(EntityId::as_str),
                 "cascade": entity.cascade,
             }),
         };
         let retention = limiter.stored_retention().await?;
         let mut batch = vec![
-            Write::Put(Record::Entity(entity.clone()), Precondition::Absent),
+            Write::Put(Record::Entity(entity.clone()), precondition),
             limiter.audit(change, retention),
         ];
-        if let Some(parent) = &parent {
-            limiter.check_parent(&id, parent).await?;
+        if let Some(parent) = &entity.parent {
+            limiter.check_parent(&entity.id, parent).await?;
             let key = Key::Entity(limiter.namespace_id().clone(), parent.clone());
             batch.push(Write::Check(key, Precondition::Present));
         }
         let written = limiter.inner.call(limiter.store().write(&batch)).await;
-        // It may be remembered as one that has no parent. After an error too: it may have been
-        // created all the same.
-        limiter.inner.cache.invalidate_entity(&id);
-        match written? {
-            Written::Done => Ok(entity),
-            Written::Conflict(0) => {
-                Err(Error::AlreadyExists { what: "entity", name: id.to_string() })
+        // The cache may hold it without a parent. After an error too: it may have been written all the same.
+        limiter.inner.cache.invalidate_entity(&entity.id);
+        match (written?, &entity.parent) {
+            (Written::Done, _) => Ok(true),
+            (Written::Conflict(at), Some(parent)) if at > 0 => {
+                Err(Error::MissingParent { parent: parent.clone() })
             }
-            Written::Conflict(_) => {
-                let parent = parent.expect("only the parent is checked besides the entity");
-                Err(Error::MissingParent { parent })
-            }
+            (Written::Conflict(_), _) => Ok(false),
         }
     }
 }
 
 impl<'a> IntoFuture for CreateEntity<'a> {
     type Output = Result<Entity, Error>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.create())
+        Box::pin(self.run())
     }
 }

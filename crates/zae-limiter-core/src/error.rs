@@ -5,8 +5,11 @@ use std::fmt;
 use std::time::Duration;
 
 use zae_limiter_model::{
-    EntityId, ExceedsCapacity, Invalid, NamespaceName, RateLimitExceeded, ResourceName,
+    EntityId, ExceedsCapacity, Invalid, LimitName, NamespaceId, NamespaceName, RateLimitExceeded,
+    ResourceName,
 };
+
+use crate::record::ConfigLevel;
 
 /// Why a store gave no answer, or cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -121,7 +124,7 @@ impl StdError for StoreError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A limit stands in the way. Wait for [`RateLimitExceeded::retry_after`].
+    /// A limit is exceeded. Wait for [`RateLimitExceeded::retry_after`].
     #[error(transparent)]
     Exceeded(Box<RateLimitExceeded>),
     /// More than a limit can ever hold. Ask for less.
@@ -132,15 +135,19 @@ pub enum Error {
     Invalid(#[from] Invalid),
     /// Limits named in the call that are configured at no level.
     #[error(
-        "no limit named {names} holds for {entity} on {resource}; \
-         configure it at some level, or pass it with the call"
+        "no limit named {} is configured for this entity on {resource}{}; \
+         configure it at some level, or pass it with the call",
+        unknown.join(", "),
+        Configured(configured)
     )]
     UnknownLimits {
-        /// The names, with commas between them.
-        names: String,
-        /// Who called.
+        /// The names that the call used, in its order.
+        unknown: Vec<String>,
+        /// The limits that are configured, in the order of their names.
+        configured: Vec<LimitName>,
+        /// The entity that called.
         entity: EntityId,
-        /// On what.
+        /// The resource that the call is for.
         resource: ResourceName,
     },
     /// A lease was asked to change a limit that it was not acquired with.
@@ -149,46 +156,33 @@ pub enum Error {
     /// A lease was asked to give back more than it holds.
     #[error("the lease holds {held} of {limit} and cannot give back {asked}")]
     NotHeld {
-        /// Which limit.
+        /// The limit's name.
         limit: String,
-        /// What it holds, in tokens.
+        /// Tokens that the lease holds.
         held: i64,
-        /// What it was asked to give back.
+        /// Tokens that it was asked to give back.
         asked: u64,
     },
-    /// A lease was used after its commit or rollback.
-    #[error("the lease was already committed or rolled back; acquire a new one")]
-    LeaseClosed,
-    /// There is no such thing.
-    #[error("{what} {name:?} does not exist")]
-    NotFound {
-        /// What kind of thing.
-        what: &'static str,
-        /// Its name.
-        name: String,
-    },
-    /// It is there already.
-    #[error("{what} {name:?} exists already")]
-    AlreadyExists {
-        /// What kind of thing.
-        what: &'static str,
-        /// Its name.
-        name: String,
-    },
+    /// It does not exist.
+    #[error("{0} does not exist")]
+    NotFound(Object),
+    /// It exists already.
+    #[error("{0} exists already")]
+    AlreadyExists(Object),
     /// The parent named for a new entity does not exist.
-    #[error("the parent {parent} does not exist; create it first")]
+    #[error("the parent {parent:?} does not exist; create it first")]
     MissingParent {
         /// The parent.
         parent: EntityId,
     },
     /// An entity would be its own ancestor.
-    #[error("{entity} would be its own ancestor")]
+    #[error("{entity:?} would be its own ancestor")]
     Cycle {
         /// The entity.
         entity: EntityId,
     },
     /// More ancestors than are followed.
-    #[error("{entity} has more than {max} levels above it; use a flatter hierarchy")]
+    #[error("{entity:?} has more than {max} levels above it; use a flatter hierarchy")]
     TooDeep {
         /// The entity.
         entity: EntityId,
@@ -227,6 +221,50 @@ pub enum Error {
     Store(StoreError),
 }
 
+/// What an error is about. Its text has no entity id: those are often API keys, and errors end up in logs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Object {
+    /// An entity.
+    Entity(EntityId),
+    /// The limits that are stored at a level.
+    Limits(ConfigLevel),
+    /// A namespace, by its name.
+    Namespace(NamespaceName),
+    /// A namespace, by its id.
+    NamespaceId(NamespaceId),
+}
+
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Entity(id) => write!(f, "{id:?}"),
+            Self::Limits(ConfigLevel::System) => f.write_str("a configuration of the system"),
+            Self::Limits(ConfigLevel::Resource(resource)) => {
+                write!(f, "a configuration of resource {resource}")
+            }
+            Self::Limits(ConfigLevel::Entity(id)) => write!(f, "a configuration of {id:?}"),
+            Self::Limits(ConfigLevel::EntityResource(id, resource)) => {
+                write!(f, "a configuration of {id:?} on {resource}")
+            }
+            Self::Namespace(name) => write!(f, "namespace {name}"),
+            Self::NamespaceId(id) => write!(f, "namespace {id}"),
+        }
+    }
+}
+
+/// The end of the sentence about unknown limits.
+struct Configured<'a>(&'a [LimitName]);
+
+impl fmt::Display for Configured<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, name) in self.0.iter().enumerate() {
+            write!(f, "{}{name}", if at == 0 { " (configured: " } else { ", " })?;
+        }
+        if self.0.is_empty() { Ok(()) } else { f.write_str(")") }
+    }
+}
+
 fn why_unchecked(cause: &StoreError) -> &'static str {
     match cause.kind() {
         StoreErrorKind::Busy => "the bucket is busy",
@@ -235,16 +273,39 @@ fn why_unchecked(cause: &StoreError) -> &'static str {
 }
 
 impl Error {
+    /// How long to wait before the same call may succeed: [`RateLimitExceeded::retry_after`] for a refusal, one
+    /// second for a store that does not answer, `None` where waiting does not help.
+    ///
+    /// ```
+    /// # use zae_limiter_core::{Error, Limit, MemoryStore, RateLimiter};
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// # let limiter = RateLimiter::builder(MemoryStore::new())
+    /// #     .default_limits([Limit::per_minute("rpm", 1)]).open().await?;
+    /// limiter.acquire("key-1", "gpt-4").take("rpm", 1).await?.commit().await?;
+    /// let refused = limiter.acquire("key-1", "gpt-4").take("rpm", 1).await.unwrap_err();
+    /// assert!(refused.retry_after().unwrap().as_secs() >= 59);
+    /// let never = limiter.acquire("key-1", "gpt-4").take("rpm", 2).await.unwrap_err();
+    /// assert_eq!(never.retry_after(), None);
+    /// # Ok::<(), Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Exceeded(refusal) => Some(refusal.retry_after()),
+            Self::Unavailable { .. } => Some(Duration::from_secs(1)),
+            // Others changed the same record; they are done by now.
+            Self::Contended { .. } => Some(Duration::ZERO),
+            Self::Store(error) if error.is_transient() => Some(Duration::from_secs(1)),
+            _ => None,
+        }
+    }
+
     /// The refusal, if that is what it is.
     pub fn as_exceeded(&self) -> Option<&RateLimitExceeded> {
         match self {
             Self::Exceeded(refusal) => Some(refusal),
             _ => None,
         }
-    }
-
-    pub(crate) fn not_found(what: &'static str, name: impl fmt::Display) -> Self {
-        Self::NotFound { what, name: name.to_string() }
     }
 }
 

@@ -23,6 +23,18 @@ use crate::telemetry;
 /// A lease that is dropped before either keeps what was [settled](Self::settle) or [flushed](Self::flush),
 /// because that is known to be used, and gives the rest back: in the background, without blocking, inside a
 /// runtime or outside. [`Acquire::on_drop`](crate::Acquire::on_drop) keeps the estimate, too.
+///
+/// ```
+/// # use zae_limiter_core::{Limit, MemoryStore, RateLimiter};
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// # let limiter = RateLimiter::builder(MemoryStore::new())
+/// #     .default_limits([Limit::per_minute("tpm", 10_000)]).open().await?;
+/// let mut lease = limiter.acquire("key-1", "gpt-4").take("tpm", 500).await?;
+/// lease.settle("tpm", 730)?; // what the call really used
+/// lease.commit().await?;
+/// # Ok::<(), zae_limiter_core::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Debug)]
 #[must_use = "a lease that is dropped gives its estimate back"]
 pub struct Lease {
@@ -148,10 +160,9 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInLease`], [`Error::NotHeld`] below zero, [`Error::LeaseClosed`],
-    /// [`Error::Invalid`] for a difference beyond the bounds.
+    /// [`Error::NotInLease`], [`Error::NotHeld`] below zero, [`Error::Invalid`] for a difference beyond the
+    /// bounds.
     pub fn adjust(&mut self, limit: &str, difference: i64) -> Result<(), Error> {
-        self.check_open()?;
         if difference.unsigned_abs() > AMOUNT_MAX {
             let rule = "use -1000000000000 to 1000000000000 tokens";
             return Err(Invalid::new("difference", difference, rule).into());
@@ -180,7 +191,6 @@ impl Lease {
     ///
     /// As [`adjust`](Self::adjust).
     pub fn settle(&mut self, limit: &str, actual: u64) -> Result<(), Error> {
-        self.check_open()?;
         let actual = amount(actual)?.whole_tokens();
         let Some(at) = self.place_of(limit) else { return self.adjust(limit, 0) };
         self.adjust(limit, actual.saturating_sub(self.net(at) / MILLI))?;
@@ -188,7 +198,7 @@ impl Lease {
         Ok(())
     }
 
-    /// Gives back a part of what is held. Like an adjustment it is written by `commit` or `flush`.
+    /// Gives back some of what is held. Like an adjustment it is written by `commit` or `flush`.
     ///
     /// # Errors
     ///
@@ -201,9 +211,8 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// As an acquire; [`Error::NotInLease`], [`Error::LeaseClosed`].
+    /// As an acquire; [`Error::NotInLease`].
     pub async fn consume(&mut self, limit: &str, tokens: u64) -> Result<(), Error> {
-        self.check_open()?;
         if self.legs.is_empty() {
             return Ok(());
         }
@@ -224,22 +233,21 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`Error::LeaseClosed`]; [`Error::Unavailable`] unless calls pass while the store is away;
+    /// [`Error::Unavailable`] unless calls pass while the store is away;
     /// [`Error::Store`]. After an error the gathered differences are gone: whether they were
     /// written is not known, and a credit must not be written twice.
     pub async fn flush(&mut self) -> Result<(), Error> {
-        self.check_open()?;
         self.write_gathered().await
     }
 
     /// Keeps what was taken, with all differences.
     ///
+    /// Once the future is polled, the lease is committed: dropping the future does not give anything back.
+    ///
     /// # Errors
     ///
-    /// As [`flush`](Self::flush). The lease is closed in any case.
-    pub async fn commit(&mut self) -> Result<(), Error> {
-        self.check_open()?;
-        // Closed first: whoever drops this future has committed, and must not also give back.
+    /// As [`flush`](Self::flush). The tokens stay taken.
+    pub async fn commit(mut self) -> Result<(), Error> {
         self.state = State::Closed;
         if self.gathered.is_empty() {
             return Ok(());
@@ -251,34 +259,12 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// As [`flush`](Self::flush). The lease is closed in any case.
-    pub async fn rollback(&mut self) -> Result<(), Error> {
-        self.check_open()?;
+    /// As [`flush`](Self::flush). What could not be given back stays taken.
+    pub async fn rollback(mut self) -> Result<(), Error> {
         self.state = State::Closed;
         let credits = self.credits();
         let done = self.handle.inner.settle(&credits).await;
         self.conclude(done)
-    }
-
-    pub(crate) async fn commit_if_open(&mut self) -> Result<(), Error> {
-        match self.state {
-            State::Open => self.commit().await,
-            State::Closed => Ok(()),
-        }
-    }
-
-    pub(crate) async fn rollback_if_open(&mut self) -> Result<(), Error> {
-        match self.state {
-            State::Open => self.rollback().await,
-            State::Closed => Ok(()),
-        }
-    }
-
-    fn check_open(&self) -> Result<(), Error> {
-        match self.state {
-            State::Open => Ok(()),
-            State::Closed => Err(Error::LeaseClosed),
-        }
     }
 
     /// Where the limit stands in the takes of the first leg, which has all that were named.

@@ -22,6 +22,7 @@ use crate::namespaces::Namespaces;
 use crate::plan::{BucketKey, Lifetime, Origin, Source, Target};
 use crate::record::{ConfigLevel, Key, OnUnavailable, Record};
 use crate::store::Store;
+use crate::waiting::Queues;
 
 /// The most levels of a hierarchy that one call takes from, the entity itself included.
 pub const LEVELS_MAX: usize = 8;
@@ -117,6 +118,7 @@ pub(crate) struct Inner {
     pub(crate) cache: ConfigCache,
     pub(crate) breaker: Breaker,
     pub(crate) background: Background,
+    pub(crate) queues: Queues,
     /// The last `on_unavailable` read from the store: what was configured must still be known when
     /// the store is gone. 0 none, 1 allow, 2 block.
     stored_policy: AtomicU8,
@@ -308,6 +310,7 @@ impl Builder {
             cache: ConfigCache::new(namespace.id, self.cache_ttl, self.cache_capacity),
             breaker: Breaker::new(self.breaker),
             background: self.background,
+            queues: Queues::default(),
             stored_policy: AtomicU8::new(0),
         };
         Ok(RateLimiter::new(Arc::new(inner), HANDLES, self.principal))

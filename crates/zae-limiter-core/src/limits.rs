@@ -4,7 +4,7 @@ use serde_json::json;
 use zae_limiter_model::{EntityId, Invalid, Limit, LimitSet, ResourceName};
 
 use crate::audit::Change;
-use crate::error::Error;
+use crate::error::{Error, Object};
 use crate::limiter::RateLimiter;
 use crate::page::PageRequest;
 use crate::pages::Pages;
@@ -17,6 +17,7 @@ pub(crate) const ATTEMPTS_MAX: u32 = 16;
 
 /// What holds for an entity on a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct EffectiveLimits {
     /// The limits; empty when there are none at any level.
     pub limits: Vec<Limit>,
@@ -41,6 +42,38 @@ impl RateLimiter {
         let config = self.put_config(level.clone(), not_empty(limits)?, None).await?;
         self.update_buckets(&level).await?;
         Ok(config)
+    }
+
+    /// Sets the limits of an entity, as [`set_limits`](Self::set_limits) does, unless exactly these are stored: then
+    /// nothing is written, and no audit event. For programs that state their limits each time they start.
+    ///
+    /// ```
+    /// # use zae_limiter_core::{Limit, MemoryStore, RateLimiter};
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// # let limiter = RateLimiter::builder(MemoryStore::new()).open().await?;
+    /// for _ in 0..2 {
+    ///     let limits = [Limit::per_minute("rpm", 100)];
+    ///     let stored = limiter.ensure_limits("key-1", Some("gpt-4"), limits).await?;
+    ///     assert_eq!(stored.version, 1); // the second call changes nothing
+    /// }
+    /// # Ok::<(), zae_limiter_core::Error>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`set_limits`](Self::set_limits).
+    pub async fn ensure_limits(
+        &self,
+        entity: &str,
+        resource: Option<&str>,
+        limits: impl IntoIterator<Item = Limit>,
+    ) -> Result<Config, Error> {
+        let limits = not_empty(limits)?;
+        match self.limits(entity, resource).await? {
+            Some(stored) if stored.limits == limits => Ok(stored),
+            _ => self.set_limits(entity, resource, limits.to_limits()).await,
+        }
     }
 
     /// The limits stored for an entity on a resource, or for all its resources.
@@ -82,6 +115,24 @@ impl RateLimiter {
         self.put_config(level, not_empty(limits)?, None).await
     }
 
+    /// Sets the limits of a resource, as [`set_resource_defaults`](Self::set_resource_defaults) does, unless exactly
+    /// these are stored: then nothing is written, and no audit event.
+    ///
+    /// # Errors
+    ///
+    /// As [`set_resource_defaults`](Self::set_resource_defaults).
+    pub async fn ensure_resource_defaults(
+        &self,
+        resource: &str,
+        limits: impl IntoIterator<Item = Limit>,
+    ) -> Result<Config, Error> {
+        let limits = not_empty(limits)?;
+        match self.resource_defaults(resource).await? {
+            Some(stored) if stored.limits == limits => Ok(stored),
+            _ => self.set_resource_defaults(resource, limits.to_limits()).await,
+        }
+    }
+
     /// The limits stored for a resource.
     ///
     /// # Errors
@@ -118,6 +169,31 @@ impl RateLimiter {
         self.put_config(ConfigLevel::System, limits, on_unavailable).await
     }
 
+    /// Sets the defaults of the system, as [`set_system_defaults`](Self::set_system_defaults) does, unless exactly
+    /// these are stored: then nothing is written, and no audit event.
+    ///
+    /// # Errors
+    ///
+    /// As [`set_system_defaults`](Self::set_system_defaults).
+    pub async fn ensure_system_defaults(
+        &self,
+        limits: impl IntoIterator<Item = Limit>,
+        on_unavailable: Option<OnUnavailable>,
+    ) -> Result<Config, Error> {
+        let limits = LimitSet::new(limits)?;
+        match self.system_defaults().await? {
+            Some(stored)
+                if stored.limits == limits
+                    && on_unavailable
+                        .is_none_or(|policy| stored.on_unavailable == Some(policy))
+                    && !stored.sets_nothing() =>
+            {
+                Ok(stored)
+            }
+            _ => self.set_system_defaults(limits.to_limits(), on_unavailable).await,
+        }
+    }
+
     /// What is stored for the system.
     ///
     /// # Errors
@@ -139,7 +215,7 @@ impl RateLimiter {
         for _ in 0..ATTEMPTS_MAX {
             let (current, retention) = self.config_and_retention(&level).await?;
             let Some(current) = current.filter(|current| !current.sets_nothing()) else {
-                return Err(Error::not_found("configuration", describe(&level)));
+                return Err(Error::NotFound(Object::Limits(level)));
             };
             let precondition = Precondition::Version(current.version);
             let change = match current.audit_retention_days {
@@ -271,7 +347,7 @@ impl RateLimiter {
         let audit = self.config_audit(&level, AuditAction::LimitsDeleted, json!({}), retention);
         match self.change_config(&level, Write::Delete(key, Precondition::Present), audit).await? {
             true => Ok(()),
-            false => Err(Error::not_found("configuration", describe(&level))),
+            false => Err(Error::NotFound(Object::Limits(level))),
         }
     }
 
@@ -376,15 +452,6 @@ fn not_empty(limits: impl IntoIterator<Item = Limit>) -> Result<LimitSet, Error>
 
 fn nothing_to_set() -> Error {
     Invalid::new("limits", "", "give at least one limit; to have none, delete them").into()
-}
-
-fn describe(level: &ConfigLevel) -> String {
-    match level {
-        ConfigLevel::System => "system".to_owned(),
-        ConfigLevel::Resource(resource) => format!("resource {resource}"),
-        ConfigLevel::Entity(entity) => format!("entity {entity}"),
-        ConfigLevel::EntityResource(entity, resource) => format!("entity {entity} on {resource}"),
-    }
 }
 
 /// What an audit event says of stored limits.

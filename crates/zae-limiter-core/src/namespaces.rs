@@ -9,7 +9,7 @@ use zae_limiter_model::{NamespaceId, NamespaceName};
 use crate::audit::{Change, check_retention};
 use crate::clock::Clock;
 use crate::entropy::Entropy;
-use crate::error::Error;
+use crate::error::{Error, Object};
 use crate::limits::{ATTEMPTS_MAX, config_details};
 use crate::page::PageRequest;
 use crate::pages::Pages;
@@ -135,7 +135,8 @@ impl Namespaces {
     pub async fn delete(&self, name: &str) -> Result<Namespace, Error> {
         let name = NamespaceName::new(name)?;
         let found = self.find(&name).await?;
-        let mut namespace = found.ok_or_else(|| Error::not_found("namespace", &name))?;
+        let mut namespace =
+            found.ok_or_else(|| Error::NotFound(Object::Namespace(name.clone())))?;
         namespace.deleted_at = Some(self.clock.now());
         let retention = self.stored_retention(&namespace.id).await?;
         let batch = [
@@ -145,7 +146,7 @@ impl Namespaces {
         ];
         match self.call(self.store.write(&batch)).await? {
             Written::Done => Ok(namespace),
-            Written::Conflict(_) => Err(Error::not_found("namespace", &name)),
+            Written::Conflict(_) => Err(Error::NotFound(Object::Namespace(name.clone()))),
         }
     }
 
@@ -156,8 +157,10 @@ impl Namespaces {
     /// [`Error::NotFound`]; [`Error::AlreadyExists`] when another one has the name by now; an error
     /// of the store.
     pub async fn recover(&self, id: &NamespaceId) -> Result<Namespace, Error> {
-        let mut namespace =
-            self.by_id(id).await?.ok_or_else(|| Error::not_found("namespace", id))?;
+        let mut namespace = self
+            .by_id(id)
+            .await?
+            .ok_or_else(|| Error::NotFound(Object::NamespaceId(id.clone())))?;
         if namespace.deleted_at.take().is_none() {
             return Ok(namespace);
         }
@@ -170,11 +173,8 @@ impl Namespaces {
         ];
         match self.call(self.store.write(&batch)).await? {
             Written::Done => Ok(namespace),
-            Written::Conflict(0) => {
-                let name = namespace.name.to_string();
-                Err(Error::AlreadyExists { what: "namespace", name })
-            }
-            Written::Conflict(_) => Err(Error::not_found("namespace", id)),
+            Written::Conflict(0) => Err(Error::AlreadyExists(Object::Namespace(namespace.name))),
+            Written::Conflict(_) => Err(Error::NotFound(Object::NamespaceId(id.clone()))),
         }
     }
 
@@ -192,7 +192,10 @@ impl Namespaces {
         id: &NamespaceId,
         mut progress: impl FnMut(u64),
     ) -> Result<u64, Error> {
-        let namespace = self.by_id(id).await?.ok_or_else(|| Error::not_found("namespace", id))?;
+        let namespace = self
+            .by_id(id)
+            .await?
+            .ok_or_else(|| Error::NotFound(Object::NamespaceId(id.clone())))?;
         if namespace.deleted_at.is_none() {
             return Err(Error::NamespaceInUse { name: namespace.name });
         }
@@ -243,7 +246,7 @@ impl Namespaces {
         check_retention(days)?;
         let mut done = 0;
         let mut pages = self.list();
-        while let Some(namespaces) = pages.next().await? {
+        while let Some(namespaces) = pages.next_page().await? {
             for namespace in namespaces {
                 self.set_audit_retention_of(&namespace.id, days).await?;
                 done += 1;

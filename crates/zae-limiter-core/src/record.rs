@@ -147,9 +147,12 @@ impl std::str::FromStr for AuditSubject {
 
 /// What was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum AuditAction {
     /// An entity was created.
     EntityCreated,
+    /// An entity got another parent, name or metadata.
+    EntityUpdated,
     /// An entity and all that belonged to it was deleted.
     EntityDeleted,
     /// Limits were set.
@@ -165,8 +168,9 @@ pub enum AuditAction {
 }
 
 impl AuditAction {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::EntityCreated,
+        Self::EntityUpdated,
         Self::EntityDeleted,
         Self::LimitsSet,
         Self::LimitsDeleted,
@@ -179,6 +183,7 @@ impl AuditAction {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::EntityCreated => "entity_created",
+            Self::EntityUpdated => "entity_updated",
             Self::EntityDeleted => "entity_deleted",
             Self::LimitsSet => "limits_set",
             Self::LimitsDeleted => "limits_deleted",

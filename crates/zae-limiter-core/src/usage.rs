@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use zae_limiter_model::{EntityId, LimitName, Millitokens, ResourceName, Timestamp};
+use zae_limiter_model::{EntityId, LimitName, MILLI, Millitokens, ResourceName, Timestamp};
 
 use crate::error::Error;
 use crate::limiter::RateLimiter;
@@ -11,7 +11,7 @@ use crate::record::{Record, Usage};
 use crate::store::Query;
 use crate::window::Window;
 
-/// Which usage records to read. Put together with [`RateLimiter::usage`].
+/// Which usage records to read. Made by [`RateLimiter::usage`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is read before it is asked for"]
 pub struct UsageQuery<'a> {
@@ -23,14 +23,18 @@ pub struct UsageQuery<'a> {
     until: Timestamp,
 }
 
-/// Totals over usage records.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Totals and averages over usage records.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct UsageSummary {
-    /// Net consumption for each limit, in whole tokens.
+    /// Net consumption for each limit, in whole tokens, rounded down.
     pub consumed: BTreeMap<LimitName, i64>,
-    /// How many changes of buckets went into it.
+    /// Net consumption for each limit per record, in tokens. A window in which nothing was used has no record, so it
+    /// does not count.
+    pub average: BTreeMap<LimitName, f64>,
+    /// Changes of buckets: acquires, and settlements of leases.
     pub events: u64,
-    /// How many records were added up.
+    /// Records that were added up: one for each entity, resource and window.
     pub records: u64,
     /// The start of the first window.
     pub first: Option<Timestamp>,
@@ -48,7 +52,8 @@ impl RateLimiter {
     /// #     .default_limits([Limit::per_minute("rpm", 100)]).open().await?;
     /// limiter.acquire("key-1", "gpt-4").take("rpm", 3).await?.commit().await?;
     /// let summary = limiter.usage().entity("key-1").window(Window::Daily).summary().await?;
-    /// assert_eq!(summary.consumed.values().sum::<i64>(), 3);
+    /// assert_eq!(summary.consumed["rpm"], 3);
+    /// assert_eq!(summary.average["rpm"], 3.0); // per day
     /// # Ok::<(), zae_limiter_core::Error>(())
     /// # }).unwrap();
     /// ```
@@ -132,7 +137,7 @@ impl<'a> UsageQuery<'a> {
         // Fractions add up, too.
         let mut consumed: BTreeMap<LimitName, Millitokens> = BTreeMap::new();
         let mut pages = self.pages()?;
-        while let Some(records) = pages.next().await? {
+        while let Some(records) = pages.next_page().await? {
             for usage in records {
                 for (limit, more) in usage.consumed {
                     let sum = consumed.entry(limit).or_default();
@@ -145,8 +150,12 @@ impl<'a> UsageQuery<'a> {
                 summary.last = Some(summary.last.map_or(start, |last| last.max(start)));
             }
         }
-        let whole = consumed.into_iter().map(|(limit, sum)| (limit, sum.whole_tokens()));
-        summary.consumed = whole.collect();
+        for (limit, sum) in consumed {
+            #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
+            let average = sum.get() as f64 / MILLI as f64 / summary.records as f64;
+            summary.average.insert(limit.clone(), average);
+            summary.consumed.insert(limit, sum.whole_tokens());
+        }
         Ok(summary)
     }
 }

@@ -560,7 +560,7 @@ async fn a_lease_of_two_levels_is_given_back_though_one_write_is_turned_away() {
         limiter.create_entity("child").parent("parent").cascade().await.unwrap();
         let call = || limiter.acquire("child", "gpt-4").take("rpm", 1).into_future();
         finish(&clock, call(), || {}).await.unwrap().commit().await.unwrap();
-        let mut lease = finish(&clock, call(), || {}).await.unwrap();
+        let lease = finish(&clock, call(), || {}).await.unwrap();
         match is_dropped {
             true => drop(lease),
             false => drop(finish(&clock, lease.rollback(), || {}).await),
@@ -606,7 +606,7 @@ async fn one_silent_bucket_does_not_open_the_breaker_for_the_others() {
         assert!(silent.await.is_err(), "it gets no answer");
         let call = limiter.acquire("other", "gpt-4").take("tpm", 1).into_future();
         let other = finish(&clock, call, || {}).await;
-        let mut lease = other.expect("others are served meanwhile");
+        let lease = other.expect("others are served meanwhile");
         lease.commit().await.unwrap();
     }
 }

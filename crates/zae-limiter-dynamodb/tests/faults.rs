@@ -379,7 +379,7 @@ async fn a_throttled_bucket_does_not_stop_the_others() {
     let (limiter, clock) = limiter(store, [without_refill("tpm", 1_000)]).await;
     let other = async |policy| {
         let call = limiter.acquire("other", "gpt-4").take("tpm", 1).on_unavailable(policy);
-        let mut lease = call.await.expect("others are served meanwhile");
+        let lease = call.await.expect("others are served meanwhile");
         assert!(!lease.is_degraded(), "others are checked meanwhile");
         lease.commit().await.unwrap();
     };

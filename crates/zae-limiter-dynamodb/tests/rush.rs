@@ -117,11 +117,11 @@ fn a_throttled_partition_fails_no_call_on_other_buckets() {
                     let name = if entity == 0 { "hot".to_owned() } else { format!("e{entity}") };
                     let answer = limiter.acquire(&name, "gpt-4").take("rpd", 1).await;
                     match answer {
-                        Ok(mut lease) if entity == 0 => {
+                        Ok(lease) if entity == 0 => {
                             busy.fetch_add(u64::from(lease.is_degraded()), Ordering::Relaxed);
                             lease.commit().await.expect("nothing to write");
                         }
-                        Ok(mut lease) => {
+                        Ok(lease) => {
                             assert!(!lease.is_degraded(), "{name} was let through unchecked");
                             lease.commit().await.expect("nothing to write");
                             checked.fetch_add(1, Ordering::Relaxed);

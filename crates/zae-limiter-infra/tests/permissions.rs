@@ -195,7 +195,7 @@ fn is_denied(error: &Error) -> bool {
 }
 
 async fn take(limiter: &RateLimiter) -> Result<(), Error> {
-    let mut lease = limiter.acquire("key-1", "gpt-4").take("rpm", 1).await?;
+    let lease = limiter.acquire("key-1", "gpt-4").take("rpm", 1).await?;
     lease.commit().await
 }
 

@@ -4,68 +4,34 @@ use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use crate::json::escape;
-use crate::{EntityId, LimitName, Millitokens, Rate, ResourceName};
+use crate::public::PublicRefusal;
+use crate::status::{Label, Seconds, millis_rounded_up};
+use crate::{EntityId, LimitName, LimitStatus, Millitokens};
 
-/// How one limit stood when it was looked at.
+/// A refusal: one or more limits were exceeded, and nothing was taken.
+///
+/// It knows every limit that was checked. Its text, [`public`](Self::public) and
+/// [`http_fields`](Self::http_fields) contain no entity id and no balance of an ancestor, so they can be sent to
+/// the caller. [`to_json`](Self::to_json) and [`statuses`](Self::statuses) contain everything, for logs and operators.
+///
+/// ```
+/// # use zae_limiter_model::{EntityId, Limit, LimitSet, LimitStatus, Millitokens, RateLimitExceeded, ResourceName};
+/// # let limits = LimitSet::new([Limit::per_minute("rpm", 60)])?;
+/// # let refusal = RateLimitExceeded::new(vec![LimitStatus {
+/// #     entity_id: EntityId::new("key-1")?, level: 0, resource: ResourceName::new("gpt-4")?,
+/// #     limit_name: limits.names()[0].clone(), rate: limits.rates()[0], available: Millitokens::ZERO,
+/// #     requested: Millitokens::new(1_000), exceeded: true,
+/// #     retry_after: std::time::Duration::from_secs(1), full_after: std::time::Duration::from_secs(60),
+/// # }]);
+/// assert_eq!(
+///     refusal.to_string(),
+///     "rate limit exceeded: rpm on gpt-4 has 0 of the 1 requested; retry in 1 s"
+/// );
+/// assert_eq!(refusal.retry_after().as_secs(), 1);
+/// assert_eq!((refusal.violations().count(), refusal.passed().count()), (1, 0));
+/// # Ok::<(), zae_limiter_model::Invalid>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LimitStatus {
-    /// Whose limit it is: the caller's, or an ancestor's.
-    pub entity_id: EntityId,
-    /// How far up the chain that is: 0 for the entity itself, 1 for its parent.
-    pub level: usize,
-    /// On what.
-    pub resource: ResourceName,
-    /// Which limit.
-    pub limit_name: LimitName,
-    /// Its ceiling and rate.
-    pub rate: Rate,
-    /// What was there: after the taking when admitted, before it when refused.
-    pub available: Millitokens,
-    /// What was asked.
-    pub requested: Millitokens,
-    /// Whether this limit stood in the way.
-    pub exceeded: bool,
-    /// How long until what was asked is there; zero when it was.
-    pub retry_after: Duration,
-    /// How long until the limit is full again.
-    pub full_after: Duration,
-}
-
-impl LimitStatus {
-    /// Appends the status as a JSON object. Amounts are in whole tokens, `available` rounded down;
-    /// the wait is in seconds, to the millisecond.
-    pub fn write_json(&self, out: &mut String) {
-        out.push_str("{\"entity_id\":");
-        escape(out, self.entity_id.as_str());
-        out.push_str(",\"resource\":");
-        escape(out, self.resource.as_str());
-        out.push_str(",\"limit_name\":");
-        escape(out, self.limit_name.as_str());
-        let _ = write!(
-            out,
-            ",\"capacity\":{},\"available\":{},\"requested\":{},\"exceeded\":{},\
-             \"retry_after_seconds\":{}}}",
-            self.rate.capacity().whole_tokens(),
-            self.available.whole_tokens(),
-            self.requested.whole_tokens(),
-            self.exceeded,
-            Seconds(self.retry_after),
-        );
-    }
-
-    /// What the policy is called in HTTP fields. Ancestors are told apart by their level, because
-    /// an entity id does not belong in a response.
-    fn policy(&self) -> String {
-        match self.level {
-            0 => self.limit_name.to_string(),
-            1 => format!("{}@parent", self.limit_name),
-            level => format!("{}@parent-{level}", self.limit_name),
-        }
-    }
-}
-
-/// A refusal. Nothing was taken.
-#[derive(Clone, PartialEq, Eq)]
 pub struct RateLimitExceeded {
     statuses: Vec<LimitStatus>,
     primary: usize,
@@ -85,17 +51,22 @@ impl RateLimitExceeded {
         Self { statuses, primary }
     }
 
-    /// Every limit that was checked, those that passed too.
+    /// Every limit that was checked: those that refused the call and those that passed it.
     pub fn statuses(&self) -> &[LimitStatus] {
         &self.statuses
     }
 
-    /// The limits that stood in the way.
+    /// The limits that refused the call.
     pub fn violations(&self) -> impl Iterator<Item = &LimitStatus> {
         self.statuses.iter().filter(|status| status.exceeded)
     }
 
-    /// The limit that stands in the way the longest.
+    /// The limits that would have admitted the call.
+    pub fn passed(&self) -> impl Iterator<Item = &LimitStatus> {
+        self.statuses.iter().filter(|status| !status.exceeded)
+    }
+
+    /// The violation with the longest wait.
     pub fn primary_violation(&self) -> &LimitStatus {
         &self.statuses[self.primary]
     }
@@ -105,12 +76,16 @@ impl RateLimitExceeded {
         self.primary_violation().retry_after
     }
 
-    /// The refusal as a JSON object.
+    /// What the caller may see: its own limits, and of ancestors only which limit refused and for how long.
+    pub fn public(&self) -> PublicRefusal<'_> {
+        PublicRefusal::new(self)
+    }
+
+    /// The whole refusal as a JSON object, with entity ids and the balances of ancestors: for logs and operators. The
+    /// fields are those of the Python original's `as_dict`. To a caller send [`public`](Self::public).
     pub fn to_json(&self) -> String {
-        let mut out = String::from("{\"error\":\"rate_limit_exceeded\",\"message\":");
-        escape(&mut out, &self.to_string());
-        let _ =
-            write!(out, ",\"retry_after_seconds\":{},\"limits\":[", Seconds(self.retry_after()));
+        let mut out = self.json_head();
+        out.push_str(",\"contended\":false,\"limits\":[");
         for (at, status) in self.statuses.iter().enumerate() {
             if at > 0 {
                 out.push(',');
@@ -121,29 +96,40 @@ impl RateLimitExceeded {
         out
     }
 
-    /// The HTTP header fields of a 429 answer: `Retry-After`, `RateLimit-Policy`, `RateLimit`.
+    /// The start of both JSON forms: error, message and waits.
+    pub(crate) fn json_head(&self) -> String {
+        let mut out = String::from("{\"error\":\"rate_limit_exceeded\",\"message\":");
+        escape(&mut out, &self.to_string());
+        let wait = self.retry_after();
+        let millis = millis_rounded_up(wait);
+        let _ =
+            write!(out, ",\"retry_after_seconds\":{},\"retry_after_ms\":{millis}", Seconds(wait));
+        out
+    }
+
+    /// The header fields of a 429 response, with lower-case names: `retry-after`, `ratelimit-policy`, `ratelimit`.
+    /// They contain what the caller may see; see [`public`](Self::public).
     pub fn http_fields(&self) -> Vec<(&'static str, String)> {
-        // Whole seconds, rounded up: a client that waits as told must not come too early.
-        let seconds = whole_seconds(self.retry_after()).max(1);
-        let mut fields = vec![("Retry-After", seconds.to_string())];
-        fields.extend(http_fields(&self.statuses));
-        fields
+        self.public().http_fields()
+    }
+
+    /// The header fields of a 429 response, typed: see [`http_fields`](Self::http_fields).
+    #[cfg(feature = "http")]
+    pub fn headers(&self) -> http::HeaderMap {
+        crate::headers::header_map(self.http_fields())
     }
 }
 
+/// The text for logs and responses: no entity id, no balance of an ancestor.
 impl fmt::Display for RateLimitExceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let primary = self.primary_violation();
-        write!(
-            f,
-            "rate limit exceeded: {} of {} on {} has {} of the {} asked for, retry in {} s",
-            primary.limit_name,
-            primary.entity_id,
-            primary.resource,
-            primary.available,
-            primary.requested,
-            Seconds(primary.retry_after),
-        )?;
+        let label = Label(&primary.limit_name, primary.level);
+        write!(f, "rate limit exceeded: {label} on {}", primary.resource)?;
+        if primary.level == 0 {
+            write!(f, " has {} of the {} requested", primary.available, primary.requested)?;
+        }
+        write!(f, "; retry in {} s", Seconds(primary.retry_after))?;
         match self.violations().count() {
             1 => Ok(()),
             more => write!(f, " ({more} limits exceeded)"),
@@ -151,96 +137,57 @@ impl fmt::Display for RateLimitExceeded {
     }
 }
 
-impl fmt::Debug for RateLimitExceeded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RateLimitExceeded").field("statuses", &self.statuses).finish()
-    }
-}
-
 impl std::error::Error for RateLimitExceeded {}
 
 /// A request above the ceiling of a limit: no wait would make it pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ExceedsCapacity {
-    /// Whose limit.
+    /// The owner of the limit.
     pub entity_id: EntityId,
-    /// Which one.
+    /// 0 for the caller's own limit, 1 for its parent's, and so on.
+    pub level: usize,
+    /// The limit's name.
     pub limit_name: LimitName,
-    /// What was asked.
+    /// The amount that the call asked for.
     pub requested: Millitokens,
     /// The ceiling.
     pub capacity: Millitokens,
 }
 
+impl ExceedsCapacity {
+    /// The refusal of a request by the limit `limit_name` of an entity `level` levels above the caller.
+    pub fn new(
+        (entity_id, level): (EntityId, usize),
+        limit_name: LimitName,
+        requested: Millitokens,
+        capacity: Millitokens,
+    ) -> Self {
+        Self { entity_id, level, limit_name, requested, capacity }
+    }
+}
+
+/// The text for logs and responses: no entity id, no ceiling of an ancestor.
 impl fmt::Display for ExceedsCapacity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} tokens of {} can never be admitted: the limit of {} holds at most {}; \
-             ask for less, or raise its burst",
-            self.requested, self.limit_name, self.entity_id, self.capacity
-        )
+        let label = Label(&self.limit_name, self.level);
+        write!(f, "{} tokens of {label} can never be admitted: ", self.requested)?;
+        match self.level {
+            0 => write!(f, "the limit holds at most {}", self.capacity)?,
+            _ => write!(f, "that limit holds fewer")?,
+        }
+        write!(f, "; ask for less, or raise its burst")
     }
 }
 
 impl std::error::Error for ExceedsCapacity {}
 
-/// `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-11 for an answer of
-/// any kind, one policy for each limit.
-///
-/// A policy's quota `q` is what a period `w` earns; `r` is what is there now, and `t` the seconds
-/// until what was asked is there, or, where it was, until the limit is full again.
-pub fn http_fields(statuses: &[LimitStatus]) -> Vec<(&'static str, String)> {
-    // An empty list is not a field with an empty value but no field (RFC 9651, section 3.1).
-    if statuses.is_empty() {
-        return Vec::new();
-    }
-    let list = |member: &dyn Fn(&LimitStatus) -> String| {
-        statuses.iter().map(member).collect::<Vec<_>>().join(", ")
-    };
-    let policy = list(&|status| {
-        let seconds = status.rate.period_ms().div_ceil(1_000);
-        let quota = integer(status.rate.refill_amount().whole_tokens());
-        format!("\"{}\";q={quota};w={seconds}", status.policy())
-    });
-    let current = list(&|status| {
-        let wait = if status.exceeded { status.retry_after } else { status.full_after };
-        let left = integer(status.available.whole_tokens());
-        format!("\"{}\";r={left};t={}", status.policy(), whole_seconds(wait))
-    });
-    vec![("RateLimit-Policy", policy), ("RateLimit", current)]
-}
-
-/// The range of an integer in a structured field that cannot be negative here.
-fn integer(value: i64) -> i64 {
-    value.clamp(0, 999_999_999_999_999)
-}
-
-fn whole_seconds(wait: Duration) -> u64 {
-    let rounded_up = wait.as_nanos().div_ceil(1_000_000_000);
-    u64::try_from(rounded_up).unwrap_or(u64::MAX).min(999_999_999_999_999)
-}
-
-/// A duration as decimal seconds with as many digits as it needs, at most three.
-struct Seconds(Duration);
-
-impl fmt::Display for Seconds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let millis = self.0.as_nanos().div_ceil(1_000_000);
-        write!(f, "{}", millis / 1_000)?;
-        match millis % 1_000 {
-            0 => Ok(()),
-            rest => write!(f, ".{}", format!("{rest:03}").trim_end_matches('0')),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Limit, LimitSet};
+    use crate::{Limit, LimitSet, ResourceName};
 
-    fn status(
+    pub(super) fn status(
         level: usize,
         limit: Limit,
         available: i64,
@@ -267,6 +214,16 @@ mod tests {
             status(0, Limit::per_minute("rpm", 100), 99_000, 1_000, 0),
             status(0, Limit::per_minute("tpm", 10_000).burst(15_000), -500, 500_000, 3_003),
             status(1, Limit::per_minute("tpm", 50_000), 100_500, 500_000, 480),
+            status(1, Limit::per_minute("rpm", 7_777), 7_000, 1_000, 0),
+        ])
+    }
+
+    /// Refused by the parent alone.
+    fn by_parent() -> RateLimitExceeded {
+        RateLimitExceeded::new(vec![
+            status(0, Limit::per_minute("tpm", 10_000), 9_000_000, 500_000, 0),
+            status(1, Limit::per_minute("tpm", 54_321), 123_456, 500_000, 480),
+            status(2, Limit::per_minute("tpm", 98_765), 87_654_000, 500_000, 0),
         ])
     }
 
@@ -275,10 +232,14 @@ mod tests {
         let refusal = refusal();
         assert_eq!(refusal.primary_violation().limit_name.as_str(), "tpm");
         assert_eq!(refusal.retry_after(), Duration::from_millis(3_003));
-        assert_eq!(refusal.violations().count(), 2);
+        let names = |statuses: Vec<&LimitStatus>| -> Vec<String> {
+            statuses.into_iter().map(LimitStatus::label).collect()
+        };
+        assert_eq!(names(refusal.violations().collect()), ["tpm", "tpm@parent"]);
+        assert_eq!(names(refusal.passed().collect()), ["rpm", "rpm@parent"]);
         assert_eq!(
             refusal.to_string(),
-            "rate limit exceeded: tpm of key-1 on gpt-4 has -0.500 of the 500 asked for, \
+            "rate limit exceeded: tpm on gpt-4 has -0.500 of the 500 requested; \
              retry in 3.003 s (2 limits exceeded)"
         );
     }
@@ -291,17 +252,69 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_renders_as_json() {
+    fn the_whole_refusal_renders_as_json_with_the_fields_of_the_original() {
         let refusal =
             RateLimitExceeded::new(vec![status(0, Limit::per_minute("rpm", 1), -1, 1_000, 1_500)]);
         assert_eq!(
             refusal.to_json(),
-            "{\"error\":\"rate_limit_exceeded\",\"message\":\"rate limit exceeded: rpm of key-1 on \
-             gpt-4 has -0.001 of the 1 asked for, retry in 1.5 s\",\"retry_after_seconds\":1.5,\
-             \"limits\":[{\"entity_id\":\"key-1\",\"resource\":\"gpt-4\",\"limit_name\":\"rpm\",\
-             \"capacity\":1,\"available\":-1,\"requested\":1,\"exceeded\":true,\
-             \"retry_after_seconds\":1.5}]}"
+            "{\"error\":\"rate_limit_exceeded\",\"message\":\"rate limit exceeded: rpm on gpt-4 has \
+             -0.001 of the 1 requested; retry in 1.5 s\",\"retry_after_seconds\":1.5,\
+             \"retry_after_ms\":1500,\"contended\":false,\"limits\":[{\"entity_id\":\"key-1\",\
+             \"resource\":\"gpt-4\",\"limit_name\":\"rpm\",\"kind\":\"rate\",\"capacity\":1,\
+             \"refill_amount\":1,\"refill_period_seconds\":60,\"available\":-1,\"requested\":1,\
+             \"exceeded\":true,\"retry_after_seconds\":1.5,\"soft\":false}]}"
         );
+    }
+
+    #[test]
+    fn a_caller_sees_of_its_parent_only_which_limit_refused_and_for_how_long() {
+        assert_eq!(
+            by_parent().public().to_json(),
+            "{\"error\":\"rate_limit_exceeded\",\"message\":\"rate limit exceeded: tpm@parent on \
+             gpt-4; retry in 0.48 s\",\"retry_after_seconds\":0.48,\"retry_after_ms\":480,\
+             \"resource\":\"gpt-4\",\"limits\":[{\"limit_name\":\"tpm\",\"kind\":\"rate\",\
+             \"capacity\":10000,\"refill_amount\":10000,\"refill_period_seconds\":60,\
+             \"available\":9000,\"requested\":500,\"exceeded\":false,\"retry_after_seconds\":0},\
+             {\"limit_name\":\"tpm@parent\",\"exceeded\":true,\"retry_after_seconds\":0.48}]}"
+        );
+        let fields = by_parent().http_fields();
+        assert_eq!(
+            fields,
+            [
+                ("retry-after", "1".to_owned()),
+                ("ratelimit-policy", "\"tpm\";q=10000;w=60".to_owned()),
+                ("ratelimit", "\"tpm\";r=9000;t=60, \"tpm@parent\";r=0;t=1".to_owned()),
+            ]
+        );
+    }
+
+    #[test]
+    fn no_text_has_an_entity_id_or_a_number_of_an_ancestor() {
+        let refused = by_parent();
+        let too_much = ExceedsCapacity::new(
+            (EntityId::new("proj").unwrap(), 1),
+            LimitName::new("tpm").unwrap(),
+            Millitokens::new(60_000_000),
+            Millitokens::new(54_321_000),
+        );
+        let mut texts = vec![
+            refused.to_string(),
+            format!("{refused:?}"),
+            refused.public().to_json(),
+            refused.public().to_string(),
+            too_much.to_string(),
+            format!("{too_much:?}"),
+        ];
+        texts.extend(refused.http_fields().into_iter().map(|(_, value)| value));
+        for text in &texts {
+            assert!(!text.contains("key-1") && !text.contains("proj"), "{text}");
+        }
+        texts.retain(|text| !text.starts_with("RateLimit") && !text.starts_with("Exceeds"));
+        for text in texts {
+            for secret in ["123", "54321", "98765", "87654"] {
+                assert!(!text.contains(secret), "{secret} in {text}");
+            }
+        }
     }
 
     #[test]
@@ -309,17 +322,24 @@ mod tests {
         assert_eq!(
             refusal().http_fields(),
             [
-                ("Retry-After", "4".to_owned()),
+                ("retry-after", "4".to_owned()),
+                ("ratelimit-policy", "\"rpm\";q=100;w=60, \"tpm\";q=10000;w=60".to_owned()),
                 (
-                    "RateLimit-Policy",
-                    "\"rpm\";q=100;w=60, \"tpm\";q=10000;w=60, \"tpm@parent\";q=50000;w=60"
-                        .to_owned()
-                ),
-                (
-                    "RateLimit",
-                    "\"rpm\";r=99;t=60, \"tpm\";r=0;t=4, \"tpm@parent\";r=100;t=1".to_owned()
+                    "ratelimit",
+                    "\"rpm\";r=99;t=60, \"tpm\";r=0;t=4, \"tpm@parent\";r=0;t=1".to_owned()
                 ),
             ]
         );
+    }
+
+    #[cfg(feature = "http")]
+    #[test]
+    fn header_names_and_values_are_typed() {
+        let headers = refusal().headers();
+        assert_eq!(headers[http::header::RETRY_AFTER], "4");
+        assert_eq!(headers.len(), 3);
+        for (name, value) in refusal().http_fields() {
+            assert_eq!(headers[http::HeaderName::from_static(name)], value);
+        }
     }
 }

@@ -12,17 +12,27 @@
 mod bucket;
 mod decide;
 mod exceeded;
+pub mod grammar;
+#[cfg(feature = "http")]
+mod headers;
 mod invalid;
 mod json;
 mod limit;
 mod name;
+mod public;
+#[cfg(feature = "serde")]
+mod serialized;
 mod share;
+mod status;
 mod time;
 mod tokens;
 
 pub use bucket::{Balances, Bucket, Cell, Overflow};
 pub use decide::{Ask, Take, Verdict, decide};
-pub use exceeded::{ExceedsCapacity, LimitStatus, RateLimitExceeded, http_fields};
+pub use exceeded::{ExceedsCapacity, RateLimitExceeded};
+pub use grammar::ParseLimitError;
+#[cfg(feature = "http")]
+pub use headers::headers;
 pub use invalid::Invalid;
 pub use json::escape as escape_json;
 pub use limit::{
@@ -31,6 +41,8 @@ pub use limit::{
 pub use name::{
     DEFAULT_RESOURCE, EntityId, LimitName, NamespaceId, NamespaceName, ResourceName, StackName,
 };
+pub use public::{PublicRefusal, http_fields};
 pub use share::share;
+pub use status::LimitStatus;
 pub use time::{Timestamp, WAIT_MAX};
 pub use tokens::{AMOUNT_MAX, MILLI, Millitokens, amount};

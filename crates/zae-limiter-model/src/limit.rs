@@ -38,23 +38,25 @@ pub const RESERVED_LIMIT_NAMES: &[&str] = &[
     "GSI4SK",
 ];
 
-/// A limit as a person writes it: so many tokens per period, and how many may be saved up.
+/// A limit: so many tokens per period, and how many may be saved up.
 ///
-/// Nothing is checked until limits are put together into a [`LimitSet`], which every function that
-/// takes limits does first.
+/// A constructor checks nothing. Every function that takes limits checks them first, by making a [`LimitSet`] of
+/// them. Text is checked when it is parsed: `name:rate[/period][:burst]`, with a period of `sec`, `min` (the default),
+/// `hour` or `day` and a count before it, as in `5min`.
 ///
 /// ```
 /// # use zae_limiter_model::Limit;
 /// let limit = Limit::per_minute("tpm", 10_000).burst(15_000);
-/// assert_eq!(limit.to_string(), "tpm: 10000 per 60 s, burst 15000");
+/// assert_eq!(limit.to_string(), "tpm:10000/min:15000");
+/// assert_eq!("tpm:10_000:15_000".parse(), Ok(limit));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// What the limit is called.
+    /// The limit's name, for example `tpm`.
     pub name: String,
     /// The ceiling: the most tokens that can be saved up.
     pub capacity: u64,
-    /// How many tokens are earned in one period.
+    /// Tokens that are added in one period.
     pub refill_amount: u64,
     /// The period, in whole seconds.
     pub refill_period: Duration,
@@ -110,17 +112,6 @@ impl Limit {
             period_ms: seconds * 1_000,
         };
         Ok((LimitName::new(&self.name)?, rate))
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = self.refill_period.as_secs();
-        write!(f, "{}: {} per {seconds} s", self.name, self.refill_amount)?;
-        if self.capacity != self.refill_amount {
-            write!(f, ", burst {}", self.capacity)?;
-        }
-        Ok(())
     }
 }
 
@@ -339,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_checked_when_they_are_put_together() {
+    fn a_limit_set_has_valid_limits_only() {
         let good = Limit::per_minute("rpm", 1);
         for (limit, field) in [
             (Limit::per_minute("wcu", 1), "limit name"),

@@ -1,11 +1,19 @@
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-/// The longest wait that is told: about 292 million years. A bucket can be so deep in debt at so
-/// slow a rate that the true answer does not fit; it is then cut to this.
+/// The longest wait that a refusal reports: about 292 million years. A bucket can be so deep in debt, at so
+/// slow a rate, that the true wait does not fit; this is reported instead.
 pub const WAIT_MAX: Duration = Duration::from_millis(i64::MAX as u64);
 
 /// A moment: milliseconds since 1970-01-01T00:00:00Z.
+///
+/// ```
+/// # use std::time::{Duration, SystemTime};
+/// # use zae_limiter_model::Timestamp;
+/// let moment = Timestamp::from(SystemTime::UNIX_EPOCH + Duration::from_secs(5));
+/// assert_eq!(moment, Timestamp::from_millis(5_000));
+/// assert_eq!(SystemTime::from(moment), SystemTime::UNIX_EPOCH + Duration::from_secs(5));
+/// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(i64);
 
@@ -45,6 +53,31 @@ impl Timestamp {
     }
 }
 
+/// Rounded down to a millisecond; a moment beyond the range becomes the first or last one there is.
+impl From<SystemTime> for Timestamp {
+    fn from(moment: SystemTime) -> Self {
+        match moment.duration_since(SystemTime::UNIX_EPOCH) {
+            Ok(since) => Self(i64::try_from(since.as_millis()).unwrap_or(i64::MAX)),
+            Err(before) => {
+                let millis = before.duration().as_nanos().div_ceil(1_000_000);
+                Self(i64::try_from(millis).map_or(i64::MIN, |millis| -millis))
+            }
+        }
+    }
+}
+
+/// A moment that the system's clock cannot express becomes the epoch.
+impl From<Timestamp> for SystemTime {
+    fn from(moment: Timestamp) -> Self {
+        let distance = Duration::from_millis(moment.0.unsigned_abs());
+        let found = match moment.0 >= 0 {
+            true => Self::UNIX_EPOCH.checked_add(distance),
+            false => Self::UNIX_EPOCH.checked_sub(distance),
+        };
+        found.unwrap_or(Self::UNIX_EPOCH)
+    }
+}
+
 impl fmt::Debug for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ms", self.0)
@@ -62,6 +95,26 @@ mod tests {
         assert_eq!(first.millis_since(last), 0);
         assert_eq!(last.saturating_add(Duration::MAX), last);
         assert_eq!(Timestamp(5).millis_since(Timestamp(3)), 2);
+    }
+
+    #[test]
+    fn a_moment_of_the_system_clock_is_rounded_down() {
+        let epoch = SystemTime::UNIX_EPOCH;
+        for (nanos, millis) in [(0, 0), (1, 0), (999_999, 0), (1_000_000, 1), (1_999_999, 1)] {
+            let after = epoch + Duration::from_nanos(nanos);
+            assert_eq!(Timestamp::from(after), Timestamp(millis), "{nanos}");
+        }
+        for (nanos, millis) in [(1, -1), (999_999, -1), (1_000_000, -1), (1_000_001, -2)] {
+            let before = epoch - Duration::from_nanos(nanos);
+            assert_eq!(Timestamp::from(before), Timestamp(millis), "-{nanos}");
+        }
+        for millis in [0, 1, -1, 1_763_000_000_123, -1_763_000_000_123] {
+            let there_and_back = Timestamp::from(SystemTime::from(Timestamp(millis)));
+            assert_eq!(there_and_back, Timestamp(millis));
+        }
+        for extreme in [i64::MIN, i64::MAX] {
+            let _ = SystemTime::from(Timestamp(extreme));
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use zae_limiter::{Error, Limit, RateLimiter, http_fields};
 async fn hello(State(limiter): State<RateLimiter>, headers: HeaderMap) -> Response {
     let key = headers.get("x-api-key").and_then(|value| value.to_str().ok()).unwrap_or("anonymous");
     match limiter.acquire(key, "hello").take("rpm", 1).await {
-        Ok(mut lease) => {
+        Ok(lease) => {
             let fields = http_fields(&lease.statuses());
             match lease.commit().await {
                 Ok(()) => (with_fields(fields), "hello\n").into_response(),

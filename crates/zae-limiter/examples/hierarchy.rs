@@ -27,7 +27,7 @@ async fn main() -> Result<(), Error> {
         let mut admitted = 0;
         let refusal = loop {
             match limiter.acquire(key, "api").take("rpd", 1).await {
-                Ok(mut lease) => {
+                Ok(lease) => {
                     lease.commit().await?;
                     admitted += 1;
                 }

@@ -94,9 +94,10 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let mut statuses = lease.statuses();
     if args.command.is_empty() {
         adjust(&args, &mut lease)?;
-        lease.commit().await?;
+        lease.flush().await?;
         show_adjusted(&args, &mut statuses);
         print(&args, context, Outcome::admitted(&lease, &statuses));
+        lease.commit().await?;
         return Ok(ExitStatus::Done);
     }
     print(&args, context, Outcome::admitted(&lease, &statuses));

@@ -62,7 +62,7 @@ fn a_long_list_within_a_document() {
         limiter.set_resource_defaults("gpt-4", [Limit::per_minute("rpm", 4)]).await.unwrap();
         for n in 0..COUNT {
             let id = format!("key-{n:04}");
-            let mut lease = limiter.acquire(id.as_str(), "gpt-4").take("rpm", 1).await.unwrap();
+            let lease = limiter.acquire(id.as_str(), "gpt-4").take("rpm", 1).await.unwrap();
             lease.commit().await.unwrap();
         }
     });

@@ -33,7 +33,7 @@ fn tokens_are_taken_settled_and_given_back_without_a_runtime() {
     blocking::wait(kept.commit()).unwrap();
     assert_eq!(left(&limiter), 85);
     assert!(matches!(take(86), Err(Error::Exceeded(_))));
-    let mut undone = take(85).unwrap();
+    let undone = take(85).unwrap();
     blocking::wait(undone.rollback()).unwrap();
     assert_eq!(left(&limiter), 85);
     let done: Result<(), Error> =
@@ -55,7 +55,7 @@ fn threads_without_a_runtime_share_one_table() {
                 for admitted in 0..100 {
                     let call = limiter.acquire("key-1", "gpt-4").take("runs", 5);
                     match blocking::wait(call) {
-                        Ok(mut lease) => blocking::wait(lease.commit()).unwrap(),
+                        Ok(lease) => blocking::wait(lease.commit()).unwrap(),
                         Err(Error::Exceeded(_)) => return admitted,
                         Err(error) => panic!("{error:?}"),
                     }

@@ -203,7 +203,7 @@ async fn a_limiter_deploys_its_own_stack() {
         let builder = ensure_stack(&options, &address, None).await.unwrap();
         let limiter = builder.open().await.unwrap();
         limiter.set_resource_defaults("gpt-4", [Limit::per_minute("rpm", 10)]).await.unwrap();
-        let mut lease = limiter.acquire("key-1", "gpt-4").take("rpm", 1).await.unwrap();
+        let lease = limiter.acquire("key-1", "gpt-4").take("rpm", 1).await.unwrap();
         lease.commit().await.unwrap();
     }
     let taken = run("available key-1 gpt-4 --name own -o json").json();

@@ -104,7 +104,7 @@ impl Both {
     /// Whether ours admits it.
     pub(crate) async fn take(&self, entity: &str, tokens: u64) -> bool {
         match self.lease(entity, &[("rpm", tokens)]).await {
-            Some(mut lease) => lease.commit().await.map(|()| true).unwrap(),
+            Some(lease) => lease.commit().await.map(|()| true).unwrap(),
             None => false,
         }
     }

@@ -109,7 +109,7 @@ pub(crate) async fn rollback(both: Both) {
         both.python("end", json!({"lease": entity, "give_up": true}));
         assert_eq!(both.available(entity).await, before - 30);
 
-        let mut lease = both.lease(entity, &[("rpm", 40)]).await.unwrap();
+        let lease = both.lease(entity, &[("rpm", 40)]).await.unwrap();
         assert!(both.python_takes(entity, 10));
         assert!(!both.python_takes(entity, 40));
         lease.rollback().await.unwrap();
@@ -129,7 +129,7 @@ pub(crate) async fn several_limits(both: Both) {
     let ours = async |entity: &str, rpm, tpm| {
         let lease = both.lease(entity, &[("rpm", rpm), ("tpm", tpm)]).await;
         match lease {
-            Some(mut lease) => lease.commit().await.map(|()| true).unwrap(),
+            Some(lease) => lease.commit().await.map(|()| true).unwrap(),
             None => false,
         }
     };
@@ -205,7 +205,7 @@ async fn cascades(both: &Both, ours_first: bool) {
     assert!(both.python_begins("member", 15));
     assert!(!both.take("member", 1).await);
     both.python("end", json!({"lease": "member", "give_up": true}));
-    let mut lease = both.lease("member", &[("rpm", 15)]).await.unwrap();
+    let lease = both.lease("member", &[("rpm", 15)]).await.unwrap();
     assert!(!both.python_takes("member", 1));
     lease.rollback().await.unwrap();
     left(80, 15).await;
@@ -258,7 +258,7 @@ pub(crate) async fn remainders(both: Both) {
     let daily = || Limit::per_day("tpd", 1_000);
     both.ours.set_system_defaults([rpm(60, 60), daily()], None).await.unwrap();
     let ours = async |rpm, tpd| {
-        let mut lease = both.lease("a", &[("rpm", rpm), ("tpd", tpd)]).await.unwrap();
+        let lease = both.lease("a", &[("rpm", rpm), ("tpd", tpd)]).await.unwrap();
         lease.commit().await.unwrap();
     };
     ours(60, 500).await;
@@ -334,7 +334,7 @@ pub(crate) async fn limit_deleted_under_a_lease(both: Both) {
     assert!(both.python_takes("a", 40));
     // When it comes back it is full, as any new one.
     both.ours.set_limits("a", Some("gpt-4"), [rpm(100, 1), of_tokens()]).await.unwrap();
-    let mut lease = both.lease("a", &[("tpm", 1_000)]).await.unwrap();
+    let lease = both.lease("a", &[("tpm", 1_000)]).await.unwrap();
     lease.commit().await.unwrap();
     assert!(both.lease("a", &[("tpm", 1)]).await.is_none());
 }

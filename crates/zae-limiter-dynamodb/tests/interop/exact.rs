@@ -56,7 +56,7 @@ async fn take(limiter: RateLimiter, entity: String, share: u64) -> u64 {
     let mut admitted = 0;
     while admitted < share {
         match limiter.acquire(&entity, "gpt-4").take("rpm", 1).await {
-            Ok(mut lease) => lease.commit().await.unwrap(),
+            Ok(lease) => lease.commit().await.unwrap(),
             Err(Error::Exceeded(_)) => break,
             // So many others have written that it was given up, without having taken anything.
             Err(Error::Unavailable { .. }) => continue,

@@ -113,8 +113,10 @@ fn what_cannot_be_taken_cannot_be_looked_at() {
     on_every_store(async |world| {
         let limiter = world.limiter_with([per_minute("rpm", 10)]).await;
         let unknown = limiter.available("key", "gpt-4", &[("x", 1), ("rpm", 1), ("y", 1)]).await;
-        let Err(Error::UnknownLimits { names, .. }) = unknown else { panic!("{unknown:?}") };
-        assert_eq!(names, "x, y");
+        let Err(Error::UnknownLimits { unknown: names, .. }) = unknown else {
+            panic!("{unknown:?}")
+        };
+        assert_eq!(names, ["x", "y"]);
         for amounts in [&[("rpm", u64::MAX)][..], &[("rpm", 1), ("rpm", u64::MAX)]] {
             let above = limiter.available("key", "gpt-4", amounts).await;
             assert!(matches!(above, Err(Error::Invalid(_))), "{above:?}");

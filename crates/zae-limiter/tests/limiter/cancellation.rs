@@ -41,7 +41,7 @@ async fn check_untouched(limiter: &RateLimiter, when: &str) {
         // What the store is still at work on can be taken and given back even now.
         let call = limiter.acquire("key", "gpt-4").take("tpm", 100).into_future();
         match finish(call).await {
-            Ok(mut lease) => {
+            Ok(lease) => {
                 finish(lease.rollback()).await.unwrap();
                 true
             }
@@ -206,8 +206,6 @@ fn whoever_drops_a_commit_has_committed() {
         let gate = Gate::new();
         world.store.script(Call::Settle, Fault::HoldAfter(gate.clone()));
         drop_at(&gate, lease.commit()).await;
-        assert!(matches!(lease.rollback().await, Err(Error::LeaseClosed)));
-        drop(lease);
         crate::world::settle_down().await;
         assert_eq!(left(&limiter, "key", "gpt-4", "tpm").await, 85);
         spend(&limiter, "key", "gpt-4", "tpm", 85).await;

@@ -37,7 +37,7 @@ fn one_to_eight_levels_are_taken_from_together() {
             for temperature in ["cold", "warm"] {
                 let name = name(level);
                 let call = limiter.acquire(&name, "gpt-4").take("tpm", 1);
-                let mut lease = call.await.unwrap();
+                let lease = call.await.unwrap();
                 assert_eq!(lease.statuses().len(), level, "{temperature}");
                 lease.commit().await.unwrap();
             }
@@ -103,7 +103,7 @@ fn limits_that_an_ancestor_does_not_track_are_not_checked_there() {
         own_limits(&limiter, "team", [without_refill("other", 1)]).await;
         own_limits(&limiter, "org", [without_refill("tpm", 5)]).await;
         let call = limiter.acquire("key", "gpt-4").take("rpm", 7).take("tpm", 4);
-        let mut lease = call.await.unwrap();
+        let lease = call.await.unwrap();
         let taken: Vec<(usize, String)> = lease
             .statuses()
             .iter()

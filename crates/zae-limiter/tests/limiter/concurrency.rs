@@ -64,7 +64,7 @@ fn exactly_what_the_root_holds_is_admitted_to_many_tasks() {
                 let limiter = if task % 2 == 0 { shared } else { builder.open().await.unwrap() };
                 for admitted in 0..2_000 {
                     match limiter.acquire(&key_of(task), "gpt-4").take("tpm", 1).await {
-                        Ok(mut lease) => lease.commit().await.unwrap(),
+                        Ok(lease) => lease.commit().await.unwrap(),
                         Err(Error::Exceeded(refusal)) => {
                             assert_eq!(refusal.primary_violation().entity_id.as_str(), "root");
                             return admitted;
@@ -151,7 +151,7 @@ fn tokens_add_up_while_limiters_come_and_go_and_their_caches_expire() {
                         let who = ["root", "team-1", &key][random.usize(0..3)];
                         let tokens = random.u64(0..3);
                         let taken = limiter.acquire(who, "gpt-4").take("tpm", tokens).await;
-                        let mut lease = match taken {
+                        let lease = match taken {
                             Ok(lease) => lease,
                             Err(Error::Exceeded(_)) => continue,
                             Err(other) => panic!("{other:?}"),
@@ -187,7 +187,7 @@ fn limits_change_while_many_call_and_nobody_is_stuck() {
                 for _ in 0..50 {
                     let key = key_of(task);
                     match limiter.acquire(&key, "gpt-4").take("tpm", 1).await {
-                        Ok(mut lease) => lease.commit().await.unwrap(),
+                        Ok(lease) => lease.commit().await.unwrap(),
                         Err(Error::Exceeded(_) | Error::ExceedsCapacity(_)) => {}
                         Err(other) => panic!("{other:?}"),
                     }

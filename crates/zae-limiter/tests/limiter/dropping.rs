@@ -6,7 +6,7 @@ use zae_limiter::{Error, Lease, RateLimiter, StoreErrorKind};
 use zae_limiter_testkit::{Call, Fault, Gate};
 
 use crate::world::{
-    Kind, World, left, ms, on_every_store, poll_once, settle_down, soon, threads, without_refill,
+    Kind, World, left, ms, on_every_store, poll_once, soon, threads, without_refill,
 };
 
 async fn take(limiter: &RateLimiter, tokens: u64) -> Lease {
@@ -86,22 +86,6 @@ fn a_lease_dropped_just_before_its_runtime_ends_gives_back() {
             threads().block_on(soon("given back", async || is_full(&limiter).await));
         }
     }
-}
-
-#[test]
-fn a_lease_that_was_closed_gives_nothing_back_when_it_is_dropped() {
-    on_every_store(async |world| {
-        let limiter = world.limiter_with([without_refill("tpm", 100)]).await;
-        let mut kept = take(&limiter, 10).await;
-        kept.commit().await.unwrap();
-        let mut undone = take(&limiter, 10).await;
-        undone.rollback().await.unwrap();
-        let settled = world.store.calls(Call::Settle);
-        drop((kept, undone));
-        settle_down().await;
-        assert_eq!(world.store.calls(Call::Settle), settled);
-        assert_eq!(left(&limiter, "key", "gpt-4", "tpm").await, 90);
-    });
 }
 
 #[test]
@@ -195,27 +179,23 @@ fn work_that_is_cancelled_gives_back() {
 }
 
 #[test]
-fn work_may_settle_its_lease_itself() {
+fn work_may_flush_its_lease_and_a_failure_gives_all_of_it_back() {
     on_every_store(async |world| {
         let limiter = world.limiter_with([without_refill("tpm", 100)]).await;
         let call = || limiter.acquire("key", "gpt-4").take("tpm", 10);
-        let committed = call().run(async |lease: &mut Lease| {
-            lease.commit().await?;
+        let done = call().run(async |lease: &mut Lease| {
+            lease.settle("tpm", 15)?;
+            lease.flush().await?;
             Ok::<_, Failed>(())
         });
-        committed.await.unwrap();
-        assert_eq!(left(&limiter, "key", "gpt-4", "tpm").await, 90);
-        let undone = call().run(async |lease: &mut Lease| {
-            lease.rollback().await?;
-            Ok::<_, Failed>(())
-        });
-        undone.await.unwrap();
-        assert_eq!(left(&limiter, "key", "gpt-4", "tpm").await, 90);
+        done.await.unwrap();
+        assert_eq!(left(&limiter, "key", "gpt-4", "tpm").await, 85);
         let failed_late = call().run(async |lease: &mut Lease| {
-            lease.commit().await?;
+            lease.settle("tpm", 15)?;
+            lease.flush().await?;
             Err::<(), _>(Failed::Work)
         });
         assert!(matches!(failed_late.await, Err(Failed::Work)));
-        assert_eq!(left(&limiter, "key", "gpt-4", "tpm").await, 80);
+        assert_eq!(left(&limiter, "key", "gpt-4", "tpm").await, 85);
     });
 }

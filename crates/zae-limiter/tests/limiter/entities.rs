@@ -33,7 +33,7 @@ fn an_entity_is_found_as_it_was_created() {
 async fn ids(limiter: &RateLimiter, parent: &str, page: usize) -> Vec<Vec<String>> {
     let mut pages = limiter.children(parent).unwrap().page_size(page);
     let mut all = Vec::new();
-    while let Some(children) = pages.next().await.unwrap() {
+    while let Some(children) = pages.next_page().await.unwrap() {
         all.push(children.into_iter().map(|entity| entity.id.to_string()).collect());
     }
     all

@@ -59,7 +59,7 @@ fn a_hundred_thousand_items_are_listed_and_purged_in_pages() {
 
         let mut pages = team.children("org").unwrap().page_size(usize::MAX);
         let mut seen = 0;
-        while let Some(children) = pages.next().await.unwrap() {
+        while let Some(children) = pages.next_page().await.unwrap() {
             assert!(children.len() <= PAGE_MAX, "{} on a page", children.len());
             for child in children {
                 assert_eq!(child.id.as_str(), id(seen), "each once, in order");
@@ -80,7 +80,7 @@ fn a_hundred_thousand_items_are_listed_and_purged_in_pages() {
         assert_eq!(removed, items as u64 + 2);
         assert_eq!(so_far, removed);
         assert!(world.store.calls(Call::ListKeys) <= items / PAGE_MAX + 2);
-        assert!(team.children("org").unwrap().next().await.unwrap().is_none());
+        assert!(team.children("org").unwrap().next_page().await.unwrap().is_none());
         assert!(registry.by_id(&namespace).await.unwrap().is_none());
     });
 }
@@ -96,11 +96,11 @@ fn pages_have_the_size_that_was_asked_for() {
         for (size, expected) in [(7, vec![7, 7, 6]), (0, vec![1; 20]), (20, vec![20])] {
             let mut pages = limiter.children("org").unwrap().page_size(size);
             let mut sizes = Vec::new();
-            while let Some(page) = pages.next().await.unwrap() {
+            while let Some(page) = pages.next_page().await.unwrap() {
                 sizes.push(page.len());
             }
             assert_eq!(sizes, expected, "pages of {size}");
-            assert!(pages.next().await.unwrap().is_none(), "the end stays the end");
+            assert!(pages.next_page().await.unwrap().is_none(), "the end stays the end");
         }
     });
 }
@@ -119,9 +119,9 @@ fn a_page_that_could_not_be_read_can_be_asked_for_again() {
             if fails {
                 let denied = zae_limiter::StoreErrorKind::Denied;
                 world.store.script(Call::List, zae_limiter_testkit::Fault::FailBefore(denied));
-                pages.next().await.unwrap_err();
+                pages.next_page().await.unwrap_err();
             } else {
-                let page = pages.next().await.unwrap().unwrap();
+                let page = pages.next_page().await.unwrap().unwrap();
                 ids.extend(page.into_iter().map(|entity| entity.id.to_string()));
             }
         }

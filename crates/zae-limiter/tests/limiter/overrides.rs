@@ -18,7 +18,7 @@ fn limits_of_the_call_hold_instead_of_the_stored_ones() {
             }
             let own = || limiter.acquire("key", "gpt-4").limits([per_minute("mine", 3)]);
             for temperature in ["cold", "warm"] {
-                let mut lease = own().take("mine", 3).await.unwrap();
+                let lease = own().take("mine", 3).await.unwrap();
                 assert_eq!(exceeded(own().take("mine", 1).await).statuses().len(), 1);
                 lease.rollback().await.unwrap();
                 let unknown = own().take("rpm", 1).await;
@@ -72,7 +72,7 @@ fn calls_that_alternate_between_limits_of_one_name_do_not_over_admit() {
         for round in 0..30 {
             let call = limiter.acquire("key", "gpt-4").take("rpm", 1);
             let call = if round % 2 == 0 { call.limits([without_refill("rpm", 4)]) } else { call };
-            if let Ok(mut lease) = call.await {
+            if let Ok(lease) = call.await {
                 lease.commit().await.unwrap();
                 admitted += 1;
             }

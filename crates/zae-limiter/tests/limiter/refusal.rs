@@ -71,7 +71,7 @@ fn levels_are_counted_over_ancestors_without_limits() {
         child(&limiter, "key", "team").await;
         own_limits(&limiter, "key", [without_refill("rpm", 10)]).await;
         own_limits(&limiter, "org", [without_refill("rpm", 2)]).await;
-        let mut lease = limiter.acquire("key", "gpt-4").take("rpm", 2).await.unwrap();
+        let lease = limiter.acquire("key", "gpt-4").take("rpm", 2).await.unwrap();
         let levels: Vec<usize> = lease.statuses().iter().map(|status| status.level).collect();
         assert_eq!(levels, [0, 2], "of an admitted call");
         lease.commit().await.unwrap();

@@ -48,7 +48,7 @@ fn an_acquire_whose_answer_is_lost_is_repeated_at_worst_takes_twice() {
         let before = world.store.calls(Call::Acquire);
         let call = limiter.acquire("key", "gpt-4").take("tpm", 10);
         let (lease, _) = drive(&world, call.into_future()).await;
-        let mut lease = lease.unwrap();
+        let lease = lease.unwrap();
         assert_eq!(world.store.calls(Call::Acquire) - before, 2);
         assert_eq!(consumed(&world, &limiter).await, 520, "the safe side");
         assert_eq!(lease.held("tpm"), Some(10));
@@ -163,13 +163,12 @@ fn a_credit_that_was_certainly_not_applied_is_repeated() {
 fn a_credit_that_does_not_come_through_stays_taken() {
     on_every_store(async |world| {
         let limiter = half_full(&world).await;
-        let mut lease = take(&limiter, 100).await;
+        let lease = take(&limiter, 100).await;
         world.store.break_down(NOT_DONE);
         let (done, _) = drive(&world, lease.rollback()).await;
         assert!(matches!(done, Err(Error::Unavailable { .. })), "{done:?}");
         assert_eq!(world.store.calls(Call::Settle), 4);
         world.store.heal();
-        drop(lease);
         settle_down().await;
         assert_eq!(consumed(&world, &limiter).await, 600);
     });
@@ -203,7 +202,7 @@ fn a_settlement_of_a_busy_bucket_is_repeated_until_its_deadline() {
         }
         // With its deadline it ends all the same.
         let limiter = half_full(&world).await;
-        let mut lease = take(&limiter, 100).await;
+        let lease = take(&limiter, 100).await;
         world.store.break_down(BUSY);
         let (done, waited) = drive(&world, lease.rollback()).await;
         let Err(Error::Unavailable { cause, .. }) = done else { panic!("{done:?}") };

@@ -94,14 +94,14 @@ impl Walk {
             (16 | 17, Some(at)) => {
                 let mut open = self.open.swap_remove(at);
                 self.log.push("commit".to_owned());
-                open.lease.commit().await.unwrap();
                 self.write(&mut open);
+                open.lease.commit().await.unwrap();
             }
             (18, Some(at)) => {
-                let mut open = self.open.swap_remove(at);
+                let open = self.open.swap_remove(at);
                 self.log.push("rollback".to_owned());
-                open.lease.rollback().await.unwrap();
                 self.undo(&open);
+                open.lease.rollback().await.unwrap();
             }
             (_, Some(at)) => {
                 let open = self.open.swap_remove(at);

@@ -73,7 +73,7 @@ fn differences_and_rollbacks_are_booked_to_their_own_time() {
         let take =
             async |tokens| limiter.acquire("key", "gpt-4").take("tpm", tokens).await.unwrap();
         let mut adjusted = take(100).await;
-        let mut undone = take(50).await;
+        let undone = take(50).await;
         let dropped = take(7).await;
         world.advance(secs(HOUR));
         adjusted.adjust("tpm", -30).unwrap();

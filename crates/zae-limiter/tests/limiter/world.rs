@@ -219,7 +219,7 @@ pub(crate) fn without_refill(name: &str, capacity: u64) -> Limit {
 /// Takes and keeps; must be admitted.
 pub(crate) async fn spend(limiter: &RateLimiter, entity: &str, on: &str, limit: &str, tokens: u64) {
     let taken = limiter.acquire(entity, on).take(limit, tokens).await;
-    let mut lease = taken.unwrap_or_else(|error| panic!("{tokens} of {limit}: {error}"));
+    let lease = taken.unwrap_or_else(|error| panic!("{tokens} of {limit}: {error}"));
     lease.commit().await.unwrap();
 }
 

@@ -339,7 +339,7 @@ async fn touch(shared: Arc<Shared>) -> Histogram {
         let entities = shared.load.entities.len();
         let limiter = &shared.load.limiters[number / entities];
         match acquire(&shared, limiter, number % entities).await {
-            Ok(mut lease) => {
+            Ok(lease) => {
                 if let Err(error) = lease.rollback().await {
                     shared.failed(error);
                 }
@@ -413,7 +413,7 @@ async fn one_call(shared: &Shared, limiter: &RateLimiter, entity: usize) -> Outc
     let result = match acquire(shared, limiter, entity).await {
         // Nothing was taken: the store was away.
         Ok(lease) if lease.is_degraded() => return Outcome::Failed,
-        Ok(mut lease) => {
+        Ok(lease) => {
             shared.admitted_by_entity[entity].fetch_add(1, Ordering::Relaxed);
             lease.commit().await
         }

@@ -272,7 +272,7 @@ fn limit_json(
 async fn recorded(limiter: &RateLimiter) -> Result<BTreeMap<(String, String), i128>, Failure> {
     let mut millitokens: BTreeMap<(String, String), i128> = BTreeMap::new();
     let mut pages = limiter.usage().resource(RESOURCE).window(Window::Hourly).pages()?;
-    while let Some(records) = pages.next().await? {
+    while let Some(records) = pages.next_page().await? {
         for record in records {
             for (limit, consumed) in record.consumed {
                 let place = (record.key.entity.to_string(), limit.to_string());

@@ -39,7 +39,7 @@ struct EntityDeleted {
 pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     let limiter = context.limiter().await?;
     let id = args.id.as_str();
-    let has_children = limiter.children(id)?.page_size(1).next().await?.is_some();
+    let has_children = limiter.children(id)?.page_size(1).next_page().await?.is_some();
     let children = if has_children { "; its children stay" } else { "" };
     let namespace = limiter.namespace();
     context.confirm(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use zae_limiter::{Entity, EntityId, Error, format_time};
+use zae_limiter::{Entity, EntityId, Error, Object, format_time};
 
 use crate::columns::{Cell, Lean, print_fields};
 use crate::context::Context;
@@ -87,7 +87,7 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let limiter = context.limiter().await?;
     let Some(entity) = limiter.entity(args.id.as_str()).await? else {
         let id = args.id;
-        let error = Error::NotFound { what: "entity", name: id.to_string() };
+        let error = Error::NotFound(Object::Entity(id.clone()));
         return Err(Failure::from(error).hint(format!(
             "zae-limiter entity create {id}   (limits hold for it without that, too)"
         )));

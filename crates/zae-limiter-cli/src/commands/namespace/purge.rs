@@ -1,7 +1,7 @@
 //! `namespace purge`
 
 use serde::Serialize;
-use zae_limiter::{Error, NamespaceId, format_time};
+use zae_limiter::{Error, NamespaceId, Object, format_time};
 
 use crate::context::{Context, Yes};
 use crate::exit::ExitStatus;
@@ -41,7 +41,7 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let namespaces = context.default_limiter().await?.namespaces();
     let id = &args.id;
     let Some(namespace) = namespaces.by_id(id).await? else {
-        return Err(Error::NotFound { what: "namespace", name: id.to_string() }.into());
+        return Err(Error::NotFound(Object::NamespaceId(id.clone())).into());
     };
     let name = &namespace.name;
     // One that is in use is left to the library, which refuses it.

@@ -72,11 +72,8 @@ impl Item for CapacityJson {
     ];
 
     fn row(&self) -> Vec<Cell> {
-        let one = ResourceCapacity {
-            entities: 1,
-            capacity: self.capacity.into(),
-            available: self.available.into(),
-        };
+        let mut one = ResourceCapacity::default();
+        (one.capacity, one.available) = (self.capacity.into(), self.available.into());
         let look = if self.available <= 0 { Look::Bad } else { Look::Plain };
         vec![
             Cell::from(&self.entity_id),
@@ -107,10 +104,10 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let mut listing = Listing::inside(&Before { resource, limit_name: limit }, "entities");
     let mut total = ResourceCapacity::default();
     let mut pages = limiter.entity_capacities(resource, limit)?;
-    let mut next = pages.next().await?;
+    let mut next = pages.next_page().await?;
     while let Some(entities) = next {
         // Read ahead, so that the total stands in line with the last page.
-        next = pages.next().await?;
+        next = pages.next_page().await?;
         for entity in &entities {
             total.entities += 1;
             total.capacity += i128::from(entity.capacity.whole_tokens());

@@ -22,7 +22,7 @@ pub(super) async fn draw(
 ) -> Result<u64, Failure> {
     let mut sums = Sums::new();
     let mut records = 0;
-    while let Some(page) = pages.next().await? {
+    while let Some(page) = pages.next_page().await? {
         records += page.len() as u64;
         printer.progress(format!("{records} records read"));
         for usage in page {

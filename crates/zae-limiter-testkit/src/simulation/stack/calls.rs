@@ -198,8 +198,12 @@ impl Client {
             _ => {
                 let held: Vec<_> =
                     names.iter().map(|(name, _)| (*name, lease.held(name))).collect();
-                match self.in_time(stage, "commit", lease.commit()).await {
-                    Ok(()) if !lease.is_degraded() => {
+                // The commit then has nothing left to write.
+                let flushed = self.in_time(stage, "flush", lease.flush()).await;
+                let is_degraded = lease.is_degraded();
+                let committed = self.in_time(stage, "commit", lease.commit()).await;
+                match flushed.and(committed) {
+                    Ok(()) if !is_degraded => {
                         locked(&stage.report).committed += 1;
                         let mut kept = locked(&stage.kept);
                         for (name, held) in held {

@@ -175,7 +175,7 @@ async fn check_service(stage: &Stage, client: &Client, place: &Place, limits: &[
             }
         }
         match client.limiter.acquire(&place.id, RESOURCE).take(limit, 1).await {
-            Ok(mut lease) if !lease.is_degraded() => {
+            Ok(lease) if !lease.is_degraded() => {
                 let _ = lease.commit().await;
                 return;
             }
