@@ -4,7 +4,6 @@ use serde::Serialize;
 use zae_limiter::{Config, ConfigLevel, Limit, OnUnavailable, ResourceName};
 
 use crate::columns::{Cell, Columns, Lean};
-use crate::grammar;
 use crate::listing::Item;
 use crate::printer::Printer;
 
@@ -130,7 +129,7 @@ pub(crate) fn describe(level: &ConfigLevel) -> String {
 
 /// Limits in one line, each as it is typed.
 pub(crate) fn texts(limits: &[Limit]) -> String {
-    limits.iter().map(grammar::limit_text).collect::<Vec<_>>().join(" ")
+    limits.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
 /// What was stored, in words.
@@ -149,7 +148,7 @@ pub(crate) fn print_set(printer: &mut Printer, config: &Config) {
 pub(crate) fn deletion(config: &Config) -> String {
     let policy = config.on_unavailable.map(|policy| format!("on-unavailable {}", policy.as_str()));
     let limits = config.limits.to_limits();
-    let parts: Vec<String> = limits.iter().map(grammar::limit_text).chain(policy).collect();
+    let parts: Vec<String> = limits.iter().map(ToString::to_string).chain(policy).collect();
     format!("{} will be deleted: {}", belongings(&config.level), parts.join(", "))
 }
 
@@ -171,7 +170,7 @@ pub(crate) fn print_stored(printer: &mut Printer, config: &Config) {
     let mut table = Columns::new(&[("LIMIT", Lean::Left)]);
     let limits = config.limits.to_limits();
     let rows: Vec<Vec<Cell>> =
-        limits.iter().map(|limit| vec![Cell::from(grammar::limit_text(limit))]).collect();
+        limits.iter().map(|limit| vec![Cell::from(limit.to_string())]).collect();
     table.print(printer, &rows);
 }
 

@@ -145,7 +145,8 @@ fn check_adjustments(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes the tokens, waiting for them as long as the caller lets us.
+/// Takes the tokens, waiting for up to `--wait`. The loop is that of `Acquire::wait_up_to`, with progress and
+/// interrupts in between.
 async fn take(args: &Args, limiter: &RateLimiter, context: &mut Context) -> Result<Taken, Failure> {
     let mut interrupts = context.interrupts.clone();
     let patience = args.wait.unwrap_or_default();

@@ -158,5 +158,5 @@ fn item_text(item: &Value) -> String {
             refill_period: std::time::Duration::from_secs(number("refill_period_seconds")?),
         })
     };
-    limit().map_or_else(|| value_text(item), |limit| grammar::limit_text(&limit))
+    limit().map_or_else(|| value_text(item), |limit| limit.to_string())
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use zae_limiter::grammar::unit_seconds;
+
 use super::Misread;
 use super::number::number;
 
@@ -9,17 +11,6 @@ const RULE: &str = "write a number and a unit, as in 500ms, 10s, 5min, 1h30m or 
 
 /// The longest duration that is accepted: a hundred years.
 const SECONDS_MAX: u64 = 100 * 366 * 86_400;
-
-/// Seconds in a unit of time.
-pub(super) fn unit_seconds(unit: &str) -> Option<u64> {
-    Some(match unit {
-        "s" | "sec" | "second" | "seconds" => 1,
-        "m" | "min" | "minute" | "minutes" => 60,
-        "h" | "hour" | "hours" => 3_600,
-        "d" | "day" | "days" => 86_400,
-        _ => return None,
-    })
-}
 
 /// Reads a duration.
 ///

@@ -9,7 +9,7 @@ mod names;
 mod number;
 
 pub use duration::duration;
-pub use limit::{Adjustment, Amount, adjustment, amount, limit, limit_text};
+pub use limit::{Adjustment, Amount, adjustment, amount, limit};
 pub use misread::Misread;
 pub use moment::{Moment, moment};
 pub use names::{

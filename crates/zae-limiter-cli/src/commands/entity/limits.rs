@@ -174,7 +174,7 @@ fn print_effective(printer: &mut Printer, id: &str, resource: &str, effective: &
         None => "the limiter".to_owned(),
     };
     let mut table = Columns::new(&[("LIMIT", Lean::Left), ("STORED FOR", Lean::Left)]);
-    let row = |limit| vec![Cell::from(grammar::limit_text(limit)), Cell::new(Look::Dim, &from)];
+    let row = |limit: &Limit| vec![Cell::from(limit.to_string()), Cell::new(Look::Dim, &from)];
     let rows: Vec<Vec<Cell>> = effective.limits.iter().map(row).collect();
     table.print(printer, &rows);
 }
