@@ -73,7 +73,7 @@ pub(crate) struct Globals {
         id = "stack", short = 'n', long = "name", global = true, value_name = "STACK",
         value_parser = grammar::stack_name, conflicts_with = "store",
     )]
-    pub name: Option<zae_limiter::StackName>,
+    pub name: Option<zae_limiter::model::StackName>,
 
     /// The AWS region of the stack
     #[arg(long, global = true, value_name = "REGION", conflicts_with = "store")]
@@ -88,7 +88,7 @@ pub(crate) struct Globals {
         short = 'N', long, global = true, value_name = "NAME",
         value_parser = grammar::namespace_name,
     )]
-    pub namespace: Option<zae_limiter::NamespaceName>,
+    pub namespace: Option<zae_limiter::model::NamespaceName>,
 
     /// In which form data is printed
     #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORM")]

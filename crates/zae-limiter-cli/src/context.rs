@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zae_limiter::dynamodb::aws::DynamoAddress;
-use zae_limiter::{Builder, Clock, Entropy, Error, NamespaceName, RateLimiter, Store, StoreUrl};
+use zae_limiter::model::NamespaceName;
+use zae_limiter::store::Store;
+use zae_limiter::testing::{Clock, Entropy};
+use zae_limiter::{Builder, Error, RateLimiter, StoreUrl};
 
 use crate::cli::Globals;
 use crate::exit::ExitStatus;

@@ -3,7 +3,9 @@
 use std::error::Error as StdError;
 
 use serde::Serialize;
-use zae_limiter::{ConfigLevel, Error, Object, StoreErrorKind};
+use zae_limiter::Error;
+use zae_limiter::model::{ConfigLevel, Object};
+use zae_limiter::store::StoreErrorKind;
 
 use crate::exit::ExitStatus;
 

@@ -14,7 +14,8 @@
 //!
 //! Everything is an integer: millitokens times the milliseconds of the refill period.
 
-use zae_limiter::{MILLI, Rate, Timestamp};
+use zae_limiter::Timestamp;
+use zae_limiter::model::{MILLI, Rate};
 
 /// When something happened to a bucket: at some moment from the first to the last.
 #[derive(Clone, Copy, Debug)]
@@ -167,7 +168,8 @@ fn tokens_above(excess: i128, period: i128) -> i128 {
 
 #[cfg(test)]
 mod tests {
-    use zae_limiter::{Limit, LimitSet};
+    use zae_limiter::Limit;
+    use zae_limiter::model::LimitSet;
 
     use super::*;
 

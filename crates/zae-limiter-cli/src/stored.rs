@@ -1,7 +1,8 @@
 //! Stored limits, as a table and as the JSON that scripts rely on.
 
 use serde::Serialize;
-use zae_limiter::{Config, ConfigLevel, Limit, OnUnavailable, ResourceName};
+use zae_limiter::model::{ConfigLevel, ResourceName};
+use zae_limiter::{Config, Limit, OnUnavailable};
 
 use crate::columns::{Cell, Columns, Lean};
 use crate::listing::Item;

@@ -7,7 +7,7 @@ use std::io::{self, BufRead, BufReader, IsTerminal as _, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use zae_limiter::{Clock, Entropy, SystemClock};
+use zae_limiter::testing::{Clock, Entropy, SystemClock};
 
 use crate::interrupts::Interrupts;
 

@@ -300,6 +300,42 @@ impl Error {
         }
     }
 
+    /// The response to a caller whose call failed: status, header fields and a JSON body that contain what a caller may
+    /// see. A refusal is 429, a request that breaks a rule 400, a request above the ceiling of a limit 413, a store that
+    /// does not answer 503 and everything else 500, without details.
+    #[cfg(feature = "http")]
+    pub fn to_response(&self) -> http::Response<String> {
+        use http::{HeaderValue, StatusCode, header};
+
+        let (status, code) = match self {
+            Self::Exceeded(_) => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded"),
+            Self::ExceedsCapacity(_) => (StatusCode::PAYLOAD_TOO_LARGE, "exceeds_capacity"),
+            Self::Invalid(_) => (StatusCode::BAD_REQUEST, "invalid"),
+            Self::Unavailable { .. } => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
+            Self::Store(error) if error.is_transient() => {
+                (StatusCode::SERVICE_UNAVAILABLE, "unavailable")
+            }
+            _ => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+        };
+        let body = match self {
+            Self::Exceeded(refusal) => refusal.public().to_json(),
+            Self::ExceedsCapacity(_) | Self::Invalid(_) => {
+                serde_json::json!({ "error": code, "message": self.to_string() }).to_string()
+            }
+            _ => serde_json::json!({ "error": code }).to_string(),
+        };
+        let mut response = http::Response::new(body);
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        if let Self::Exceeded(refusal) = self {
+            *headers = refusal.headers();
+        } else if status == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        response
+    }
+
     /// The refusal, if that is what it is.
     pub fn as_exceeded(&self) -> Option<&RateLimitExceeded> {
         match self {

@@ -147,6 +147,18 @@ impl Lease {
         statuses.collect()
     }
 
+    /// The header fields of a response to the caller, with lower-case names: `ratelimit-policy` and `ratelimit`. They
+    /// are about the caller's own limits; see [`http_fields`](zae_limiter_model::http_fields).
+    pub fn http_fields(&self) -> Vec<(&'static str, String)> {
+        zae_limiter_model::http_fields(&self.statuses())
+    }
+
+    /// The header fields of a response to the caller, typed: see [`http_fields`](Self::http_fields).
+    #[cfg(feature = "http")]
+    pub fn headers(&self) -> http::HeaderMap {
+        zae_limiter_model::headers(&self.statuses())
+    }
+
     /// Net tokens held of a limit, what is not yet written included. `None` when the lease was not
     /// acquired with it.
     pub fn held(&self, limit: &str) -> Option<i64> {

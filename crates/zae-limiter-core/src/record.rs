@@ -74,6 +74,21 @@ impl std::str::FromStr for OnUnavailable {
     }
 }
 
+#[cfg(feature = "serde")]
+impl serde::Serialize for OnUnavailable {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for OnUnavailable {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 /// Stored limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {

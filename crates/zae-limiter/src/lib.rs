@@ -1,27 +1,31 @@
 #![doc = include_str!("../../../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(doc)]
+pub mod guide;
 #[cfg(feature = "infra")]
 mod stack;
 mod url;
 
-use std::sync::Arc;
-
+#[cfg(feature = "infra")]
+pub use stack::ensure_stack;
 pub use url::StoreUrl;
 #[doc(inline)]
-pub use zae_limiter_core::*;
+pub use zae_limiter_core::{
+    Acquire, BucketStatus, Builder, Config, EffectiveLimits, Entity, Error, Lease, Limit,
+    LimitStatus, MemoryStore, Namespaces, OnDrop, OnUnavailable, Pages, PublicRefusal,
+    RateLimitExceeded, RateLimiter, Timestamp, UsageSummary, Window,
+};
 #[cfg(feature = "dynamodb")]
 #[doc(inline)]
-pub use zae_limiter_dynamodb::{self as dynamodb, DynamoOptions, DynamoStore};
-#[cfg(feature = "infra")]
-#[doc(inline)]
-pub use zae_limiter_infra as infra;
+pub use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use zae_limiter_sqlite::{Durability, SqliteOptions, SqliteStore};
 
-#[cfg(feature = "infra")]
-pub use stack::{StackError, ensure_stack};
+#[cfg(feature = "blocking")]
+#[doc(inline)]
+pub use zae_limiter_core::blocking;
 
 /// Opens the limiter of the namespace `default` on the store at `url`: see [`StoreUrl`].
 ///
@@ -43,22 +47,82 @@ pub async fn open(url: &str) -> Result<RateLimiter, Error> {
 
 /// A builder for a limiter on the store at `url`: see [`StoreUrl`].
 ///
+/// ```
+/// # use std::time::Duration;
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// let builder = zae_limiter::builder("memory:")?;
+/// let limiter = builder.deadline(Duration::from_millis(200)).principal("gateway-1").open().await?;
+/// # Ok::<(), zae_limiter::Error>(())
+/// # }).unwrap();
+/// ```
+///
 /// # Errors
 ///
 /// [`Error::Invalid`] for the address; [`Error::Store`] or [`Error::Unavailable`] when the store
 /// cannot be opened.
 pub fn builder(url: &str) -> Result<Builder, Error> {
-    Ok(RateLimiter::builder(open_store(url)?))
+    Ok(RateLimiter::builder(store::open(url)?))
 }
 
-/// Opens the store at `url`: see [`StoreUrl`].
+/// Values: names, amounts, records, settings, and what calls return.
+pub mod model {
+    #[doc(inline)]
+    pub use zae_limiter_core::{
+        AUDIT_RETENTION_DAYS_MAX, Acquiring, AuditAction, AuditEvent, AuditSubject,
+        BreakerSettings, CacheStats, ConfigLevel, CreateEntity, EntityCapacity, LEVELS_MAX,
+        Namespace, Object, ResourceCapacity, ResourceList, Usage, UsageKey, UsageQuery,
+        UsageSettings, format_time, hour_of, start_of_hour,
+    };
+    #[doc(inline)]
+    pub use zae_limiter_model::*;
+}
+
+/// For authors of stores: the trait, its contract, and the data it speaks in.
 ///
-/// # Errors
-///
-/// [`Error::Invalid`] for the address; [`Error::Store`] or [`Error::Unavailable`] when the store
-/// cannot be opened.
-pub fn open_store(url: &str) -> Result<Arc<dyn Store>, Error> {
-    url.parse::<StoreUrl>()?.open()
+/// The crate `zae-limiter-testkit` has the suite that checks a store, `conformance_tests!`.
+pub mod store {
+    use std::sync::Arc;
+
+    #[doc(inline)]
+    pub use zae_limiter_core::{
+        Admission, Applied, BATCH_MAX, BoxFuture, BucketKey, BucketQuery, Cost, Cursor, Key, Leg,
+        LegTaken, Lifetime, PAGE_MAX, Page, PageRequest, Placement, Plan, Precondition, Query,
+        Record, Scope, Settlement, Store, StoreError, StoreErrorKind, StoredBucket, Takes, Target,
+        UsageRecording, Write, Written, bucket_state, refused_statuses,
+    };
+
+    use crate::{Error, StoreUrl};
+
+    /// Opens the store at `url`: see [`StoreUrl`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for the address; [`Error::Store`] or [`Error::Unavailable`] when the store
+    /// cannot be opened.
+    pub fn open(url: &str) -> Result<Arc<dyn Store>, Error> {
+        url.parse::<StoreUrl>()?.open()
+    }
+}
+
+/// Time and randomness for tests: a clock that stands until it is moved, ids that repeat.
+pub mod testing {
+    #[doc(inline)]
+    pub use zae_limiter_core::{Clock, Entropy, ManualClock, SystemClock};
+}
+
+/// The table behind a [`DynamoStore`], and how to connect to it.
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb {
+    #[doc(inline)]
+    pub use zae_limiter_dynamodb::*;
+}
+
+/// The stack that [`ensure_stack`] deploys.
+#[cfg(feature = "infra")]
+pub mod infra {
+    pub use crate::stack::StackError;
+    #[doc(inline)]
+    pub use zae_limiter_infra::*;
 }
 
 /// The Rust programs in the guides are run with the other doctests.

@@ -4,9 +4,8 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use serde::Serialize;
-use zae_limiter::{
-    EntityId, Error, Lease, Limit, LimitStatus, MILLI, Millitokens, RateLimiter, ResourceName,
-};
+use zae_limiter::model::{EntityId, MILLI, Millitokens, ResourceName};
+use zae_limiter::{Error, Lease, Limit, LimitStatus, RateLimiter};
 
 use crate::context::Context;
 use crate::exit::ExitStatus;

@@ -9,7 +9,8 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use zae_limiter::dynamodb::aws::{DynamoAddress, LazyTable};
-use zae_limiter::{Error, StoreUrl, UsageSettings, Window};
+use zae_limiter::model::UsageSettings;
+use zae_limiter::{Error, StoreUrl, Window};
 use zae_limiter_aggregator::daemon::{
     AwsStream, Daemon, Metrics, Notice, StreamError, StreamErrorKind, Until, serve,
 };

@@ -3,7 +3,8 @@
 use clap::Subcommand;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use zae_limiter::{AuditEvent, AuditSubject, EntityId, Limit, ResourceName, format_time};
+use zae_limiter::Limit;
+use zae_limiter::model::{AuditEvent, AuditSubject, EntityId, ResourceName, format_time};
 
 use crate::columns::{Cell, Lean};
 use crate::context::Context;

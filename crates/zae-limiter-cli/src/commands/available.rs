@@ -1,7 +1,7 @@
 //! `available`
 
 use serde::Serialize;
-use zae_limiter::{EntityId, ResourceName};
+use zae_limiter::model::{EntityId, ResourceName};
 
 use crate::context::Context;
 use crate::exit::ExitStatus;

@@ -4,10 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zae_limiter::{
-    CAPACITY_MAX, Clock, EntityId, Limit, LimitSet, RateLimiter, ResourceName, SqliteStore,
-    StoreUrl,
-};
+use zae_limiter::model::{CAPACITY_MAX, EntityId, LimitSet, ResourceName};
+use zae_limiter::testing::Clock;
+use zae_limiter::{Limit, RateLimiter, SqliteStore, StoreUrl};
 
 use crate::context::Context;
 use crate::exit::ExitStatus;

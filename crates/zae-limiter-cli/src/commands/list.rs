@@ -1,7 +1,8 @@
 //! `list`
 
 use serde::Serialize;
-use zae_limiter::{Timestamp, format_time};
+use zae_limiter::Timestamp;
+use zae_limiter::model::format_time;
 use zae_limiter_infra::{Maker, StackState, tag};
 
 use crate::columns::{Cell, Columns, Lean};

@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use serde::{Deserialize, Serialize};
 use zae_limiter::dynamodb::aws::{CreateTable, DynamoAddress};
-use zae_limiter::{Clock, SystemClock};
+use zae_limiter::testing::{Clock, SystemClock};
 
 use crate::columns::{Cell, print_fields};
 use crate::context::Context;
@@ -75,7 +75,7 @@ struct UpArgs {
 
     /// The table to create [default: zae-limiter]
     #[arg(long, value_name = "NAME", value_parser = grammar::table_name)]
-    table: Option<zae_limiter::StackName>,
+    table: Option<zae_limiter::model::StackName>,
 
     /// With a stream of the table's changes; each write there gets slower the longer it is
     #[arg(long)]

@@ -2,7 +2,7 @@
 
 use clap::Subcommand;
 use serde::Serialize;
-use zae_limiter::{Namespace, format_time};
+use zae_limiter::model::{Namespace, format_time};
 
 use crate::columns::{Cell, Lean};
 use crate::context::Context;

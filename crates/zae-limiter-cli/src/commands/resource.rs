@@ -1,7 +1,8 @@
 //! `resource`: limits for everybody on one resource, and what is left of them.
 
 use clap::Subcommand;
-use zae_limiter::{Limit, ResourceList, ResourceName};
+use zae_limiter::Limit;
+use zae_limiter::model::{ResourceList, ResourceName};
 
 use crate::context::{Context, Yes};
 use crate::exit::ExitStatus;

@@ -6,9 +6,8 @@ use std::time::Duration;
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
-use zae_limiter::{
-    EntityId, RateLimiter, ResourceName, Timestamp, Usage, UsageQuery, Window, format_time,
-};
+use zae_limiter::model::{EntityId, ResourceName, Usage, UsageQuery, format_time};
+use zae_limiter::{RateLimiter, Timestamp, Window};
 
 use crate::columns::{Cell, Columns, Lean};
 use crate::context::Context;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use zae_limiter::grammar::unit_seconds;
+use zae_limiter::model::grammar::unit_seconds;
 
 use super::Misread;
 use super::number::number;

@@ -1,6 +1,7 @@
 //! Limits, `name:rate[/period][:burst]`, and amounts, `name:number`.
 
-use zae_limiter::{AMOUNT_MAX, Limit, ParseLimitError};
+use zae_limiter::Limit;
+use zae_limiter::model::{AMOUNT_MAX, ParseLimitError};
 
 use super::Misread;
 use super::names::limit_name_in;

@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::str::FromStr;
 
-use zae_limiter::{
+use zae_limiter::StoreUrl;
+use zae_limiter::model::{
     DEFAULT_RESOURCE, EntityId, Invalid, LimitName, NamespaceId, NamespaceName, ResourceName,
-    StackName, StoreUrl,
+    StackName,
 };
 
 use super::Misread;

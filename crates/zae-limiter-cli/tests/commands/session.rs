@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use zae_limiter::{BoxFuture, Clock, Entropy, ManualClock, RateLimiter, Timestamp};
+use zae_limiter::store::BoxFuture;
+use zae_limiter::testing::{Clock, Entropy, ManualClock};
+use zae_limiter::{RateLimiter, Timestamp};
 use zae_limiter_cli::{Interrupt, Interrupter, Interrupts, Terminal, World};
 
 /// 2026-11-15T14:25:36Z

@@ -5,8 +5,8 @@ use std::process::{Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value as Json;
-use zae_limiter::Key;
 use zae_limiter::dynamodb::aws::DynamoAddress;
+use zae_limiter::store::Key;
 use zae_limiter_aggregator::StreamRecord;
 use zae_limiter_aggregator::daemon::{AwsStream, Begin, Stream as _};
 use zae_limiter_schema::{ParsedKey, Value, parse_key};

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, LazyLock};
 
 use zae_limiter::dynamodb::aws::{AwsTable, CreateTable, DynamoAddress};
-use zae_limiter::{Clock, SystemClock};
+use zae_limiter::testing::{Clock, SystemClock};
 
 struct Endpoint {
     address: String,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use zae_limiter::dynamodb::aws::AwsTable;
 use zae_limiter::infra::migrate::{MigrateError, Migration};
-use zae_limiter::{Clock as _, SystemClock};
+use zae_limiter::testing::{Clock as _, SystemClock};
 use zae_limiter_testkit::CutOff;
 
 use crate::aws::{self, ROOT, python, python_client, python_usage, run};

@@ -12,10 +12,12 @@ use aws_sdk_dynamodb::types::{
 };
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use zae_limiter::dynamodb::aws::AwsTable;
-use zae_limiter::{
-    Admission, BucketKey, Clock, DynamoOptions, DynamoStore, Leg, Lifetime, Limit, LimitSet,
-    Millitokens, Placement, Plan, Settlement, Store, SystemClock, Take, Target, Timestamp,
+use zae_limiter::model::{LimitSet, Millitokens, Take};
+use zae_limiter::store::{
+    Admission, BucketKey, Leg, Lifetime, Placement, Plan, Settlement, Store, Target,
 };
+use zae_limiter::testing::{Clock, SystemClock};
+use zae_limiter::{DynamoOptions, DynamoStore, Limit, Timestamp};
 use zae_limiter_schema::{Item, ItemKey, Table as _};
 use zae_limiter_testkit::Split;
 

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use zae_limiter::{Clock, Error, Lease, OnUnavailable, RateLimiter, Store, SystemClock, blocking};
+use zae_limiter::store::Store;
+use zae_limiter::testing::{Clock, SystemClock};
+use zae_limiter::{Error, Lease, OnUnavailable, RateLimiter, blocking};
 use zae_limiter_testkit::Fault;
 
 use crate::world::{Kind, World, ms, without_refill};
@@ -131,6 +133,6 @@ fn a_stack_is_asked_for_without_a_runtime() {
     let region = Some("us-east-1".to_owned());
     let address = DynamoAddress { table: String::new(), region, endpoint: Some(endpoint) };
     let asked = blocking::wait(zae_limiter::ensure_stack(&options, &address, None));
-    let Err(zae_limiter::StackError::Deploy(error)) = asked else { panic!("it is denied") };
+    let Err(zae_limiter::infra::StackError::Deploy(error)) = asked else { panic!("it is denied") };
     assert!(error.to_string().contains("permission") || format!("{error:?}").contains("not you"));
 }

@@ -8,7 +8,9 @@ use metrics::{
     SharedString, Unit, with_local_recorder,
 };
 use tokio::runtime::Builder;
-use zae_limiter::{BreakerSettings, OnUnavailable, StoreErrorKind};
+use zae_limiter::OnUnavailable;
+use zae_limiter::model::BreakerSettings;
+use zae_limiter::store::StoreErrorKind;
 use zae_limiter_testkit::{Call, Fault};
 
 use crate::world::{Kind, World, child, drive, own_limits, spend, without_refill};
@@ -133,10 +135,9 @@ async fn calls(world: World) {
 #[cfg(feature = "dynamodb")]
 #[test]
 fn what_becomes_of_hot_buckets_is_counted() {
-    use zae_limiter::{
-        Admission, BucketKey, DynamoOptions, DynamoStore, EntityId, Leg, Lifetime, LimitSet,
-        Millitokens, NamespaceId, Plan, ResourceName, Store as _, Take, Target,
-    };
+    use zae_limiter::model::{EntityId, LimitSet, Millitokens, NamespaceId, ResourceName, Take};
+    use zae_limiter::store::{Admission, BucketKey, Leg, Lifetime, Plan, Store as _, Target};
+    use zae_limiter::{DynamoOptions, DynamoStore};
 
     let counts = Counts::default();
     let runtime = Builder::new_current_thread().build().unwrap();

@@ -1,6 +1,7 @@
 //! Taking tokens: all that is asked, or none.
 
-use zae_limiter::{AMOUNT_MAX, Error, Limit};
+use zae_limiter::model::AMOUNT_MAX;
+use zae_limiter::{Error, Limit};
 use zae_limiter_testkit::Call;
 
 use crate::world::{

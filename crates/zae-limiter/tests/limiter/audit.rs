@@ -1,8 +1,8 @@
 //! Who changed what, and when.
 
-use zae_limiter::{
-    AuditAction, AuditEvent, AuditSubject, Clock as _, Error, OnUnavailable, RateLimiter,
-};
+use zae_limiter::model::{AuditAction, AuditEvent, AuditSubject};
+use zae_limiter::testing::Clock as _;
+use zae_limiter::{Error, OnUnavailable, RateLimiter};
 
 use crate::world::{ms, on_every_store, per_minute, resource, secs};
 

@@ -3,9 +3,10 @@
 use std::pin::pin;
 use std::task::Poll;
 
-use zae_limiter::{
-    BreakerSettings, Clock as _, Error, OnUnavailable, RateLimiter, StoreErrorKind, Timestamp,
-};
+use zae_limiter::model::BreakerSettings;
+use zae_limiter::store::StoreErrorKind;
+use zae_limiter::testing::Clock as _;
+use zae_limiter::{Error, OnUnavailable, RateLimiter, Timestamp};
 use zae_limiter_testkit::{Call, Fault};
 
 use crate::world::{

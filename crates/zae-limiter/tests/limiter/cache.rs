@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use zae_limiter::{CacheStats, Clock as _, Error, RateLimiter, Timestamp};
+use zae_limiter::model::CacheStats;
+use zae_limiter::testing::Clock as _;
+use zae_limiter::{Error, RateLimiter, Timestamp};
 use zae_limiter_testkit::{Call, Fault, Gate};
 
 use crate::world::{

@@ -1,6 +1,7 @@
 //! Entities above entities.
 
-use zae_limiter::{Error, LEVELS_MAX, RateLimiter};
+use zae_limiter::model::LEVELS_MAX;
+use zae_limiter::{Error, RateLimiter};
 use zae_limiter_testkit::Call;
 
 use crate::world::{child, left, on_every_store, own_limits, refusal, soon, spend, without_refill};
@@ -257,9 +258,9 @@ fn chains_that_grew_too_deep_or_into_a_circle_are_refused_by_the_acquire() {
                 created_at: crate::world::NOW,
             };
             entity.parent = Some(crate::world::entity_id(parent));
-            zae_limiter::Write::Put(
-                zae_limiter::Record::Entity(entity),
-                zae_limiter::Precondition::Always,
+            zae_limiter::store::Write::Put(
+                zae_limiter::store::Record::Entity(entity),
+                zae_limiter::store::Precondition::Always,
             )
         };
         let circle = [batch("hen", "egg"), batch("egg", "hen")];

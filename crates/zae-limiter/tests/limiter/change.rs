@@ -2,7 +2,9 @@
 
 use std::pin::pin;
 
-use zae_limiter::{Clock as _, Error, Limit, StoreErrorKind};
+use zae_limiter::store::StoreErrorKind;
+use zae_limiter::testing::Clock as _;
+use zae_limiter::{Error, Limit};
 use zae_limiter_testkit::{Call, Fault, Gate};
 
 use crate::world::{

@@ -205,7 +205,8 @@ fn limits_change_while_many_call_and_nobody_is_stuck() {
         let (cell, rate) = root.cell("tpm").unwrap();
         assert_eq!(rate.capacity().whole_tokens(), 981);
         assert!(
-            cell.consumed.whole_tokens() <= 800 && cell.tokens >= zae_limiter::Millitokens::ZERO
+            cell.consumed.whole_tokens() <= 800
+                && cell.tokens >= zae_limiter::model::Millitokens::ZERO
         );
     });
 }

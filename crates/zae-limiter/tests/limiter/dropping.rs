@@ -2,7 +2,8 @@
 
 use std::pin::pin;
 
-use zae_limiter::{Error, Lease, RateLimiter, StoreErrorKind};
+use zae_limiter::store::StoreErrorKind;
+use zae_limiter::{Error, Lease, RateLimiter};
 use zae_limiter_testkit::{Call, Fault, Gate};
 
 use crate::world::{

@@ -1,6 +1,7 @@
 //! Calls that state what should hold: they change what differs, and nothing else.
 
-use zae_limiter::{AuditAction, Error, OnUnavailable, RateLimiter};
+use zae_limiter::model::AuditAction;
+use zae_limiter::{Error, OnUnavailable, RateLimiter};
 use zae_limiter_testkit::Call;
 
 use crate::world::{Kind, World, entity_id, on, on_every_store, per_minute};

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use zae_limiter::{AuditAction, Error, RateLimiter, Window};
+use zae_limiter::model::AuditAction;
+use zae_limiter::{Error, RateLimiter, Window};
 use zae_limiter_testkit::{Call, Fault};
 
 use crate::world::{
@@ -150,7 +151,7 @@ fn a_late_refund_does_not_bring_a_deleted_entity_back() {
 fn a_deletion_that_was_cut_short_can_be_repeated() {
     on_every_store(async |world| {
         let limiter = world.limiter().await;
-        let denied = || Fault::FailBefore(zae_limiter::StoreErrorKind::Denied);
+        let denied = || Fault::FailBefore(zae_limiter::store::StoreErrorKind::Denied);
         for fails in [Call::ListKeys, Call::Delete, Call::Write] {
             limiter.create_entity("key").await.unwrap();
             own_limits(&limiter, "key", [without_refill("tpm", 50)]).await;
@@ -172,7 +173,7 @@ fn what_was_changed_before_an_error_is_enforced_here_at_once() {
         let limiter = world.limiter_with([without_refill("tpm", 100)]).await;
         limiter.create_entity("org").await.unwrap();
         spend(&limiter, "key", "gpt-4", "tpm", 1).await;
-        let lost = Fault::FailAfter(zae_limiter::StoreErrorKind::Unavailable);
+        let lost = Fault::FailAfter(zae_limiter::store::StoreErrorKind::Unavailable);
         world.store.script(Call::Write, lost);
         let created = limiter.create_entity("key").parent("org").cascade().await;
         assert!(matches!(created, Err(Error::Unavailable { .. })), "{created:?}");
@@ -181,7 +182,9 @@ fn what_was_changed_before_an_error_is_enforced_here_at_once() {
 
         own_limits(&limiter, "key", [without_refill("tpm", 500)]).await;
         spend(&limiter, "key", "gpt-4", "tpm", 1).await;
-        world.store.script(Call::Write, Fault::FailBefore(zae_limiter::StoreErrorKind::Denied));
+        world
+            .store
+            .script(Call::Write, Fault::FailBefore(zae_limiter::store::StoreErrorKind::Denied));
         limiter.delete_entity("key").await.unwrap_err();
         let limits = limiter.effective_limits("key", "gpt-4").await.unwrap().limits;
         assert_eq!(limits[0].capacity, 100, "its limits are gone, itself is not");

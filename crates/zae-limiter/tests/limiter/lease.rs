@@ -1,6 +1,7 @@
 //! What a lease does between taking and settling.
 
-use zae_limiter::{AMOUNT_MAX, Error, OnDrop};
+use zae_limiter::model::AMOUNT_MAX;
+use zae_limiter::{Error, OnDrop};
 use zae_limiter_testkit::Call;
 
 use crate::world::{

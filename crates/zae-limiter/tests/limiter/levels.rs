@@ -1,6 +1,7 @@
 //! Which limits hold: the most specific level wins as a whole.
 
-use zae_limiter::{ConfigLevel, Error, OnUnavailable, RateLimiter, ResourceList};
+use zae_limiter::model::{ConfigLevel, ResourceList};
+use zae_limiter::{Error, OnUnavailable, RateLimiter};
 
 use crate::world::{entity_id, on_every_store, per_minute, resource, spend};
 

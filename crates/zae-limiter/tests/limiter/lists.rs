@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zae_limiter::{
-    BATCH_MAX, Entity, NamespaceId, PAGE_MAX, Precondition, Record, Store, Write, Written,
-};
+use zae_limiter::Entity;
+use zae_limiter::model::NamespaceId;
+use zae_limiter::store::{BATCH_MAX, PAGE_MAX, Precondition, Record, Store, Write, Written};
 use zae_limiter_testkit::Call;
 
 use crate::world::{Kind, NOW, entity_id, on_every_store};
@@ -117,7 +117,7 @@ fn a_page_that_could_not_be_read_can_be_asked_for_again() {
         let mut ids = Vec::new();
         for fails in [true, false, true, false] {
             if fails {
-                let denied = zae_limiter::StoreErrorKind::Denied;
+                let denied = zae_limiter::store::StoreErrorKind::Denied;
                 world.store.script(Call::List, zae_limiter_testkit::Fault::FailBefore(denied));
                 pages.next_page().await.unwrap_err();
             } else {

@@ -1,6 +1,7 @@
 //! Namespaces: limiters on one store that see nothing of each other.
 
-use zae_limiter::{AuditAction, AuditSubject, Error, Namespace, RateLimiter, ResourceList, Window};
+use zae_limiter::model::{AuditAction, AuditSubject, Namespace, ResourceList};
+use zae_limiter::{Error, RateLimiter, Window};
 use zae_limiter_testkit::{Call, Fault};
 
 use crate::world::{
@@ -214,7 +215,7 @@ fn a_purge_that_was_cut_short_can_be_repeated() {
             spend(&team, &format!("key-{at}"), "gpt-4", "rpm", 1).await;
         }
         registry.delete("team").await.unwrap();
-        let denied = || Fault::FailBefore(zae_limiter::StoreErrorKind::Denied);
+        let denied = || Fault::FailBefore(zae_limiter::store::StoreErrorKind::Denied);
         for fails in [Call::ListKeys, Call::Delete] {
             world.store.script(fails, denied());
             registry.purge(&id, |_| {}).await.unwrap_err();

@@ -1,6 +1,8 @@
 //! Lost answers: what is taken may be taken again, what is given back never is.
 
-use zae_limiter::{BreakerSettings, Error, Lease, RateLimiter, StoreErrorKind};
+use zae_limiter::model::BreakerSettings;
+use zae_limiter::store::StoreErrorKind;
+use zae_limiter::{Error, Lease, RateLimiter};
 use zae_limiter_testkit::{Call, Fault};
 
 use crate::world::{World, child, drive, on_every_store, settle_down, soon, spend, without_refill};

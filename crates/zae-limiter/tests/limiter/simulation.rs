@@ -5,7 +5,8 @@
 
 mod overadmission;
 
-use zae_limiter::{Clock as _, Error, Lease, Limit, RateLimiter};
+use zae_limiter::testing::Clock as _;
+use zae_limiter::{Error, Lease, Limit, RateLimiter};
 
 use self::overadmission::{Auditor, ENTITIES, LIMITS, Verdict, tracks};
 use crate::world::{Kind, World, ms, on, secs, turn};

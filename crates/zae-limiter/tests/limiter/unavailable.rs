@@ -4,7 +4,9 @@ use std::error::Error as _;
 use std::pin::pin;
 use std::time::Duration;
 
-use zae_limiter::{BreakerSettings, Error, OnUnavailable, RateLimiter, StoreErrorKind};
+use zae_limiter::model::BreakerSettings;
+use zae_limiter::store::StoreErrorKind;
+use zae_limiter::{Error, OnUnavailable, RateLimiter};
 use zae_limiter_testkit::{Call, Fault};
 
 use crate::world::{

@@ -1,8 +1,8 @@
 //! What was used, by window.
 
-use zae_limiter::{
-    Clock as _, Error, RateLimiter, Timestamp, Usage, UsageSummary, Window, format_time,
-};
+use zae_limiter::model::{Usage, format_time};
+use zae_limiter::testing::Clock as _;
+use zae_limiter::{Error, RateLimiter, Timestamp, UsageSummary, Window};
 
 use crate::world::{
     Kind, World, child, ms, on_every_store, on_every_store_but, own_limits, per_minute, secs, soon,

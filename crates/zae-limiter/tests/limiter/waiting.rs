@@ -4,7 +4,8 @@ use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 
-use zae_limiter::{Acquire, Error, Lease, OnUnavailable, RateLimiter, StoreErrorKind};
+use zae_limiter::store::StoreErrorKind;
+use zae_limiter::{Acquire, Error, Lease, OnUnavailable, RateLimiter};
 use zae_limiter_testkit::{Call, Fault};
 
 use crate::world::{
@@ -112,9 +113,8 @@ fn calls_are_served_in_the_order_in_which_they_came() {
         world.advance(secs(4));
         assert_eq!(poll(), [false, false, false], "the small ones do not overtake");
         world.advance(secs(1));
-        let mut poll = || {
-            [is_admitted(poll_once(small.as_mut())), is_admitted(poll_once(last.as_mut()))]
-        };
+        let mut poll =
+            || [is_admitted(poll_once(small.as_mut())), is_admitted(poll_once(last.as_mut()))];
         assert!(is_admitted(poll_once(large.as_mut())));
         assert_eq!(poll(), [false, false]);
         world.advance(secs(1));

@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::runtime::{Builder as RuntimeBuilder, Runtime};
+use zae_limiter::model::{Bucket, EntityId, NamespaceId, ResourceName};
+use zae_limiter::store::{BucketKey, Store};
+use zae_limiter::testing::{Clock as _, Entropy, ManualClock};
 use zae_limiter::{
-    Bucket, BucketKey, Builder, Clock as _, Config, Entity, EntityId, Entropy, Error, Lease, Limit,
-    LimitStatus, ManualClock, MemoryStore, NamespaceId, RateLimitExceeded, RateLimiter,
-    ResourceName, Store, Timestamp,
+    Builder, Config, Entity, Error, Lease, Limit, LimitStatus, MemoryStore, RateLimitExceeded,
+    RateLimiter, Timestamp,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_testkit::{Faulty, SimTable};

@@ -1,7 +1,7 @@
 //! The check that no limit admitted more than it allows.
 
 use serde::Serialize;
-use zae_limiter::Rate;
+use zae_limiter::model::Rate;
 
 use crate::overadmission;
 
@@ -65,7 +65,8 @@ pub(super) fn check(watched: &[Watched], measured: &Measured) -> Vec<Checked> {
 
 #[cfg(test)]
 mod tests {
-    use zae_limiter::{Limit, LimitSet, Timestamp};
+    use zae_limiter::model::LimitSet;
+    use zae_limiter::{Limit, Timestamp};
 
     use super::*;
     use crate::commands::bench::histogram::Histogram;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use tokio::task::JoinSet;
-use zae_limiter::{Cost, Error, Lease, Limit, RateLimiter, Timestamp};
+use zae_limiter::store::Cost;
+use zae_limiter::{Error, Lease, Limit, RateLimiter, Timestamp};
 
 use crate::context::Context;
 use crate::failure::Failure;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use zae_limiter::Cost;
+use zae_limiter::store::Cost;
 
 use crate::columns::{Cell, Columns, Lean};
 use crate::failure::Failure;

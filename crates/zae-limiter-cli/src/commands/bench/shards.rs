@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 use zae_limiter::dynamodb::aws::{DynamoAddress, LazyTable};
-use zae_limiter::{
-    BucketKey, DynamoOptions, DynamoStore, EntityId, Error, LimitSet, RateLimiter, StoreUrl,
-};
+use zae_limiter::model::{EntityId, LimitSet};
+use zae_limiter::store::BucketKey;
+use zae_limiter::{DynamoOptions, DynamoStore, Error, RateLimiter, StoreUrl};
 
 use crate::columns::{Cell, Columns, Lean};
 use crate::context::Context;

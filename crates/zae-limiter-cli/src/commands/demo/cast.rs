@@ -1,6 +1,7 @@
 //! Who is in it: an organisation, its projects, their keys, and the limits of each.
 
-use zae_limiter::{Limit, LimitSet, Rate, RateLimiter};
+use zae_limiter::model::{LimitSet, Rate};
+use zae_limiter::{Limit, RateLimiter};
 
 use crate::failure::Failure;
 

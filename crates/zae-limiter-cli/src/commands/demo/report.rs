@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use zae_limiter::{MILLI, RateLimiter, UsageRecording, Window};
+use zae_limiter::model::MILLI;
+use zae_limiter::store::UsageRecording;
+use zae_limiter::{RateLimiter, Window};
 
 use crate::chart::{Chart, Series};
 use crate::columns::{Cell, Columns, Lean};

@@ -2,12 +2,13 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use zae_limiter::{
-    Admission, BoxFuture, Bucket, BucketKey, BucketQuery, Clock, Entropy, Key, ManualClock,
-    MemoryStore, Millitokens, NamespaceId, Page, PageRequest, Placement, Plan, Query, Record,
-    ResourceList, ResourceName, Scope, Settlement, Store, StoreError, StoredBucket, Take, Target,
-    Timestamp, Write, Written,
+use zae_limiter::model::{Bucket, Millitokens, NamespaceId, ResourceList, ResourceName, Take};
+use zae_limiter::store::{
+    Admission, BoxFuture, BucketKey, BucketQuery, Key, Page, PageRequest, Placement, Plan, Query,
+    Record, Scope, Settlement, Store, StoreError, StoredBucket, Target, Write, Written,
 };
+use zae_limiter::testing::{Clock, Entropy, ManualClock};
+use zae_limiter::{MemoryStore, Timestamp};
 
 use super::*;
 use crate::cli::Cli;
@@ -45,15 +46,15 @@ impl Generous {
 
 #[deny(clippy::missing_trait_methods)]
 impl Store for Generous {
-    fn cost(&self) -> Option<zae_limiter::Cost> {
+    fn cost(&self) -> Option<zae_limiter::store::Cost> {
         self.store.cost()
     }
 
-    fn usage_recording(&self) -> zae_limiter::UsageRecording {
+    fn usage_recording(&self) -> zae_limiter::store::UsageRecording {
         self.store.usage_recording()
     }
 
-    fn acquire_now(&self, _: &Plan) -> Option<Result<Admission, zae_limiter::StoreError>> {
+    fn acquire_now(&self, _: &Plan) -> Option<Result<Admission, zae_limiter::store::StoreError>> {
         None
     }
 

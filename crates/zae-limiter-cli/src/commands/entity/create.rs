@@ -1,6 +1,6 @@
 //! `entity create`
 
-use zae_limiter::EntityId;
+use zae_limiter::model::EntityId;
 
 use crate::context::Context;
 use crate::exit::ExitStatus;

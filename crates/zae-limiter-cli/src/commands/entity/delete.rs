@@ -1,7 +1,7 @@
 //! `entity delete`
 
 use serde::Serialize;
-use zae_limiter::EntityId;
+use zae_limiter::model::EntityId;
 
 use crate::context::{Context, Yes};
 use crate::exit::ExitStatus;

@@ -1,7 +1,8 @@
 //! `entity set-limits`, `get-limits` and `delete-limits`
 
 use serde::Serialize;
-use zae_limiter::{ConfigLevel, EffectiveLimits, EntityId, Limit};
+use zae_limiter::model::{ConfigLevel, EntityId};
+use zae_limiter::{EffectiveLimits, Limit};
 
 use crate::columns::{Cell, Columns, Lean};
 use crate::context::{Context, Yes};

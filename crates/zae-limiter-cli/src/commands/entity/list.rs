@@ -1,6 +1,6 @@
 //! `entity list`, `children` and `list-resources`
 
-use zae_limiter::{EntityId, ResourceList};
+use zae_limiter::model::{EntityId, ResourceList};
 
 use crate::context::Context;
 use crate::exit::ExitStatus;

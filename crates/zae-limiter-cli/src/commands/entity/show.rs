@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use zae_limiter::{Entity, EntityId, Error, Object, format_time};
+use zae_limiter::model::{EntityId, Object, format_time};
+use zae_limiter::{Entity, Error};
 
 use crate::columns::{Cell, Lean, print_fields};
 use crate::context::Context;

@@ -1,6 +1,6 @@
 //! `namespace delete` and `recover`
 
-use zae_limiter::{NamespaceId, NamespaceName};
+use zae_limiter::model::{NamespaceId, NamespaceName};
 
 use crate::context::{Context, Yes};
 use crate::exit::ExitStatus;

@@ -1,7 +1,8 @@
 //! `namespace list`, `show` and `orphans`
 
 use serde::Serialize;
-use zae_limiter::{Error, Namespace, NamespaceName};
+use zae_limiter::Error;
+use zae_limiter::model::{Namespace, NamespaceName};
 
 use crate::columns::{Cell, Lean, print_fields};
 use crate::context::Context;

@@ -1,7 +1,8 @@
 //! `namespace purge`
 
 use serde::Serialize;
-use zae_limiter::{Error, NamespaceId, Object, format_time};
+use zae_limiter::Error;
+use zae_limiter::model::{NamespaceId, Object, format_time};
 
 use crate::context::{Context, Yes};
 use crate::exit::ExitStatus;

@@ -1,6 +1,6 @@
 //! `namespace register`
 
-use zae_limiter::NamespaceName;
+use zae_limiter::model::NamespaceName;
 
 use crate::context::Context;
 use crate::exit::ExitStatus;

@@ -1,7 +1,7 @@
 //! `resource capacity`
 
 use serde::Serialize;
-use zae_limiter::{EntityCapacity, LimitName, ResourceCapacity, ResourceName};
+use zae_limiter::model::{EntityCapacity, LimitName, ResourceCapacity, ResourceName};
 
 use crate::columns::{Cell, Lean};
 use crate::context::Context;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use zae_limiter::{Pages, Timestamp, Usage, Window, format_time};
+use zae_limiter::model::{Usage, format_time};
+use zae_limiter::{Pages, Timestamp, Window};
 
 use crate::chart::{Chart, Series};
 use crate::failure::Failure;
