@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use zae_limiter_core::{BucketKey, StoreError};
 use zae_limiter_schema::bucket::BucketItem;
 use zae_limiter_schema::{
-    BucketItemKey, Change, Consistency, Consumed, Item, ItemKey, Query, QueryAnswer, TableError,
+    BucketItemKey, Change, Consistency, Consumed, Item, ItemKey, Query, QueryOutput, TableError,
     TableErrorKind, Transacted, Update, Updated,
 };
 
@@ -67,7 +67,7 @@ impl Driver {
         Ok(found)
     }
 
-    pub(crate) async fn query(self: &Arc<Self>, query: &Query) -> Result<QueryAnswer, CallError> {
+    pub(crate) async fn query(self: &Arc<Self>, query: &Query) -> Result<QueryOutput, CallError> {
         let query = query.clone();
         let answer = self
             .ask(move |driver| Box::pin(async move { driver.table.query(&query).await }))

@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use zae_limiter_core::{Admission, BoxFuture, Limit, Store};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{
-    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table, TableError, Task,
+    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryOutput, Table, TableError, Task,
     Transacted, Update, Updated,
 };
 use zae_limiter_testkit::SimTable;
@@ -47,7 +47,7 @@ impl Table for Late {
         })
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryOutput, TableError>> {
         self.table.query(query)
     }
 

@@ -20,7 +20,7 @@ pub use keys::{
     resource_partition, system_partition,
 };
 pub use table::{
-    BatchRead, Change, Consistency, Consumed, PAGE_ITEMS_MAX, Query, QueryAnswer, Range, Step,
+    BatchRead, Change, Consistency, Consumed, PAGE_ITEMS_MAX, Query, QueryOutput, Range, Step,
     Table, TableError, TableErrorKind, Task, Transacted, Update, Updated,
 };
 pub use value::{Item, Malformed, Value, item_size};

@@ -159,7 +159,7 @@ pub struct Query {
 
 /// A page.
 #[derive(Clone, Debug, PartialEq)]
-pub struct QueryAnswer {
+pub struct QueryOutput {
     /// The items in order; of an index that holds keys only, their keys.
     pub items: Vec<Item>,
     /// Where the next page starts; absent on the last one.
@@ -250,7 +250,7 @@ pub trait Table: fmt::Debug + Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<BatchRead, TableError>>;
 
     /// Reads a page of a partition.
-    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>>;
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryOutput, TableError>>;
 
     /// Deletes any number of items, whether they are there or not. May stop halfway.
     fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>>;

@@ -13,7 +13,7 @@ use tokio::sync::OnceCell;
 use zae_limiter_core::{BoxFuture, Clock, SystemClock};
 use zae_limiter_schema::records::Version;
 use zae_limiter_schema::{
-    BatchRead, Change, Consistency, Consumed, Index, ItemKey, Query, QueryAnswer, Table,
+    BatchRead, Change, Consistency, Consumed, Index, ItemKey, Query, QueryOutput, Table,
     TableError, TableErrorKind, Transacted, Update, Updated,
 };
 
@@ -249,7 +249,7 @@ impl Table for LazyTable {
         Box::pin(async move { self.table().await?.read(keys, consistency).await })
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryOutput, TableError>> {
         Box::pin(async move { self.table().await?.query(query).await })
     }
 

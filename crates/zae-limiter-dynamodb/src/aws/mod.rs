@@ -28,7 +28,7 @@ use aws_sdk_dynamodb::types::{
 };
 use zae_limiter_core::{BoxFuture, Clock};
 use zae_limiter_schema::{
-    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Range, Rendered, Step,
+    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryOutput, Range, Rendered, Step,
     Table, TableError, TableErrorKind, Transacted, Update, Updated, item_size, render_condition,
     render_update,
 };
@@ -272,7 +272,7 @@ impl AwsTable {
             })
     }
 
-    async fn query_once(&self, query: &Query) -> Result<QueryAnswer, TableError> {
+    async fn query_once(&self, query: &Query) -> Result<QueryOutput, TableError> {
         let (pk, sk) = query.index.map_or(("PK", "SK"), |index| (index.pk(), index.sk()));
         let text = |text: &str| AttributeValue::S(text.to_owned());
         let mut request = self
@@ -314,7 +314,7 @@ impl AwsTable {
             .map_err(|error| told(&self.name, error))?;
         let capacity = output.consumed_capacity.as_ref();
         let read = capacity.and_then(|capacity| capacity.capacity_units).unwrap_or_default();
-        Ok(QueryAnswer {
+        Ok(QueryOutput {
             items: output.items.unwrap_or_default().into_iter().map(from_sdk).collect(),
             next: output.last_evaluated_key.filter(|key| !key.is_empty()).map(from_sdk),
             consumed: Consumed { write: 0.0, read },
@@ -449,7 +449,7 @@ impl Table for AwsTable {
         Box::pin(self.read_all(keys, consistency))
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryOutput, TableError>> {
         Box::pin(self.query_once(query))
     }
 
