@@ -294,7 +294,7 @@ fn add_or_refill(
         cell.is_some_and(|(cell, _)| movement.can_be_added_to(cell.tokens.get()))
     };
     if movements.0.iter().all(fits) && !item.has_writes_to_pay_out(now) {
-        let since = Since::Known(item.bucket.refilled_at(), item.generation);
+        let since = Since::Snapshot(item.bucket.refilled_at(), item.generation);
         let counts_writes = item.wcu.is_some();
         let shards = item.shard_count;
         if let Some(add) =

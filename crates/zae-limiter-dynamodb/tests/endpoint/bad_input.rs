@@ -163,9 +163,9 @@ async fn an_item_that_is_not_what_it_should_be() {
         ("b_rpm_tk", text("ten"), "b_rpm_tk should be a whole number"),
         // One after the other, in the order in which they are found out from behind.
         ("b_rpm_cp", number("-1"), "b_rpm_cp should be"),
-        ("b_rpm_ra", None, "b_rpm_ra should be there"),
+        ("b_rpm_ra", None, "b_rpm_ra should be present"),
         ("rf", Some(AttributeValue::Null(true)), "rf should be a whole number"),
-        ("rf", None, "rf should be there"),
+        ("rf", None, "rf should be present"),
     ] {
         let before = damaged(table.name(), target.key(), attribute, value).await;
         let fresh = DynamoStore::new(table.clone(), DynamoOptions::default());
