@@ -129,9 +129,9 @@ impl Driver {
         let mut query = Query { index, partition, range, step, limit, after, consistency };
         let mut keys = Vec::new();
         loop {
-            let answer = self.query(&query).await?;
-            keys.extend(answer.items.iter().filter_map(key_of));
-            match answer.next {
+            let page = self.query(&query).await?;
+            keys.extend(page.items.iter().filter_map(key_of));
+            match page.next {
                 Some(after) => query.after = Some(after),
                 None => return Ok(keys),
             }

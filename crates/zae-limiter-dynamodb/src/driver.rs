@@ -21,7 +21,9 @@ use zae_limiter_schema::{
 };
 
 use crate::bucket::decide::Request;
-use crate::bucket::message::{self, Answer, Answered, Call, Caller, Command, Event, Op, Waiting};
+use crate::bucket::message::{
+    self, Call, CallResult, Caller, Command, Event, Op, Queued, Response,
+};
 use crate::buckets::{Bucket, Buckets};
 use crate::error::CallError;
 use crate::meter::{Meter, Resharding};
@@ -33,7 +35,7 @@ use crate::runtime::Runtime;
 pub(crate) struct Sender(oneshot::Sender<Result<Reply, StoreError>>);
 
 pub(crate) type Reply = message::Reply;
-pub(crate) type Replying = oneshot::Receiver<Result<Reply, StoreError>>;
+pub(crate) type ReplyReceiver = oneshot::Receiver<Result<Reply, StoreError>>;
 
 impl Caller for Sender {
     fn has_gone(&self) -> bool {
@@ -53,8 +55,8 @@ pub(crate) struct Driver {
 }
 
 /// The reply, or that the process ended before there was one.
-pub(crate) async fn received(replying: &mut Replying) -> Result<Reply, StoreError> {
-    replying.await.unwrap_or_else(|_| {
+pub(crate) async fn receive_reply(receiver: &mut ReplyReceiver) -> Result<Reply, StoreError> {
+    receiver.await.unwrap_or_else(|_| {
         let message = "the call was dropped before the table answered; try again";
         Err(StoreError::new(StoreErrorKind::Unavailable, message).maybe_applied())
     })
@@ -78,18 +80,18 @@ impl Driver {
     }
 
     /// Asks a bucket for something.
-    pub(crate) fn submit(self: &Arc<Self>, request: Request, now: Timestamp) -> Replying {
-        let (sender, replying) = oneshot::channel();
+    pub(crate) fn submit(self: &Arc<Self>, request: Request, now: Timestamp) -> ReplyReceiver {
+        let (sender, receiver) = oneshot::channel();
         let bucket = self.buckets.get(request.target().key());
-        let waiting = Waiting::new(request, now, Some(Sender(sender)));
-        self.feed(&bucket, Event::Asked(waiting));
-        replying
+        let queued = Queued::new(request, now, Some(Sender(sender)));
+        self.feed(&bucket, Event::Request(queued));
+        receiver
     }
 
     /// Gives back what was taken for a caller who has gone.
     pub(crate) fn refund(self: &Arc<Self>, leg: &Leg, shard: u32, now: Timestamp) {
         let bucket = self.buckets.get(leg.target.key());
-        self.feed(&bucket, Event::Asked(Waiting::refund(leg, shard, now)));
+        self.feed(&bucket, Event::Request(Queued::refund(leg, shard, now)));
     }
 
     /// Asks for something of a bucket as a whole.
@@ -99,16 +101,16 @@ impl Driver {
         task: message::Task,
         now: Timestamp,
     ) -> Result<Option<u32>, StoreError> {
-        let (sender, mut replying) = oneshot::channel();
-        self.feed(&self.buckets.get(key), Event::Tasked(task, now, Sender(sender)));
-        match received(&mut replying).await? {
+        let (sender, mut receiver) = oneshot::channel();
+        self.feed(&self.buckets.get(key), Event::Task(task, now, Sender(sender)));
+        match receive_reply(&mut receiver).await? {
             Reply::Done(count) => Ok(count),
             other => unreachable!("a task is done, not {other:?}"),
         }
     }
 
     /// What a bucket's memory says of a leg, if it is fresh.
-    pub(crate) fn statuses_by_memory(
+    pub(crate) fn statuses_from_snapshots(
         &self,
         level: usize,
         leg: &Leg,
@@ -116,17 +118,17 @@ impl Driver {
     ) -> Option<Vec<LimitStatus>> {
         let bucket = self.buckets.find(leg.target.key())?;
         let machine = bucket.lock();
-        machine.statuses_by_memory(level, leg, now)
+        machine.statuses_from_snapshots(level, leg, now)
     }
 
     /// How a leg that passed stands, as far as is known.
-    pub(crate) fn as_remembered(
+    pub(crate) fn last_statuses(
         &self,
         level: usize,
         leg: &Leg,
         now: Timestamp,
     ) -> Vec<LimitStatus> {
-        self.buckets.get(leg.target.key()).lock().as_remembered(level, leg, now)
+        self.buckets.get(leg.target.key()).lock().last_statuses(level, leg, now)
     }
 
     /// Forgets what is known of a bucket that was deleted.
@@ -150,7 +152,7 @@ impl Driver {
         bucket: &Arc<Bucket<Sender>>,
         event: Event<Sender>,
     ) -> Option<Running> {
-        let (mut mine, mut is_behind_a_task) = (None, false);
+        let (mut mine, mut follows_task_reply) = (None, false);
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             let commands = bucket.lock().on(event);
@@ -159,16 +161,16 @@ impl Driver {
                     Command::Call(op, call) => {
                         let (driver, bucket) = (Arc::clone(self), Arc::clone(bucket));
                         let call = Some(call);
-                        let running = Running { driver, bucket, op, call, is_behind_a_task };
+                        let running = Running { driver, bucket, op, call, follows_task_reply };
                         if let Some(other) = mine.replace(running) {
                             self.spawn(Box::pin(other.go()));
                         }
                     }
                     Command::Reply { caller, reply, undo } => {
-                        is_behind_a_task |= matches!(reply, Ok(Reply::Done(_)));
+                        follows_task_reply |= matches!(reply, Ok(Reply::Done(_)));
                         // A caller who has gone just now keeps nothing.
                         if caller.0.send(reply).is_err() {
-                            events.extend(undo.map(|undo| Event::Asked(*undo)));
+                            events.extend(undo.map(|undo| Event::Request(*undo)));
                         }
                     }
                     Command::LostRefund(error) => {
@@ -211,24 +213,24 @@ impl Driver {
     }
 
     /// Makes a call for a bucket.
-    async fn perform(&self, call: &Call) -> Answered {
+    async fn perform(&self, call: &Call) -> CallResult {
         let limit = self.options.call_timeout;
         match call {
             Call::Pause(wait) => {
                 self.table.pause(*wait).await;
-                Ok(Answer::Woke)
+                Ok(Response::Woke)
             }
             Call::Update(_, update) => {
                 let updated = self.within(limit, self.table.update(update)).await?;
                 let (Updated::Done(_, consumed) | Updated::Unmet(_, consumed)) = &updated;
                 self.meter.count(*consumed);
-                Ok(Answer::Updated(updated))
+                Ok(Response::Updated(updated))
             }
             Call::Transact(changes) => {
                 let transacted = self.within(limit, self.table.transact(changes)).await?;
                 let (Transacted::Done(consumed) | Transacted::Unmet(_, consumed)) = &transacted;
                 self.meter.count(*consumed);
-                Ok(Answer::Transacted(transacted))
+                Ok(Response::Transacted(transacted))
             }
             Call::Read(keys) => {
                 let keys: Vec<ItemKey> = keys.iter().map(BucketItemKey::item_key).collect();
@@ -237,7 +239,7 @@ impl Driver {
                 self.meter.count(read.consumed);
                 let found = read.items.into_iter().filter_map(|item| Some((key_of(&item)?, item)));
                 let mut found: HashMap<ItemKey, _> = found.collect();
-                Ok(Answer::Read(keys.iter().map(|key| found.remove(key)).collect()))
+                Ok(Response::Read(keys.iter().map(|key| found.remove(key)).collect()))
             }
         }
     }
@@ -285,7 +287,7 @@ struct Running {
     /// Absent once it was answered.
     call: Option<Call>,
     /// A task of the bucket was replied to just before.
-    is_behind_a_task: bool,
+    follows_task_reply: bool,
 }
 
 impl Running {
@@ -297,7 +299,7 @@ impl Running {
             running.call = None;
             let event = Event::Answered(running.op, answered);
             next = running.driver.feed_within(&running.bucket, event);
-            if next.as_ref().is_some_and(|next| next.is_behind_a_task) {
+            if next.as_ref().is_some_and(|next| next.follows_task_reply) {
                 // What goes on behind a reply lets whoever waited for it go on, too.
                 tokio::task::yield_now().await;
             }

@@ -59,7 +59,7 @@ impl CallError {
             Self::Table(table) => {
                 let error = StoreError::new(kind_of(table.kind), table.message.clone());
                 let error = match &table.source {
-                    Some(_) => error.caused_by(Behind(Arc::clone(table))),
+                    Some(_) => error.caused_by(TableSource(Arc::clone(table))),
                     None => error,
                 };
                 (error, table.applied)
@@ -96,9 +96,9 @@ impl From<CallError> for StoreError {
 
 /// What lies behind a table's error, shared by all whom it reaches.
 #[derive(Debug)]
-struct Behind(Arc<TableError>);
+struct TableSource(Arc<TableError>);
 
-impl std::fmt::Display for Behind {
+impl std::fmt::Display for TableSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0.source {
             Some(source) => write!(f, "{source}"),
@@ -107,7 +107,7 @@ impl std::fmt::Display for Behind {
     }
 }
 
-impl std::error::Error for Behind {
+impl std::error::Error for TableSource {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source.as_ref()?.source()
     }

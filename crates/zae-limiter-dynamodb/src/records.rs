@@ -43,7 +43,7 @@ impl Driver {
     pub(crate) async fn write(self: &Arc<Self>, batch: &[Write]) -> Result<Written, StoreError> {
         check_keys(batch)?;
         for _ in 0..ATTEMPTS_MAX {
-            let seen = self.look_before(batch).await?;
+            let seen = self.read_before(batch).await?;
             if let Some(at) = conflict_seen(batch, &seen) {
                 return Ok(Written::Conflict(at));
             }
@@ -66,13 +66,13 @@ impl Driver {
     }
 
     /// Reads the items on which it depends how the batch is written.
-    async fn look_before(
+    async fn read_before(
         self: &Arc<Self>,
         batch: &[Write],
     ) -> Result<HashMap<ItemKey, Option<Item>>, StoreError> {
         let mut keys: Vec<ItemKey> = batch
             .iter()
-            .filter(|write| is_looked_at(write))
+            .filter(|write| needs_read(write))
             .map(|w| ItemKey::of(&key_of(w)))
             .collect();
         for (ns, changes) in resource_changes(batch) {
@@ -198,7 +198,7 @@ fn holds(write: &Write, item: Option<&Item>) -> bool {
                 && item.is_some_and(|item| version_of(item) == wanted)
         }
     };
-    is_met && !(revives(write) && item.is_some_and(|item| !is_not_purging(item)))
+    is_met && !(reactivates(write) && item.is_some_and(|item| !is_not_purging(item)))
 }
 
 /// Only stored limits have a version.
@@ -215,7 +215,7 @@ fn is_not_purging(item: &Item) -> bool {
 }
 
 /// Whether the write makes a namespace usable that may have been deleted.
-fn revives(write: &Write) -> bool {
+fn reactivates(write: &Write) -> bool {
     let Write::Put(Record::Namespace(namespace), Precondition::Present) = write else {
         return false;
     };
@@ -246,7 +246,7 @@ fn conditions_of(key: &Key, precondition: Precondition) -> Vec<Condition> {
 }
 
 /// Whether the item must be known before the write can be merged.
-fn is_looked_at(write: &Write) -> bool {
+fn needs_read(write: &Write) -> bool {
     match write {
         // What must not be there is known.
         Write::Put(record, precondition) => {
@@ -352,7 +352,7 @@ fn put(prepared: &mut Prepared, batch: &[Write], at: usize, record: &Record, bef
         Record::NamespaceName(name, id) => records::encode_name(name, id, created_at(batch, id)),
         _ => encoded.actions,
     };
-    if revives(&batch[at]) {
+    if reactivates(&batch[at]) {
         conditions.push(records::not_purging());
     }
     if let (Key::Config(ns, level), Before::Absent) = (&key, before)

@@ -15,25 +15,25 @@ use crate::DynamoStore;
 use crate::bucket::decide::Request;
 use crate::bucket::message::{Task, credit};
 use crate::bucket::shards::Shards;
-use crate::driver::{Driver, Reply, Replying, received};
+use crate::driver::{Driver, Reply, ReplyReceiver, receive_reply};
 
 /// Takes all that is asked from all buckets of the chain, or nothing.
 async fn acquire(driver: &Arc<Driver>, plan: &Plan) -> Result<Admission, StoreError> {
     driver.check()?;
-    if let Some(statuses) = refused_by_memory(driver, plan) {
+    if let Some(statuses) = refused_locally(driver, plan) {
         return Ok(Admission::Refused(statuses));
     }
-    let asked = |leg: &Leg| LegState::Asked(driver.submit(Request::Take(leg.clone()), plan.now));
-    let mut legs = Legs { driver, plan, states: plan.legs.iter().map(asked).collect() };
+    let submit = |leg: &Leg| LegState::Pending(driver.submit(Request::Take(leg.clone()), plan.now));
+    let mut legs = Legs { driver, plan, states: plan.legs.iter().map(submit).collect() };
     legs.wait().await
 }
 
 /// The statuses of all limits, if what is known of all buckets is fresh and one of them refuses.
-fn refused_by_memory(driver: &Driver, plan: &Plan) -> Option<Vec<LimitStatus>> {
+fn refused_locally(driver: &Driver, plan: &Plan) -> Option<Vec<LimitStatus>> {
     let mut is_refused = false;
     let mut statuses = Vec::new();
     for (level, leg) in plan.legs.iter().enumerate() {
-        let seen = driver.statuses_by_memory(level, leg, plan.now)?;
+        let seen = driver.statuses_from_snapshots(level, leg, plan.now)?;
         is_refused |= seen.iter().any(|status| status.exceeded);
         statuses.extend(seen);
     }
@@ -48,12 +48,12 @@ async fn settle(
 ) -> Result<(), StoreError> {
     driver.check()?;
     let submitted = settlements.iter().filter(|settlement| !settlement.differences.is_empty());
-    let replies: Vec<Replying> = submitted
+    let replies: Vec<ReplyReceiver> = submitted
         .map(|settlement| driver.submit(Request::Settle(settlement.clone()), now))
         .collect();
     let (mut failed, mut some_done) = (None, false);
-    for mut replying in replies {
-        match received(&mut replying).await {
+    for mut receiver in replies {
+        match receive_reply(&mut receiver).await {
             Ok(_) => some_done = true,
             Err(error) => {
                 some_done |= error.applied() == Applied::Maybe;
@@ -87,7 +87,7 @@ struct Legs<'a> {
 }
 
 enum LegState {
-    Asked(Replying),
+    Pending(ReplyReceiver),
     Taken(LegTaken),
     Refused(Vec<LimitStatus>),
     Failed(StoreError),
@@ -98,8 +98,8 @@ enum LegState {
 impl Legs<'_> {
     async fn wait(&mut self) -> Result<Admission, StoreError> {
         for state in &mut self.states {
-            if let LegState::Asked(replying) = state {
-                *state = match received(replying).await {
+            if let LegState::Pending(receiver) = state {
+                *state = match receive_reply(receiver).await {
                     Ok(Reply::Taken(taken)) => LegState::Taken(taken),
                     Ok(Reply::Refused(statuses)) => LegState::Refused(statuses),
                     Ok(other) => unreachable!("a take is taken or refused, not {other:?}"),
@@ -144,7 +144,7 @@ impl Legs<'_> {
                 LegState::Refused(refused) => {
                     statuses.extend(refused.into_iter().map(|one| LimitStatus { level, ..one }));
                 }
-                _ => statuses.extend(self.driver.as_remembered(level, leg, self.plan.now)),
+                _ => statuses.extend(self.driver.last_statuses(level, leg, self.plan.now)),
             }
         }
         Ok(Admission::Refused(statuses))
@@ -156,10 +156,10 @@ impl Drop for Legs<'_> {
         for (leg, state) in self.plan.legs.iter().zip(&mut self.states) {
             let taken_from = match state {
                 LegState::Taken(taken) => Some(taken.placement.get()),
-                LegState::Asked(replying) => {
+                LegState::Pending(receiver) => {
                     // After this the machine sees that nobody waits. Before it, the reply lies here.
-                    replying.close();
-                    match replying.try_recv() {
+                    receiver.close();
+                    match receiver.try_recv() {
                         Ok(Ok(Reply::Taken(taken))) => Some(taken.placement.get()),
                         Ok(_) => None,
                         Err(_) => {

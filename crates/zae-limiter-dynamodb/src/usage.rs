@@ -22,7 +22,7 @@ use crate::walk::{Walk, labels, size};
 /// More windows than this are walked through, however long the walk is.
 const WINDOWS_MAX: usize = 4_000;
 /// How many windows of a resource are looked at for one page.
-const LOOKS_MAX: usize = 100;
+const QUERIES_MAX: usize = 100;
 
 const OF_ENTITY: &str = "usage";
 const OF_RESOURCE: &str = "usage-of";
@@ -135,8 +135,8 @@ impl Driver {
                 after: None,
                 consistency: Consistency::Strong,
             };
-            let answer = self.query(&query).await?;
-            let Some(key) = answer.items.first().and_then(key_of) else { return Ok(None) };
+            let output = self.query(&query).await?;
+            let Some(key) = output.items.first().and_then(key_of) else { return Ok(None) };
             let name = parts(&key.sk).map_or(key.sk.as_str(), |parts| parts.0).to_owned();
             match ResourceName::new(&name) {
                 Ok(resource) => return Ok(Some(resource)),
@@ -214,7 +214,7 @@ impl Driver {
         let labels = starts.into_iter().map(|start| window.label(start));
         // Of a place within a window, the rest of it; behind a whole one, the next.
         let mut left = labels.filter(|label| format!("{label}$") > last).peekable();
-        let mut looks = 0;
+        let mut queries = 0;
         let mut next = None;
         while let Some(label) = left.next() {
             let range = Range::Between(format!("USAGE#{label}#"), format!("USAGE#{label}$"));
@@ -225,12 +225,12 @@ impl Driver {
             let accept = |item: &Item| Ok(key_of(item).as_ref().and_then(record_key));
             let found = self.walk(&walk, begin, size - keys.len(), accept).await?;
             keys.extend(found.items);
-            looks += 1;
+            queries += 1;
             if found.next.is_some() {
                 next = found.next;
                 break;
             }
-            if (keys.len() == size || looks == LOOKS_MAX) && left.peek().is_some() {
+            if (keys.len() == size || queries == QUERIES_MAX) && left.peek().is_some() {
                 next = Some(cursor::write(OF_RESOURCE, [&*format!("USAGE#{label}$"), "-", "-"]));
                 break;
             }

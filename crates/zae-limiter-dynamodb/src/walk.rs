@@ -78,17 +78,17 @@ impl Driver {
             // Few do not belong: days and months among hours.
             let some_more = if walk.is_selective { left / 16 + 2 } else { 0 };
             query.limit = (left + some_more).min(PAGE_ITEMS_MAX);
-            let answer = self.query(&query).await?;
-            let count = answer.items.len();
-            for (at, item) in answer.items.iter().enumerate() {
+            let output = self.query(&query).await?;
+            let count = output.items.len();
+            for (at, item) in output.items.iter().enumerate() {
                 accepted.extend(accept(item)?);
-                let is_end = at + 1 == count && answer.next.is_none();
+                let is_end = at + 1 == count && output.next.is_none();
                 if accepted.len() == size && !is_end {
                     let next = Some(cursor::behind(walk.list, walk.index, item));
                     return Ok(Page { items: accepted, next });
                 }
             }
-            match answer.next {
+            match output.next {
                 Some(after) => query.after = Some(after),
                 None => return Ok(Page { items: accepted, next: None }),
             }

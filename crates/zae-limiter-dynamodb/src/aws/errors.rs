@@ -14,11 +14,11 @@ use zae_limiter_schema::{TableError, TableErrorKind};
 pub(super) const IN_PROGRESS: &str = "TransactionInProgressException";
 
 /// The error as the store sees it.
-pub(super) fn told<E>(table: &str, error: SdkError<E>) -> TableError
+pub(super) fn table_error<E>(table: &str, error: SdkError<E>) -> TableError
 where
     E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
 {
-    let known = match &error {
+    let described = match &error {
         SdkError::ServiceError(service) => Refusal {
             code: service.err().code().unwrap_or_default(),
             message: service.err().message().unwrap_or_default(),
@@ -32,7 +32,7 @@ where
         SdkError::TimeoutError(_) => no_answer(table, "did not answer in time", Applied::Maybe),
         _ => no_answer(table, UNREADABLE, Applied::Maybe),
     };
-    TableError { source: Some(Box::new(Said(chain(&error)))), ..known }
+    TableError { source: Some(Box::new(SdkMessage(chain(&error)))), ..described }
 }
 
 const UNREADABLE: &str = "gave an answer that cannot be read";
@@ -304,23 +304,23 @@ fn is_connect_timeout(error: &(dyn StdError + 'static)) -> bool {
 
 /// All that the SDK said, in one line: its errors hide their causes from `Display`.
 fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut said: Vec<String> = Vec::new();
+    let mut messages: Vec<String> = Vec::new();
     for cause in causes(error) {
         let text = cause.to_string();
-        if said.last().is_none_or(|last| !last.contains(&text)) {
-            said.push(text);
+        if messages.last().is_none_or(|last| !last.contains(&text)) {
+            messages.push(text);
         }
     }
-    said.join(": ")
+    messages.join(": ")
 }
 
 #[derive(Debug)]
-struct Said(String);
+struct SdkMessage(String);
 
-impl std::fmt::Display for Said {
+impl std::fmt::Display for SdkMessage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl StdError for Said {}
+impl StdError for SdkMessage {}

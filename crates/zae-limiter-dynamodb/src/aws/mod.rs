@@ -6,8 +6,8 @@
 
 mod convert;
 mod create;
+mod detached;
 mod errors;
-mod lasting;
 mod lazy;
 mod retries;
 mod scan;
@@ -37,8 +37,8 @@ pub use create::{CreateTable, ResourceIndex};
 pub use lazy::{DynamoAddress, LazyTable};
 
 use convert::{from_sdk, names_to_sdk, to_sdk, values_to_sdk};
-use errors::{refusal, told};
-use retries::{LostAnswer, Sending};
+use errors::{refusal, table_error};
+use retries::{CallSettings, LostAnswer};
 
 /// How many keys one BatchGetItem names.
 const BATCH_GET_MAX: usize = 100;
@@ -53,7 +53,7 @@ pub struct AwsTable {
     client: Client,
     name: String,
     clock: Arc<dyn Clock>,
-    sending: Sending,
+    settings: CallSettings,
     /// For single updates, which are sent once.
     updates: Client,
 }
@@ -68,9 +68,9 @@ impl AwsTable {
     /// The table of that name, through a client that is ready to use. `clock` paces what has to be
     /// asked for again.
     pub fn new(client: Client, name: impl Into<String>, clock: Arc<dyn Clock>) -> Self {
-        let sending = Sending::through(&client);
-        let updates = sending.once(&client);
-        Self { client, name: name.into(), clock, sending, updates }
+        let settings = CallSettings::for_client(&client);
+        let updates = settings.single_attempt(&client);
+        Self { client, name: name.into(), clock, settings, updates }
     }
 
     /// What the table is called.
@@ -107,7 +107,7 @@ impl AwsTable {
                     let size = item.as_ref().map_or(0, item_size);
                     Ok(Updated::Unmet(item, failed_write(size)))
                 }
-                None => Err(told(&self.name, error)),
+                None => Err(table_error(&self.name, error)),
             },
         }
     }
@@ -122,7 +122,7 @@ impl AwsTable {
             .set_transact_items(Some(items?))
             .return_consumed_capacity(ReturnConsumedCapacity::Total)
             .customize()
-            .config_override(self.sending.repeatedly())
+            .config_override(self.settings.with_retries())
             .interceptor(lost.clone())
             .send()
             .await;
@@ -140,8 +140,8 @@ impl AwsTable {
                 match cancelled {
                     Some(Ok(unmet)) if !lost.happened() => Ok(unmet),
                     Some(Ok(_)) => Err(errors::unmet_after_lost_answer(&self.name)),
-                    Some(Err(error)) => Err(lost.in_view_of(error)),
-                    None => Err(lost.in_view_of(told(&self.name, error))),
+                    Some(Err(error)) => Err(lost.apply_to(error)),
+                    None => Err(lost.apply_to(table_error(&self.name, error))),
                 }
             }
         }
@@ -240,10 +240,10 @@ impl AwsTable {
                     .request_items(&self.name, keys)
                     .return_consumed_capacity(ReturnConsumedCapacity::Total)
                     .customize()
-                    .config_override(self.sending.repeatedly())
+                    .config_override(self.settings.with_retries())
                     .send()
                     .await
-                    .map_err(|error| told(&self.name, error))?;
+                    .map_err(|error| table_error(&self.name, error))?;
                 for capacity in sent.consumed_capacity.unwrap_or_default() {
                     read.consumed.read += capacity.capacity_units.unwrap_or_default();
                 }
@@ -308,10 +308,10 @@ impl AwsTable {
         let output = request
             .key_condition_expression(condition)
             .customize()
-            .config_override(self.sending.repeatedly())
+            .config_override(self.settings.with_retries())
             .send()
             .await
-            .map_err(|error| told(&self.name, error))?;
+            .map_err(|error| table_error(&self.name, error))?;
         let capacity = output.consumed_capacity.as_ref();
         let read = capacity.and_then(|capacity| capacity.capacity_units).unwrap_or_default();
         Ok(QueryOutput {
@@ -336,12 +336,12 @@ impl AwsTable {
                     .request_items(&self.name, left)
                     .return_consumed_capacity(ReturnConsumedCapacity::Total)
                     .customize()
-                    .config_override(self.sending.repeatedly())
+                    .config_override(self.settings.with_retries())
                     .interceptor(lost.clone())
                     .send()
                     .await
                     .map_err(|error| {
-                        let error = told(&self.name, error);
+                        let error = table_error(&self.name, error);
                         if is_begun || lost.happened() { error.maybe_applied() } else { error }
                     })?;
                 is_begun = true;

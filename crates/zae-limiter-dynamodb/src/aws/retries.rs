@@ -35,14 +35,14 @@ const BACKOFF: Duration = Duration::from_millis(25);
 
 /// How calls of one client are sent.
 #[derive(Clone, Debug)]
-pub(super) struct Sending {
+pub(super) struct CallSettings {
     /// Absent where the client's own limits hold: the SDK reads an empty `TimeoutConfig` as "no limits".
     timeouts: Option<TimeoutConfig>,
 }
 
-impl Sending {
+impl CallSettings {
     /// A client that has limits of its own for answers keeps them.
-    pub(super) fn through(client: &Client) -> Self {
+    pub(super) fn for_client(client: &Client) -> Self {
         let is_limited = client.config().timeout_config().is_some_and(|limits| {
             limits.read_timeout().is_some()
                 || limits.operation_attempt_timeout().is_some()
@@ -55,13 +55,13 @@ impl Sending {
     /// A client like this one for single updates: one attempt, whatever retries the client has. After an
     /// answer that was lost, a second one could refund twice. Both use the same connections. Settings that are
     /// given with each call cost more: the SDK then puts its components together anew.
-    pub(super) fn once(&self, client: &Client) -> Client {
+    pub(super) fn single_attempt(&self, client: &Client) -> Client {
         let config = client.config().to_builder().retry_config(RetryConfig::disabled());
         Client::from_conf(self.limit(config).build())
     }
 
     /// For calls that can be repeated without harm: reads, deletions, and transactions by their token.
-    pub(super) fn repeatedly(&self) -> Builder {
+    pub(super) fn with_retries(&self) -> Builder {
         let retries = RetryConfig::standard();
         self.with(retries.with_max_attempts(ATTEMPTS_MAX).with_initial_backoff(BACKOFF))
     }
@@ -79,7 +79,7 @@ impl Sending {
 }
 
 /// For changes of the table itself, with the retries of the client.
-pub(super) fn patient() -> Builder {
+pub(super) fn table_change_settings() -> Builder {
     let timeouts = TimeoutConfig::builder().read_timeout(CHANGE_TIMEOUT).build();
     Builder::new().timeout_config(timeouts)
 }
@@ -102,7 +102,7 @@ impl LostAnswer {
     }
 
     /// The error of the last attempt as an error of the whole call.
-    pub(super) fn in_view_of(&self, error: TableError) -> TableError {
+    pub(super) fn apply_to(&self, error: TableError) -> TableError {
         if !self.happened() {
             return error;
         }

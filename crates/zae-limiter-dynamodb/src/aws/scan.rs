@@ -4,7 +4,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use zae_limiter_schema::{Item, ItemKey, TableError};
 
 use super::convert::from_sdk;
-use super::errors::told;
+use super::errors::table_error;
 use super::{AwsTable, key_to_sdk};
 
 impl AwsTable {
@@ -24,10 +24,10 @@ impl AwsTable {
             .consistent_read(true)
             .set_exclusive_start_key(after.map(key_to_sdk))
             .customize()
-            .config_override(self.sending.repeatedly())
+            .config_override(self.settings.with_retries())
             .send()
             .await
-            .map_err(|error| told(&self.name, error))?;
+            .map_err(|error| table_error(&self.name, error))?;
         let next = sent.last_evaluated_key.and_then(|key| {
             let text = |name: &str| match key.get(name) {
                 Some(AttributeValue::S(text)) => Some(text.clone()),

@@ -9,7 +9,7 @@ use zae_limiter_schema::{BucketItemKey, Change, Transacted};
 
 use super::decide::{Request, Snapshot, decide_batch};
 use super::flow::{Note, Port};
-use super::message::{Caller, Reply, Waiting};
+use super::message::{Caller, Queued, Reply};
 use super::reshard::{read_all, restore};
 use super::shards::Shards;
 use crate::error::CallError;
@@ -20,20 +20,20 @@ const SPREADS_MAX: u32 = 16;
 /// Charges all shards of a bucket, or else those that the settlements name. All are under the same limits.
 pub(crate) async fn charge_all_shards<C: Caller>(
     port: &Port<C>,
-    batch: Vec<(Waiting<C>, Settlement)>,
+    batch: Vec<(Queued<C>, Settlement)>,
 ) {
     let Some(sum) = sum_of(batch.iter().map(|(_, charges)| charges)) else { return };
     let done = spread(port, &sum).await;
-    for (mut waiting, charges) in batch {
+    for (mut queued, charges) in batch {
         match done.clone().map_err(StoreError::from) {
-            Ok(true) => port.note(Note::Reply(waiting, Ok(Reply::Settled))),
+            Ok(true) => port.note(Note::Reply(queued, Ok(Reply::Settled))),
             Err(error) if error.applied() == Applied::Maybe => {
-                port.note(Note::Reply(waiting, Err(error)));
+                port.note(Note::Reply(queued, Err(error)));
             }
             // Nothing was written. Its own shard bears it, or tells why not.
             Ok(false) | Err(_) => {
-                waiting.request = Request::SettleRest(charges);
-                port.note(Note::Dispatch(waiting));
+                queued.request = Request::SettleRest(charges);
+                port.note(Note::Dispatch(queued));
             }
         }
     }

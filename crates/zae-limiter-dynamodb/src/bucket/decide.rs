@@ -425,7 +425,7 @@ fn settle_all(
         let Some(settlement) = request.settlement() else { continue };
         let names = settlement.target.limits().names();
         let moved = settlement.differences.iter().filter(|one| one.amount != Millitokens::ZERO);
-        let (known, lacking): (SmallVec<[&Take; 2]>, SmallVec<[&Take; 2]>) =
+        let (present, lacking): (SmallVec<[&Take; 2]>, SmallVec<[&Take; 2]>) =
             moved.partition(|one| bucket.limits().position(names[one.cell].as_str()).is_some());
         if !is_last(request) {
             // Another shard may have the limit: not all of them learn of a change at once.
@@ -433,7 +433,7 @@ fn settle_all(
         }
         // One after the other: together they may be too much where each by itself is not.
         let mut next = charged.clone();
-        let too_much = known.iter().any(|one| {
+        let too_much = present.iter().any(|one| {
             let at = next.limits().position(names[one.cell].as_str());
             at.is_some_and(|at| next.charge(at, one.amount.max(Millitokens::ZERO)).is_err())
         });
@@ -443,11 +443,11 @@ fn settle_all(
             continue;
         }
         // All shards bear it then. What is given back stays here.
-        let is_spread = !is_last(request) && is_long_in_debt(&next, &known, names);
+        let is_spread = !is_last(request) && is_long_in_debt(&next, &present, names);
         if !is_spread {
             charged = next;
         }
-        for difference in known {
+        for difference in present {
             if is_spread && difference.amount > Millitokens::ZERO {
                 leave_over(&mut left_over, place, *difference);
                 continue;
@@ -753,8 +753,8 @@ mod tests {
         let equal = |count| vec![Condition::Equal("shard_count".to_owned(), Value::number(count))];
         assert_eq!(requirement_on_count(3, 4), equal(4));
         // The item of shard 3 says one of these when it holds nothing any more.
-        for known in [1, 2] {
-            assert_eq!(requirement_on_count(3, known), equal(4));
+        for count in [1, 2] {
+            assert_eq!(requirement_on_count(3, count), equal(4));
         }
         assert_eq!(requirement_on_count(1, 1), equal(2));
     }

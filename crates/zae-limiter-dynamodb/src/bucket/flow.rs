@@ -15,7 +15,7 @@ use zae_limiter_schema::bucket::BucketItem;
 use zae_limiter_schema::{BucketItemKey, Change, TableErrorKind, Transacted, Update, Updated};
 
 use super::decide::Snapshot;
-use super::message::{Answer, Answered, Call, Counted, Reply, Waiting, decode};
+use super::message::{Call, CallResult, Counted, Queued, Reply, Response, decode};
 use crate::error::{COLLISIONS_MAX, CallError};
 
 /// What a flow tells its machine.
@@ -30,24 +30,24 @@ pub(crate) enum Note<C> {
     Counted(Counted),
     /// Those who wait for a split may go on.
     Unpark,
-    Reply(Waiting<C>, Result<Reply, StoreError>),
+    Reply(Queued<C>, Result<Reply, StoreError>),
     /// The reply to a task.
     Finish(C, Result<Option<u32>, StoreError>),
     /// Ask this shard.
-    Enqueue(u32, Waiting<C>),
+    Enqueue(u32, Queued<C>),
     /// Ask the shard that seems right.
-    Dispatch(Waiting<C>),
+    Dispatch(Queued<C>),
     /// These asked a shard that is not there; its share is at another, or knows more of it.
     Redirect {
         from: u32,
         to: Result<u32, CallError>,
-        batch: Vec<Waiting<C>>,
+        batch: Vec<Queued<C>>,
     },
 }
 
 struct Slots<C> {
-    asked: Option<Call>,
-    answered: Option<Answered>,
+    call: Option<Call>,
+    result: Option<CallResult>,
     notes: Vec<Note<C>>,
     count: u32,
 }
@@ -78,10 +78,10 @@ impl<C> Port<C> {
         BucketItemKey { bucket: self.bucket.clone(), shard }
     }
 
-    async fn call(&self, call: Call) -> Answered {
-        locked(&self.slots).asked = Some(call);
-        poll_fn(|_| match locked(&self.slots).answered.take() {
-            Some(answered) => Poll::Ready(answered),
+    async fn call(&self, call: Call) -> CallResult {
+        locked(&self.slots).call = Some(call);
+        poll_fn(|_| match locked(&self.slots).result.take() {
+            Some(result) => Poll::Ready(result),
             None => Poll::Pending,
         })
         .await
@@ -90,7 +90,7 @@ impl<C> Port<C> {
     /// Reads shards, in the order of their numbers given.
     pub(crate) async fn read(&self, shards: &[u32]) -> Result<Vec<Option<BucketItem>>, CallError> {
         let keys: Vec<BucketItemKey> = shards.iter().map(|shard| self.key(*shard)).collect();
-        let Answer::Read(items) = self.call(Call::Read(keys.clone())).await? else {
+        let Response::Read(items) = self.call(Call::Read(keys.clone())).await? else {
             unreachable!("a read is answered by a read")
         };
         let decode = |(key, item): (&BucketItemKey, Option<_>)| match decode(key, item.as_ref())? {
@@ -107,11 +107,11 @@ impl<C> Port<C> {
         update: Update,
     ) -> Result<(bool, Snapshot), CallError> {
         match self.call(Call::Update(shard, update)).await? {
-            Answer::Updated(Updated::Done(item, _)) => {
+            Response::Updated(Updated::Done(item, _)) => {
                 let decoded = decode(&self.key(shard), Some(&item));
                 Ok((true, decoded.map_err(CallError::maybe_applied)?))
             }
-            Answer::Updated(Updated::Unmet(item, _)) => {
+            Response::Updated(Updated::Unmet(item, _)) => {
                 Ok((false, decode(&self.key(shard), item.as_ref())?))
             }
             _ => unreachable!("an update is answered by an update"),
@@ -123,7 +123,7 @@ impl<C> Port<C> {
         loop {
             sent += 1;
             match self.call(Call::Transact(changes.to_vec())).await {
-                Ok(Answer::Transacted(transacted)) => return Ok(transacted),
+                Ok(Response::Transacted(transacted)) => return Ok(transacted),
                 Ok(_) => unreachable!("a transaction is answered by a transaction"),
                 Err(error) if error.is(TableErrorKind::Conflict) && sent < COLLISIONS_MAX => {}
                 Err(error) => return Err(error),
@@ -150,23 +150,23 @@ impl<C: Send + 'static> Flow<C> {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let slots = Slots { asked: None, answered: None, notes: Vec::new(), count: 1 };
+        let slots = Slots { call: None, result: None, notes: Vec::new(), count: 1 };
         let slots = Arc::new(Mutex::new(slots));
         let port = Port { slots: Arc::clone(&slots), bucket, now };
         Self { now, work: Box::pin(work(port)), slots }
     }
 
     /// Goes on to the next call, or to the end where there is none.
-    fn resume(&mut self, answered: Option<Answered>, count: u32) -> (Vec<Note<C>>, Option<Call>) {
+    fn resume(&mut self, result: Option<CallResult>, count: u32) -> (Vec<Note<C>>, Option<Call>) {
         {
             let mut slots = locked(&self.slots);
-            slots.answered = answered;
+            slots.result = result;
             slots.count = count;
         }
         let is_over = self.work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
         let mut slots = locked(&self.slots);
         let notes = std::mem::take(&mut slots.notes);
-        (notes, slots.asked.take().filter(|_| !is_over))
+        (notes, slots.call.take().filter(|_| !is_over))
     }
 }
 
@@ -227,13 +227,13 @@ impl<C: Send + 'static> Flows<C> {
     pub(crate) fn resume(
         &mut self,
         id: u64,
-        answered: Option<Answered>,
+        result: Option<CallResult>,
         count: u32,
     ) -> Option<Resumed<C>> {
         let at = self.0.iter().position(|(one, ..)| *one == id)?;
         let (_, kind, flow) = &mut self.0[at];
         let (kind, now) = (*kind, flow.now);
-        let (notes, call) = flow.resume(answered, count);
+        let (notes, call) = flow.resume(result, count);
         if call.is_none() {
             self.0.swap_remove(at);
         }

@@ -14,7 +14,7 @@ use zae_limiter_schema::{BucketItemKey, Change, SHARD_ZERO, Transacted};
 use super::debt;
 use super::decide::{Request, Snapshot, decide_batch};
 use super::flow::{Note, Port};
-use super::message::{Caller, Counted, Reply, Waiting};
+use super::message::{Caller, Counted, Queued, Reply};
 use super::reshard::{read_all, restore};
 use super::shards;
 use crate::error::contended;
@@ -26,18 +26,18 @@ const GATHERINGS_MAX: u32 = 128;
 pub(crate) const MOVES_MAX: u32 = 128;
 
 /// Takes from as many shards as it needs, or refuses because all of them have too little.
-pub(crate) async fn gather<C: Caller>(port: &Port<C>, mut waiting: Waiting<C>) {
-    let Request::Take(leg) = waiting.request.clone() else { return };
-    match gathered(port, &leg, &waiting).await {
-        Ok(Gathered::Reply(reply)) => port.note(Note::Reply(waiting, Ok(reply))),
-        Ok(Gathered::NoBucket) if waiting.moves < MOVES_MAX => {
-            waiting.moves += 1;
-            waiting.tried.clear();
-            port.note(Note::Enqueue(SHARD_ZERO, waiting));
+pub(crate) async fn gather<C: Caller>(port: &Port<C>, mut queued: Queued<C>) {
+    let Request::Take(leg) = queued.request.clone() else { return };
+    match gathered(port, &leg, &queued).await {
+        Ok(Gathered::Reply(reply)) => port.note(Note::Reply(queued, Ok(reply))),
+        Ok(Gathered::NoBucket) if queued.moves < MOVES_MAX => {
+            queued.moves += 1;
+            queued.tried.clear();
+            port.note(Note::Enqueue(SHARD_ZERO, queued));
         }
-        Ok(Gathered::NoBucket) => port.note(Note::Reply(waiting, Err(contended(MOVES_MAX)))),
+        Ok(Gathered::NoBucket) => port.note(Note::Reply(queued, Err(contended(MOVES_MAX)))),
         Ok(Gathered::Abandoned) => {}
-        Err(error) => port.note(Note::Reply(waiting, Err(error))),
+        Err(error) => port.note(Note::Reply(queued, Err(error))),
     }
 }
 
@@ -51,11 +51,11 @@ enum Gathered {
 async fn gathered<C: Caller>(
     port: &Port<C>,
     leg: &Leg,
-    waiting: &Waiting<C>,
+    queued: &Queued<C>,
 ) -> Result<Gathered, StoreError> {
     let now = port.now;
     for _ in 0..GATHERINGS_MAX {
-        if waiting.is_abandoned() {
+        if queued.is_abandoned() {
             return Ok(Gathered::Abandoned);
         }
         let all = read_all(port).await?;
@@ -100,31 +100,31 @@ async fn gathered<C: Caller>(
 /// it. Otherwise it goes to the shard that has the most room; when none has any, the bucket is full.
 pub(crate) async fn credit_other_shards<C: Caller>(
     port: &Port<C>,
-    mut waiting: Waiting<C>,
+    mut queued: Queued<C>,
     rest: Settlement,
 ) {
-    waiting.is_begun = true;
-    waiting.moves += 1;
+    queued.is_begun = true;
+    queued.moves += 1;
     let all = match read_all(port).await {
         Ok(all) => all,
-        Err(error) => return port.note(Note::Reply(waiting, Err(error.to_store_error()))),
+        Err(error) => return port.note(Note::Reply(queued, Err(error.to_store_error()))),
     };
     if all.iter().any(|(_, item)| owes(item, &rest, port.now)) {
         match debt::spread(port, &rest).await {
-            Ok(true) => return port.note(Note::Reply(waiting, Ok(Reply::Settled))),
+            Ok(true) => return port.note(Note::Reply(queued, Ok(Reply::Settled))),
             Ok(false) => {}
-            Err(error) => return port.note(Note::Reply(waiting, Err(error.to_store_error()))),
+            Err(error) => return port.note(Note::Reply(queued, Err(error.to_store_error()))),
         }
     }
     let roomiest = all.iter().max_by_key(|(_, item)| room(item, &rest, port.now));
     let roomiest = roomiest.filter(|(_, item)| room(item, &rest, port.now) > 0);
-    waiting.request = match roomiest.filter(|_| waiting.moves <= MOVES_MAX) {
+    queued.request = match roomiest.filter(|_| queued.moves <= MOVES_MAX) {
         Some((shard, _)) => {
             Request::Settle(Settlement { placement: Placement::new(shard), ..rest })
         }
         None => Request::SettleRest(rest),
     };
-    port.note(Note::Dispatch(waiting));
+    port.note(Note::Dispatch(queued));
 }
 
 /// How much of a refund a shard has room for.

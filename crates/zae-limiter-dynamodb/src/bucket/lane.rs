@@ -6,13 +6,13 @@ use zae_limiter_core::{Millitokens, Takes, Timestamp};
 use zae_limiter_schema::SHARD_ZERO;
 
 use super::decide::{Request, Snapshot};
-use super::message::{Caller, Waiting};
+use super::message::{Caller, Queued};
 
 /// The queue of one shard.
 #[derive(Debug)]
 pub(crate) struct Lane<C> {
     shard: u32,
-    pub(crate) queue: VecDeque<Waiting<C>>,
+    pub(crate) queue: VecDeque<Queued<C>>,
     /// A batch is under way, or the lane pauses.
     pub(crate) is_busy: bool,
 }
@@ -40,7 +40,7 @@ impl<C: Caller> Lanes<C> {
     }
 
     /// How many wait in all queues.
-    pub(crate) fn waiting(&self) -> usize {
+    pub(crate) fn queued(&self) -> usize {
         self.0.iter().map(|lane| lane.queue.len()).sum()
     }
 
@@ -61,7 +61,7 @@ pub(crate) struct Batch<C> {
     pub(crate) shard: u32,
     /// The latest moment of them.
     pub(crate) now: Timestamp,
-    pub(crate) members: Vec<Waiting<C>>,
+    pub(crate) members: Vec<Queued<C>>,
     pub(crate) attempt: u32,
     pub(crate) snapshot: Option<Snapshot>,
     /// Recent enough to refuse by.

@@ -19,7 +19,7 @@ use zae_limiter_testkit::SimTable;
 
 use super::decide::Request;
 use super::machine::BucketMachine;
-use super::message::{Answer, Call, Caller, Command, Event, Op, Reply, Task, Waiting};
+use super::message::{Call, Caller, Command, Event, Op, Queued, Reply, Response, Task};
 use crate::driver::key_of;
 use crate::options::DynamoOptions;
 
@@ -68,7 +68,7 @@ struct Process {
     target: Arc<Target>,
     now: Timestamp,
     calls: Vec<(Op, Call)>,
-    waiting: Vec<Who>,
+    queued: Vec<Who>,
 }
 
 fn key() -> BucketKey {
@@ -125,13 +125,13 @@ impl Process {
             target: Arc::new(Target::new(key(), limits, Lifetime::Forever)),
             now: Timestamp::from_millis(1_794_751_200_000),
             calls: Vec::new(),
-            waiting: Vec::new(),
+            queued: Vec::new(),
         }
     }
 
     fn somebody(&mut self, name: &'static str) -> Who {
         let who = Who { name, gone: Arc::default() };
-        self.waiting.push(who.clone());
+        self.queued.push(who.clone());
         who
     }
 
@@ -146,16 +146,16 @@ impl Process {
         Some(match step {
             Asks(who, tokens) => {
                 let leg = Leg { target, takes: Self::amount(*tokens) };
-                Event::Asked(Waiting::new(Request::Take(leg), now, Some(self.somebody(who))))
+                Event::Request(Queued::new(Request::Take(leg), now, Some(self.somebody(who))))
             }
             Settles(who, tokens, shard) => {
                 let differences = Self::amount(*tokens);
                 let settlement =
                     Settlement { target, placement: Placement::new(*shard), differences };
                 let request = Request::Settle(settlement);
-                Event::Asked(Waiting::new(request, now, Some(self.somebody(who))))
+                Event::Request(Queued::new(request, now, Some(self.somebody(who))))
             }
-            Wants(who, task) => Event::Tasked(task.clone(), now, self.somebody(who)),
+            Wants(who, task) => Event::Task(task.clone(), now, self.somebody(who)),
             Answers(nth) => {
                 let (op, call) = self.calls[*nth].clone();
                 Event::Answered(op, Ok(self.answer(call)))
@@ -165,10 +165,10 @@ impl Process {
                 let error = error(TableErrorKind::Unavailable).maybe_applied();
                 Event::Answered(self.calls[*nth].0, Err(error.into()))
             }
-            Stray => Event::Answered(Op(u64::MAX), Ok(Answer::Woke)),
+            Stray => Event::Answered(Op(u64::MAX), Ok(Response::Woke)),
             Goes(who) => {
-                let waiting = self.waiting.iter().find(|one| one.name == *who);
-                waiting.expect("somebody who asked").gone.store(true, Ordering::Relaxed);
+                let queued = self.queued.iter().find(|one| one.name == *who);
+                queued.expect("somebody who asked").gone.store(true, Ordering::Relaxed);
                 Event::Abandoned
             }
             Later(millis) => {
@@ -178,17 +178,17 @@ impl Process {
         })
     }
 
-    fn answer(&self, call: Call) -> Answer {
+    fn answer(&self, call: Call) -> Response {
         match call {
-            Call::Update(_, update) => Answer::Updated(at_once(self.table.update(&update))),
-            Call::Transact(changes) => Answer::Transacted(at_once(self.table.transact(&changes))),
+            Call::Update(_, update) => Response::Updated(at_once(self.table.update(&update))),
+            Call::Transact(changes) => Response::Transacted(at_once(self.table.transact(&changes))),
             Call::Read(keys) => {
                 let keys: Vec<_> = keys.iter().map(|key| key.item_key()).collect();
                 let read = at_once(self.table.read(&keys, Consistency::Strong));
                 let find = |key| read.items.iter().find(|item| key_of(item).as_ref() == Some(key));
-                Answer::Read(keys.iter().map(|key| find(key).cloned()).collect())
+                Response::Read(keys.iter().map(|key| find(key).cloned()).collect())
             }
-            Call::Pause(_) => Answer::Woke,
+            Call::Pause(_) => Response::Woke,
         }
     }
 
@@ -219,7 +219,7 @@ impl Process {
                         let mut line = format!("{}: {}", caller.name, describe_reply(&reply));
                         if caller.has_gone() {
                             let undo = *undo.expect("what was taken can be undone");
-                            events.push_back(Event::Asked(undo));
+                            events.push_back(Event::Request(undo));
                             write!(line, ", undone").unwrap();
                         }
                         line

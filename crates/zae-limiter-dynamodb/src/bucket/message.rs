@@ -34,7 +34,7 @@ pub(crate) enum Reply {
 
 /// A request and who waits for it.
 #[derive(Debug)]
-pub(crate) struct Waiting<C> {
+pub(crate) struct Queued<C> {
     pub(crate) request: Request,
     /// When it was asked.
     pub(crate) now: Timestamp,
@@ -52,7 +52,7 @@ pub(crate) struct Waiting<C> {
     pub(crate) then: Option<Box<Settlement>>,
 }
 
-impl<C: Caller> Waiting<C> {
+impl<C: Caller> Queued<C> {
     pub(crate) fn new(request: Request, now: Timestamp, caller: Option<C>) -> Self {
         let (tried, moves, tries) = (SmallVec::new(), 0, 0);
         Self { request, now, caller, tried, moves, tries, is_begun: false, then: None }
@@ -106,7 +106,7 @@ pub(crate) enum Call {
 
 /// What a call came to.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Answer {
+pub(crate) enum Response {
     Updated(Updated),
     Transacted(Transacted),
     /// In the order of the keys.
@@ -114,7 +114,7 @@ pub(crate) enum Answer {
     Woke,
 }
 
-pub(crate) type Answered = Result<Answer, CallError>;
+pub(crate) type CallResult = Result<Response, CallError>;
 
 /// The number of a call under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,11 +124,11 @@ pub(crate) struct Op(pub(crate) u64);
 #[derive(Debug)]
 pub(crate) enum Event<C> {
     /// Somebody asks for something.
-    Asked(Waiting<C>),
+    Request(Queued<C>),
     /// Somebody asks for something of the bucket as a whole.
-    Tasked(Task, Timestamp, C),
+    Task(Task, Timestamp, C),
     /// A call has ended: answered, failed, or given up after its time limit.
-    Answered(Op, Answered),
+    Answered(Op, CallResult),
     /// A caller who waited has gone.
     Abandoned,
     /// The bucket was deleted.
@@ -143,7 +143,7 @@ pub(crate) enum Command<C> {
     Reply {
         caller: C,
         reply: Result<Reply, StoreError>,
-        undo: Option<Box<Waiting<C>>>,
+        undo: Option<Box<Queued<C>>>,
     },
     /// A background refund failed.
     LostRefund(StoreError),

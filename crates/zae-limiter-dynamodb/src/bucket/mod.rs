@@ -7,7 +7,6 @@ mod debt;
 pub(crate) mod decide;
 mod flow;
 mod gather;
-mod known;
 mod lane;
 pub(crate) mod machine;
 #[cfg(test)]
@@ -15,4 +14,5 @@ mod machine_tests;
 pub(crate) mod message;
 mod reshard;
 pub(crate) mod shards;
+mod snapshots;
 mod task;

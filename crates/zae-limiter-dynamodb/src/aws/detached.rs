@@ -12,18 +12,18 @@ use tokio::task::JoinHandle;
 
 /// At most one piece of work at a time.
 #[derive(Debug)]
-pub(super) struct Lasting<T> {
+pub(super) struct Detached<T> {
     // A mutex of tokio's: callers wait for it in turn, and hold it while they wait for the task.
     task: Mutex<Option<JoinHandle<T>>>,
 }
 
-impl<T> Default for Lasting<T> {
+impl<T> Default for Detached<T> {
     fn default() -> Self {
         Self { task: Mutex::new(None) }
     }
 }
 
-impl<T: Send + 'static> Lasting<T> {
+impl<T: Send + 'static> Detached<T> {
     /// The result of the task that an earlier caller left behind, or else of `work`.
     pub(super) async fn run(&self, work: impl Future<Output = T> + Send + 'static) -> T {
         let mut slot = self.task.lock().await;
@@ -50,18 +50,18 @@ impl<T: Send + 'static> Lasting<T> {
 
 /// Credentials whose loading outlives the call that needs them. The SDK caches them.
 #[derive(Debug)]
-pub(super) struct LastingCredentials {
+pub(super) struct DetachedCredentials {
     provider: SharedCredentialsProvider,
-    loading: Lasting<Result<Credentials, CredentialsError>>,
+    loading: Detached<Result<Credentials, CredentialsError>>,
 }
 
-impl LastingCredentials {
+impl DetachedCredentials {
     pub(super) fn new(provider: SharedCredentialsProvider) -> Self {
-        Self { provider, loading: Lasting::default() }
+        Self { provider, loading: Detached::default() }
     }
 }
 
-impl ProvideCredentials for LastingCredentials {
+impl ProvideCredentials for DetachedCredentials {
     fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
     where
         Self: 'a,
@@ -110,27 +110,27 @@ mod tests {
     #[tokio::test]
     async fn a_caller_that_gives_up_leaves_its_work_to_the_next_and_only_to_that() {
         let slow = Slow::default();
-        let lasting = LastingCredentials::new(SharedCredentialsProvider::new(slow.clone()));
+        let detached = DetachedCredentials::new(SharedCredentialsProvider::new(slow.clone()));
         for _ in 0..3 {
-            let mut call = pin!(lasting.provide_credentials());
+            let mut call = pin!(detached.provide_credentials());
             let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
             assert!(polled.is_pending());
             // The task starts, and the call is dropped.
             tokio::task::yield_now().await;
         }
         slow.go.notify_one();
-        let found = lasting.provide_credentials().await.unwrap();
+        let found = detached.provide_credentials().await.unwrap();
         assert_eq!(found.access_key_id(), "key-0");
         slow.go.notify_one();
-        let found = lasting.provide_credentials().await.unwrap();
+        let found = detached.provide_credentials().await.unwrap();
         assert_eq!(found.access_key_id(), "key-1");
         assert_eq!(slow.asked.load(Ordering::Relaxed), 2);
     }
 
     #[tokio::test]
     async fn work_whose_runtime_ended_starts_again() {
-        let lasting = Arc::new(Lasting::<u8>::default());
-        let there = Arc::clone(&lasting);
+        let detached = Arc::new(Detached::<u8>::default());
+        let there = Arc::clone(&detached);
         let other = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             runtime.block_on(async {
@@ -140,6 +140,6 @@ mod tests {
             });
         });
         other.join().unwrap();
-        assert_eq!(lasting.run(async { 7 }).await, 7);
+        assert_eq!(detached.run(async { 7 }).await, 7);
     }
 }

@@ -40,7 +40,7 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    pub(crate) fn know(&mut self, snapshot: Option<(Snapshot, Timestamp)>) {
+    pub(crate) fn set_snapshot(&mut self, snapshot: Option<(Snapshot, Timestamp)>) {
         self.snapshot = snapshot;
         self.version += 1;
     }
@@ -73,7 +73,7 @@ impl Shard {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct Snapshots {
     options: Arc<DynamoOptions>,
     /// By their numbers.
     shards: Vec<Shard>,
@@ -82,7 +82,7 @@ pub(crate) struct Known {
     drawn: u64,
 }
 
-impl Known {
+impl Snapshots {
     pub(crate) fn new(options: Arc<DynamoOptions>) -> Self {
         Self { options, shards: Vec::new(), map: None, drawn: 0 }
     }
@@ -90,7 +90,7 @@ impl Known {
     /// The bucket was deleted.
     pub(crate) fn forget(&mut self) {
         self.map = None;
-        self.shards.iter_mut().for_each(|shard| shard.know(None));
+        self.shards.iter_mut().for_each(|shard| shard.set_snapshot(None));
     }
 
     pub(crate) fn shard(&mut self, number: u32) -> &mut Shard {
@@ -128,7 +128,7 @@ impl Known {
     }
 
     /// Learns the count from a shard. The first one knows it; another may know of more.
-    pub(crate) fn learn(&mut self, shard: u32, snapshot: &Snapshot, now: Timestamp) {
+    pub(crate) fn update_count(&mut self, shard: u32, snapshot: &Snapshot, now: Timestamp) {
         match snapshot {
             Snapshot::Item(item) if item.is_retired() => {
                 self.set_count(self.count().min(item.shard_count.next_power_of_two()), now);
@@ -214,16 +214,16 @@ impl Known {
     }
 
     /// What is known of the shards, however long ago.
-    fn remembered_shards(&self, now: Timestamp) -> Shards {
-        let known = (0..self.count()).filter_map(|shard| match &self.find(shard)?.snapshot {
+    fn cached_shards(&self, now: Timestamp) -> Shards {
+        let cached = (0..self.count()).filter_map(|shard| match &self.find(shard)?.snapshot {
             Some((Snapshot::Item(item), _)) => Some(item.clone()),
             _ => None,
         });
-        Shards::live(known, now)
+        Shards::live(cached, now)
     }
 
     /// The statuses of a leg, if what is known of all shards is fresh.
-    pub(crate) fn statuses_by_memory(
+    pub(crate) fn statuses_from_snapshots(
         &self,
         level: usize,
         leg: &Leg,
@@ -238,12 +238,12 @@ impl Known {
                 snapshot => return Some(statuses_of(level, leg, snapshot, now)),
             }
         }
-        let known = Some(Shards::live(items, now)).filter(Shards::is_complete)?;
-        Some(shards::statuses(level, leg, &known.buckets(leg, now), now))
+        let cached = Some(Shards::live(items, now)).filter(Shards::is_complete)?;
+        Some(shards::statuses(level, leg, &cached.buckets(leg, now), now))
     }
 
     /// How a leg that passed stands now.
-    pub(crate) fn as_remembered(
+    pub(crate) fn last_statuses(
         &self,
         level: usize,
         leg: &Leg,
@@ -256,17 +256,17 @@ impl Known {
             ..status
         };
         if self.count() > 1 {
-            let known = self.remembered_shards(now);
-            let statuses = shards::statuses(level, leg, &known.buckets(leg, now), now);
+            let cached = self.cached_shards(now);
+            let statuses = shards::statuses(level, leg, &cached.buckets(leg, now), now);
             // One shard may have had it while another is in debt: the bucket as a whole has not, and
             // when its shards are merged that shows.
-            return match known.is_complete() {
+            return match cached.is_complete() {
                 true => statuses,
                 false => statuses.into_iter().map(passed).collect(),
             };
         }
-        let known = self.find(SHARD_ZERO).and_then(Shard::snapshot);
-        let statuses = statuses_of(level, leg, known.unwrap_or(&Snapshot::Absent), now);
+        let cached = self.find(SHARD_ZERO).and_then(Shard::snapshot);
+        let statuses = statuses_of(level, leg, cached.unwrap_or(&Snapshot::Absent), now);
         statuses.into_iter().map(passed).collect()
     }
 
@@ -282,7 +282,7 @@ impl Known {
         let Request::Take(leg) = request else { unreachable!("only takes are taken") };
         let mut buckets = vec![bucket_for(leg, snapshot, now)];
         if snapshot.is_sharded(now) {
-            let others = self.remembered_shards(now).buckets(leg, now);
+            let others = self.cached_shards(now).buckets(leg, now);
             let others = others.into_iter().filter(|(other, _)| *other != shard);
             buckets.extend(others.map(|(_, bucket)| bucket));
         }
