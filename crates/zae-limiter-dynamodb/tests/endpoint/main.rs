@@ -13,6 +13,7 @@ mod faults;
 mod load;
 mod lost_answers;
 mod outages;
+mod own_client;
 mod proxy;
 mod server;
 mod slow;
