@@ -1,4 +1,4 @@
-//! Creating the table, for development and tests. In an account the stack does it.
+//! Creating the table, for development and tests. In an AWS account the stack creates it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,17 +18,17 @@ use super::AwsTable;
 use super::errors::table_error;
 use super::retries::{CallSettings, table_change_settings};
 
-/// How often the new table is looked at before it is given up, and how long in between.
+/// How often the status of the new table is checked, and the wait in between: 30 s in all.
 const CHECKS_MAX: u32 = 300;
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What the index by resource holds.
+/// What the index by resource projects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResourceIndex {
-    /// Keys: a write of a bucket does not write the index.
+    /// Keys only: an acquire does not write the index.
     #[default]
     KeysOnly,
-    /// Everything, as readers of the Python client expect; every write counts twice.
+    /// All attributes, as readers of the Python client expect. Every write costs twice as much.
     All,
 }
 
@@ -41,33 +41,33 @@ pub struct CreateTable {
 }
 
 impl CreateTable {
-    /// A table of that name.
+    /// A table of this name.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), stream: false, resource_index: ResourceIndex::default() }
     }
 
-    /// With a stream of its changes.
+    /// With a change stream.
     #[must_use]
     pub fn with_stream(mut self) -> Self {
         self.stream = true;
         self
     }
 
-    /// With another kind of index by resource.
+    /// Sets the projection of the index by resource.
     #[must_use]
     pub fn resource_index(mut self, kind: ResourceIndex) -> Self {
         self.resource_index = kind;
         self
     }
 
-    /// Creates the table and waits until it can be used. One that exists is left as it is.
+    /// Creates the table and waits until it is active. A table that exists stays as it is.
     ///
     /// # Errors
     ///
-    /// What DynamoDB says.
+    /// [`TableError`] when a call fails, or the table is not active after 30 s.
     pub async fn create(self, client: &Client, clock: &Arc<dyn Clock>) -> Result<(), TableError> {
         let rejected = |error: BuildError| {
-            let message = format!("the table cannot be described: {error}");
+            let message = format!("cannot build a request: {error}");
             TableError::new(TableErrorKind::Rejected, message)
         };
         let mut request = client
@@ -159,7 +159,7 @@ impl CreateTable {
             }
             clock.sleep(CHECK_INTERVAL).await;
         }
-        let message = format!("table {} is still being created; look again later", self.name);
+        let message = format!("table {} is still being created; try again later", self.name);
         Err(TableError::new(TableErrorKind::Unavailable, message))
     }
 }

@@ -1,8 +1,8 @@
 //! The table over the AWS SDK.
 //!
-//! The SDK's own retries are off for single updates, also through a client of the user's own: after an answer
-//! that was lost, whether to try again depends on what the update does, and that is the store's business. The
-//! SDK repeats reads, deletions, and transactions, which carry one token over all attempts (`retries.rs`).
+//! The SDK's own retries are off for single updates, also through a client of the user's own: after a lost
+//! answer, only the store knows whether a retry is safe. The SDK retries reads, deletions, and transactions,
+//! which carry one token over all attempts (`retries.rs`).
 
 mod convert;
 mod create;
@@ -40,11 +40,11 @@ use convert::{from_sdk, names_to_sdk, to_sdk, values_to_sdk};
 use errors::{refusal, table_error};
 use retries::{CallSettings, LostAnswer};
 
-/// How many keys one BatchGetItem names.
+/// The most keys in one BatchGetItem.
 const BATCH_GET_MAX: usize = 100;
-/// How many deletions one BatchWriteItem makes.
+/// The most deletions in one BatchWriteItem.
 const BATCH_WRITE_MAX: usize = 25;
-/// How often what DynamoDB left unprocessed is asked for again, and how long the first wait is.
+/// How often a batch is sent while DynamoDB leaves some of it unprocessed, and the first wait in between.
 const UNPROCESSED_ATTEMPTS_MAX: u32 = 8;
 const UNPROCESSED_WAIT: Duration = Duration::from_millis(20);
 
@@ -54,7 +54,7 @@ pub struct AwsTable {
     name: String,
     clock: Arc<dyn Clock>,
     settings: CallSettings,
-    /// For single updates, which are sent once.
+    /// For single updates, which are sent once: a client without retries.
     updates: Client,
 }
 
@@ -65,15 +65,15 @@ impl fmt::Debug for AwsTable {
 }
 
 impl AwsTable {
-    /// The table of that name, through a client that is ready to use. `clock` paces what has to be
-    /// asked for again.
+    /// The table of this name, through a client that is ready to use. `clock` paces the retries of
+    /// unprocessed items.
     pub fn new(client: Client, name: impl Into<String>, clock: Arc<dyn Clock>) -> Self {
         let settings = CallSettings::for_client(&client);
         let updates = settings.single_attempt(&client);
         Self { client, name: name.into(), clock, settings, updates }
     }
 
-    /// What the table is called.
+    /// The name of the table.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -103,7 +103,7 @@ impl AwsTable {
             Err(error) => match unmet(&error) {
                 Some(item) => {
                     let item = item.map(from_sdk);
-                    // A failed condition is billed, but the answer does not say how much.
+                    // DynamoDB bills a failed condition, but does not report how much.
                     let size = item.as_ref().map_or(0, item_size);
                     Ok(Updated::Unmet(item, failed_write(size)))
                 }
@@ -149,7 +149,7 @@ impl AwsTable {
 
     fn transact_item(&self, change: &Change) -> Result<TransactWriteItem, TableError> {
         let wrong = |error: aws_sdk_dynamodb::error::BuildError| {
-            TableError::new(TableErrorKind::Rejected, format!("a change cannot be sent: {error}"))
+            TableError::new(TableErrorKind::Rejected, format!("cannot build a request: {error}"))
         };
         let rendered = match change {
             Change::Update(update) => render_update(&update.actions, &update.conditions),
@@ -201,8 +201,8 @@ impl AwsTable {
         Ok(item.build())
     }
 
-    /// A transaction is cancelled by conditions, by others, or by throttling; only the first is an
-    /// answer. `None` where the cancellation gives no reasons.
+    /// Why a transaction was cancelled: by conditions, which is a result, or by a conflict or throttling,
+    /// which is an error. `None` if the cancellation has no reasons.
     fn why_cancelled(
         &self,
         count: usize,
@@ -268,7 +268,10 @@ impl AwsTable {
             .consistent_read(consistency == Consistency::Strong)
             .build()
             .map_err(|error| {
-                TableError::new(TableErrorKind::Rejected, format!("keys cannot be sent: {error}"))
+                TableError::new(
+                    TableErrorKind::Rejected,
+                    format!("cannot build a request: {error}"),
+                )
             })
     }
 
@@ -358,7 +361,7 @@ impl AwsTable {
     }
 }
 
-/// Waits, longer each time, before what was left unprocessed is asked for again.
+/// Waits, twice as long each time, before unprocessed items are sent again.
 struct Attempts<'a> {
     table: &'a AwsTable,
     made: u32,
@@ -372,7 +375,8 @@ impl<'a> Attempts<'a> {
 
     async fn next(&mut self) -> Result<(), TableError> {
         if self.made == UNPROCESSED_ATTEMPTS_MAX {
-            let message = format!("{} leaves calls unprocessed; try again later", self.table.name);
+            let message =
+                format!("table {} leaves requests unprocessed; try again later", self.table.name);
             return Err(TableError::new(TableErrorKind::Throttled, message).maybe_applied());
         }
         self.made += 1;
@@ -392,7 +396,7 @@ fn key_to_sdk(key: &ItemKey) -> HashMap<String, AttributeValue> {
 fn delete_request(key: &ItemKey) -> Result<WriteRequest, TableError> {
     let request = DeleteRequest::builder().set_key(Some(key_to_sdk(key))).build();
     let request = request.map_err(|error| {
-        TableError::new(TableErrorKind::Rejected, format!("a key cannot be sent: {error}"))
+        TableError::new(TableErrorKind::Rejected, format!("cannot build a request: {error}"))
     })?;
     Ok(WriteRequest::builder().delete_request(request).build())
 }
@@ -401,7 +405,7 @@ fn not_empty(expression: String) -> Option<String> {
     (!expression.is_empty()).then_some(expression)
 }
 
-/// What a write costs that did not happen: as much as if it had.
+/// The cost of a write whose condition failed: the same as if it had been applied.
 #[expect(clippy::cast_precision_loss, reason = "a few units")]
 fn failed_write(size: usize) -> Consumed {
     Consumed { write: size.div_ceil(1_024).max(1) as f64, read: 0.0 }
@@ -412,7 +416,7 @@ fn written(capacity: Option<&ConsumedCapacity>) -> Consumed {
     Consumed { write: units, read: 0.0 }
 }
 
-/// The item that stood in the way of a condition, if that is what happened.
+/// The item whose condition failed, if that is the error.
 fn unmet(error: &SdkError<UpdateItemError>) -> Option<Option<HashMap<String, AttributeValue>>> {
     match refusal(error)? {
         UpdateItemError::ConditionalCheckFailedException(failed) => Some(failed.item.clone()),

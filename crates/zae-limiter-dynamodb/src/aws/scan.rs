@@ -1,4 +1,4 @@
-//! Reading the table from one end to the other, for migrations.
+//! Reading the whole table, for migrations.
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use zae_limiter_schema::{Item, ItemKey, TableError};
@@ -8,11 +8,11 @@ use super::errors::table_error;
 use super::{AwsTable, key_to_sdk};
 
 impl AwsTable {
-    /// A page of items behind that key, from the beginning without one, and where to go on.
+    /// Reads a page of items after a key, or the first page, and returns the key for the next one.
     ///
     /// # Errors
     ///
-    /// What DynamoDB says.
+    /// [`TableError`] when the call fails.
     pub async fn scan_page(
         &self,
         after: Option<&ItemKey>,

@@ -1,8 +1,8 @@
 //! Flows: procedures of several table calls, written as straight-line code that does no IO.
 //!
-//! A flow stops at each call. The machine hands the call out as a command and resumes the flow with the
-//! answer. Nothing else wakes a flow, so that it is as pure as the machine: the same answers give the
-//! same calls and notes.
+//! A flow stops at each call. The machine returns the call as a command and resumes the flow with the result.
+//! Nothing else wakes a flow, so it is as deterministic as the machine: the same results give the same calls and
+//! notes.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -18,26 +18,26 @@ use super::decide::Snapshot;
 use super::message::{Call, CallResult, Counted, Queued, Reply, Response, decode};
 use crate::error::{COLLISIONS_MAX, CallError};
 
-/// What a flow tells its machine.
+/// A message from a flow to its machine.
 #[derive(Debug)]
 pub(crate) enum Note<C> {
-    /// The bucket has so many shards.
+    /// The bucket has this many shards.
     Count(u32),
-    /// What is known of a shard no longer holds.
+    /// Drop the snapshot of this shard.
     Forget(u32),
-    /// All shards together have seen so many writes.
+    /// All shards together have counted this many writes.
     Writes(i64),
     Counted(Counted),
-    /// Those who wait for a split may go on.
+    /// Requests that wait for a split continue.
     Unpark,
     Reply(Queued<C>, Result<Reply, StoreError>),
     /// The reply to a task.
     Finish(C, Result<Option<u32>, StoreError>),
-    /// Ask this shard.
+    /// Queue the request at this shard.
     Enqueue(u32, Queued<C>),
-    /// Ask the shard that seems right.
+    /// Queue the request at the shard that the machine chooses.
     Dispatch(Queued<C>),
-    /// These asked a shard that is not there; its share is at another, or knows more of it.
+    /// The shard `from` is missing or retired. These requests go to the shard that has its share.
     Redirect {
         from: u32,
         to: Result<u32, CallError>,
@@ -52,9 +52,9 @@ struct Slots<C> {
     count: u32,
 }
 
-/// The flow's side: where it puts calls and notes.
+/// The flow's side: it sends calls and notes.
 pub(crate) struct Port<C> {
-    // A std mutex: only the one who polls the flow ever holds it.
+    // A std mutex: only the task that polls the flow ever holds it.
     slots: Arc<Mutex<Slots<C>>>,
     pub(crate) bucket: BucketKey,
     pub(crate) now: Timestamp,
@@ -69,7 +69,7 @@ impl<C> Port<C> {
         locked(&self.slots).notes.push(note);
     }
 
-    /// How many shards the bucket has, as far as the machine knows.
+    /// How many shards the bucket has, by the machine's snapshots.
     pub(crate) fn count(&self) -> u32 {
         locked(&self.slots).count
     }
@@ -87,7 +87,7 @@ impl<C> Port<C> {
         .await
     }
 
-    /// Reads shards, in the order of their numbers given.
+    /// Reads shards, in the order given.
     pub(crate) async fn read(&self, shards: &[u32]) -> Result<Vec<Option<BucketItem>>, CallError> {
         let keys: Vec<BucketItemKey> = shards.iter().map(|shard| self.key(*shard)).collect();
         let Response::Read(items) = self.call(Call::Read(keys.clone())).await? else {
@@ -100,7 +100,7 @@ impl<C> Port<C> {
         keys.iter().zip(items).map(decode).collect()
     }
 
-    /// Whether the update happened, and the item as it is now.
+    /// Updates a shard. Returns whether the update was applied, and the item as it is now.
     pub(crate) async fn update(
         &self,
         shard: u32,
@@ -132,7 +132,7 @@ impl<C> Port<C> {
     }
 
     pub(crate) async fn pause(&self, wait: Duration) {
-        // A pause that failed was long enough.
+        // A failed pause counts as over.
         let _ = self.call(Call::Pause(wait)).await;
     }
 }
@@ -145,7 +145,7 @@ pub(crate) struct Flow<C> {
 }
 
 impl<C: Send + 'static> Flow<C> {
-    /// A flow that has not begun.
+    /// A flow that has not started.
     pub(crate) fn new<F>(bucket: BucketKey, now: Timestamp, work: impl FnOnce(Port<C>) -> F) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
@@ -156,7 +156,7 @@ impl<C: Send + 'static> Flow<C> {
         Self { now, work: Box::pin(work(port)), slots }
     }
 
-    /// Goes on to the next call, or to the end where there is none.
+    /// Runs to the next call, or to the end.
     fn resume(&mut self, result: Option<CallResult>, count: u32) -> (Vec<Note<C>>, Option<Call>) {
         {
             let mut slots = locked(&self.slots);
@@ -179,26 +179,26 @@ impl<C> std::fmt::Debug for Flow<C> {
 /// Why a flow runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FlowKind {
-    /// It changes the number of shards: one at a time.
+    /// It changes the number of shards. At most one runs.
     Reshard,
     Gather,
-    /// It charges all shards: one at a time.
+    /// It charges all shards. At most one runs.
     Charge,
-    /// It restores a shard for the lane, which is busy meanwhile.
+    /// It restores a shard. The lane of the shard is busy meanwhile.
     Restore(u32),
     Other,
 }
 
-/// The flows of a machine that have not ended.
+/// The running flows of a machine.
 #[derive(Debug)]
 pub(crate) struct Flows<C>(Vec<(u64, FlowKind, Flow<C>)>);
 
-/// How far a flow has come.
+/// The state of a flow after it was resumed.
 pub(crate) struct Resumed<C> {
-    /// When it was asked for.
+    /// When it was started.
     pub(crate) now: Timestamp,
     pub(crate) notes: Vec<Note<C>>,
-    /// Its next call; or it has ended, and this is what it was for.
+    /// Its next call, or its kind if it has ended.
     pub(crate) next: Result<Call, FlowKind>,
 }
 
@@ -218,12 +218,12 @@ impl<C: Send + 'static> Flows<C> {
         self.0.iter().filter(|(_, one, _)| *one == kind).count()
     }
 
-    /// When a flow was asked for.
+    /// When a flow was started.
     pub(crate) fn now_of(&self, id: u64) -> Option<Timestamp> {
         self.0.iter().find(|(one, ..)| *one == id).map(|(.., flow)| flow.now)
     }
 
-    /// Takes a flow on to its next call, or to its end: then it is no longer here.
+    /// Runs a flow to its next call, or to its end, and then removes it.
     pub(crate) fn resume(
         &mut self,
         id: u64,

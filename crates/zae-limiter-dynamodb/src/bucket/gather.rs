@@ -1,5 +1,5 @@
-//! Gathering: what no shard has, all of them together may have. And the opposite: what is refunded
-//! beyond the ceiling of one shard goes to the one with the most room.
+//! Gathering: taking one request from several shards in one transaction. And the opposite: a refund beyond the
+//! ceiling of one shard goes to the shard with the most room.
 
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ use super::reshard::{read_all, restore};
 use super::shards;
 use crate::error::contended;
 
-/// How often all shards are read because they changed meanwhile: others split or merge them, one by one.
+/// How often all shards are read while other processes split or merge them, one by one.
 const GATHERINGS_MAX: u32 = 128;
 
-/// How often a request goes to another shard.
+/// The most times that a request moves to another shard.
 pub(crate) const MOVES_MAX: u32 = 128;
 
-/// Takes from as many shards as it needs, or refuses because all of them have too little.
+/// Takes from as many shards as needed, or refuses if all together have too little.
 pub(crate) async fn gather<C: Caller>(port: &Port<C>, mut queued: Queued<C>) {
     let Request::Take(leg) = queued.request.clone() else { return };
     match gathered(port, &leg, &queued).await {
@@ -43,7 +43,7 @@ pub(crate) async fn gather<C: Caller>(port: &Port<C>, mut queued: Queued<C>) {
 
 enum Gathered {
     Reply(Reply),
-    /// It is gone, and starts anew at its first shard.
+    /// The bucket does not exist: it starts again at its first shard.
     NoBucket,
     Abandoned,
 }
@@ -96,8 +96,8 @@ async fn gathered<C: Caller>(
     Err(contended(GATHERINGS_MAX))
 }
 
-/// A shard is full, or in debt, but a refund belongs to the bucket. Where shards owe tokens, all of them share
-/// it. Otherwise it goes to the shard that has the most room; when none has any, the bucket is full.
+/// Refunds to other shards what a full or indebted shard cannot take. If shards owe tokens, all of them share
+/// the refund. Otherwise it goes to the shard with the most room. Without any room, the bucket is full.
 pub(crate) async fn credit_other_shards<C: Caller>(
     port: &Port<C>,
     mut queued: Queued<C>,
@@ -127,7 +127,7 @@ pub(crate) async fn credit_other_shards<C: Caller>(
     port.note(Note::Dispatch(queued));
 }
 
-/// How much of a refund a shard has room for.
+/// How much of a refund fits into a shard.
 fn room(item: &BucketItem, rest: &Settlement, now: Timestamp) -> i64 {
     let rooms = held(item, rest, now).into_iter().map(|(tokens, rate, refund)| {
         rate.capacity().get().saturating_sub(tokens).min(refund.saturating_neg())
@@ -135,12 +135,12 @@ fn room(item: &BucketItem, rest: &Settlement, now: Timestamp) -> i64 {
     rooms.max().unwrap_or(0)
 }
 
-/// Whether a shard owes tokens of a limit that is given back.
+/// Whether a shard owes tokens of a refunded limit.
 fn owes(item: &BucketItem, rest: &Settlement, now: Timestamp) -> bool {
     held(item, rest, now).into_iter().any(|(tokens, ..)| tokens < 0)
 }
 
-/// What a shard holds of the limits that are settled, their rates there, and the differences.
+/// For each settled limit: the shard's balance, its share of the rate, and the difference.
 fn held(item: &BucketItem, rest: &Settlement, now: Timestamp) -> SmallVec<[(i64, Rate, i64); 2]> {
     let mut bucket = item.bucket.clone();
     bucket.refill(now);
@@ -152,7 +152,7 @@ fn held(item: &BucketItem, rest: &Settlement, now: Timestamp) -> SmallVec<[(i64,
     held.collect()
 }
 
-/// Which shard gives how much: the fullest first, so that few are needed. Together they have it.
+/// How much each shard gives: the fullest first, so that few are needed. Together they have enough.
 fn spread(leg: &Leg, buckets: &[(u32, Bucket)]) -> Vec<(u32, Takes)> {
     let names = leg.target.limits().names();
     let held = |bucket: &Bucket, take: &Take| {
@@ -182,7 +182,7 @@ fn spread(leg: &Leg, buckets: &[(u32, Bucket)]) -> Vec<(u32, Takes)> {
     taken
 }
 
-/// What one shard gives.
+/// The write that takes one shard's portion.
 fn change(leg: &Leg, item: &BucketItem, takes: &Takes, now: Timestamp) -> Option<Change> {
     let key = BucketItemKey { bucket: leg.target.key().clone(), shard: item.shard };
     let leg = Leg { target: Arc::clone(&leg.target), takes: takes.clone() };

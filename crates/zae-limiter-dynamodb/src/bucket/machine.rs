@@ -1,9 +1,9 @@
-//! The machine of one bucket: owns all that a process knows of the bucket and its shards, and all who
-//! wait for it. Events go in, commands come out; nothing in here waits, reads a clock or calls anybody.
+//! The state machine of one bucket: it owns the snapshots of the bucket's shards and all queued requests. It
+//! takes events and returns commands. It never waits, reads a clock or does IO.
 //!
-//! Each shard has a lane. While a write of a lane is under way, later requests wait in it and go
-//! together in the next write. What the last answer said of a shard is remembered, so that the next write
-//! needs no read, and a request that cannot be admitted yet needs no write.
+//! Each shard has a lane. While a write of a lane is in progress, later requests queue in it and share the next
+//! write. The machine keeps a snapshot of each shard from the last answer, so that the next write needs no read,
+//! and a refusal needs no call.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,45 +30,43 @@ use super::task;
 use crate::error::{CallError, contended};
 use crate::options::DynamoOptions;
 
-/// How many requests go into one write at most.
+/// The most requests in one write.
 const BATCH_MAX: usize = 1_024;
 
-/// Without group commit: how often others may be first before the bucket is split, so that fewer are
-/// in each other's way.
+/// Without group commit: after this many failed attempts of a write the bucket is split, to reduce contention.
 const CONTENDED_AFTER: u32 = 3;
 
-/// How many shards a take asks before all of them are read together.
+/// The most shards that a take tries before all of them are read and gathered from.
 const SHARDS_TRIED_MAX: usize = 3;
 
-/// How often throttled shards turn a request away before its caller hears of it: whether and when it is
-/// worth another try is the caller's business.
+/// How often a request is rerouted from throttled shards before its caller gets the error. Whether to retry then
+/// is up to the caller.
 const THROTTLED_MAX: u32 = 4;
 
-/// How often a settlement is tried that was turned away, and the first pause before it is tried again.
-/// Pauses double up to 1.6 s: half a minute in all.
+/// How often a failed settlement is retried, and the first pause before that. Pauses double up to 1.6 s: half a
+/// minute in all.
 const SETTLE_TRIES_MAX: u32 = 24;
 const SETTLE_PAUSE: Duration = Duration::from_millis(50);
 
-/// How many requests are gathered at once. More would read the same shards at the same time.
+/// The most gathers at the same time. More would only read the same shards.
 const GATHERS_MAX: usize = 8;
 
-/// A shard is hot when it can take fewer writes than this at once.
+/// A shard is hot when it has fewer writes left than this.
 const WRITES_LEFT_MIN: i64 = 150;
 
-/// How long a new count is given to make a difference before throttling counts again: DynamoDB
-/// throttles by the second.
+/// How long throttling is ignored after the shard count has changed: DynamoDB throttles by the second.
 const PATIENCE_MS: u64 = 1_500;
 
-/// The same for calls that were in each other's way.
+/// The same for contention.
 const CONTENDED_PATIENCE_MS: u64 = 300;
 
-/// What an answer is for.
+/// What a call is for.
 #[derive(Debug)]
 enum Pending<C> {
     Batch(Box<Batch<C>>),
     /// The pause of a lane.
     Pause(u32),
-    /// A flow, and what was known of the shards that it reads when it asked.
+    /// A flow, and the versions of the snapshots of the shards that it reads.
     Flow(u64, Vec<(u32, u64)>),
 }
 
@@ -81,23 +79,23 @@ pub(crate) struct BucketMachine<C> {
     snapshots: Snapshots,
     pending: Vec<(Op, Pending<C>)>,
     flows: Flows<C>,
-    /// Those who go on when the split under way has made a difference, and the throttled shard.
+    /// Requests that wait for the current split, each with its throttled shard.
     parked: Vec<(u32, Queued<C>)>,
-    /// Lanes that are busy until then.
+    /// Lanes that wait for the current split.
     parked_lanes: Vec<u32>,
     to_gather: VecDeque<Queued<C>>,
-    /// What all shards are to be charged.
+    /// Charges for all shards.
     to_charge: VecDeque<(Queued<C>, Settlement)>,
     tasks: VecDeque<(Task, Timestamp, C)>,
     /// The number of the next call or flow.
     next: u64,
-    /// How many callers have gone since they were last swept out of the queues.
+    /// How many callers were dropped since the queues were last swept.
     abandoned: usize,
     out: Vec<Command<C>>,
 }
 
 impl<C: Caller> BucketMachine<C> {
-    /// A machine that knows nothing. Its calls are numbered from `next` on.
+    /// A machine without snapshots. Its calls are numbered from `next` on.
     pub(crate) fn new(key: BucketKey, options: Arc<DynamoOptions>, next: u64) -> Self {
         Self {
             key,
@@ -117,7 +115,7 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
-    /// Takes note of an event and says what is to be done about it.
+    /// Handles an event and returns the commands that follow.
     pub(crate) fn on(&mut self, event: Event<C>) -> Vec<Command<C>> {
         match event {
             Event::Request(queued) => self.ask(queued),
@@ -134,12 +132,12 @@ impl<C: Caller> BucketMachine<C> {
         std::mem::take(&mut self.out)
     }
 
-    /// A machine in place of this one that knows nothing. Answers to calls of this one pass it by.
+    /// An empty machine to replace this one. It ignores responses to this one's calls.
     pub(crate) fn anew(&self) -> Self {
         Self::new(self.key.clone(), Arc::clone(&self.options), self.next)
     }
 
-    /// How many wait in queues.
+    /// The number of queued requests.
     fn queued(&self) -> usize {
         self.lanes.queued() + self.parked.len() + self.to_gather.len() + self.to_charge.len()
     }
@@ -149,15 +147,16 @@ impl<C: Caller> BucketMachine<C> {
         if self.abandoned > 0 && self.queued() >= queue_max {
             self.sweep();
         }
-        // A settlement was let in with its lease: refused, its tokens would be lost.
+        // A settlement is always queued: its tokens would be lost otherwise.
         if self.queued() >= queue_max && matches!(queued.request, Request::Take(_)) {
-            let message = format!("{queue_max} callers wait for this bucket already; try later");
+            let message =
+                format!("{queue_max} callers already wait for this bucket; try again later");
             return self.reply(queued, Err(StoreError::new(StoreErrorKind::Busy, message)));
         }
         self.dispatch(queued);
     }
 
-    /// Forgets callers who have gone.
+    /// Removes the requests of callers that were dropped.
     fn sweep(&mut self) {
         self.abandoned = 0;
         self.lanes.sweep();
@@ -165,7 +164,7 @@ impl<C: Caller> BucketMachine<C> {
         self.to_gather.retain(|one| !one.is_abandoned());
     }
 
-    /// Puts a request into the lane of the shard that seems right.
+    /// Chooses a shard for a request and queues it there.
     fn dispatch(&mut self, queued: Queued<C>) {
         let count = self.snapshots.count();
         let shard = match &queued.request {
@@ -175,7 +174,7 @@ impl<C: Caller> BucketMachine<C> {
                 self.watch_for_calm(queued.now);
                 self.snapshots.choose(&leg, queued.now, &tried)
             }
-            // A shard that has retired was merged into this one.
+            // A retired shard was merged into this one.
             Request::Settle(settlement) | Request::SettleRest(settlement) => {
                 settlement.placement.get() & (count - 1)
             }
@@ -225,7 +224,7 @@ impl<C: Caller> BucketMachine<C> {
         BucketItemKey { bucket: self.key.clone(), shard }
     }
 
-    /// The statuses of a leg, if what is known of all shards is fresh and nobody is ahead of it.
+    /// The statuses of a leg, if the snapshots of all shards are fresh and no request is queued before it.
     pub(crate) fn statuses_from_snapshots(
         &self,
         level: usize,
@@ -238,7 +237,7 @@ impl<C: Caller> BucketMachine<C> {
             .flatten()
     }
 
-    /// How a leg that passed stands now.
+    /// The statuses of a leg that was admitted, by the last snapshots.
     pub(crate) fn last_statuses(
         &self,
         level: usize,
@@ -270,7 +269,7 @@ impl<C: Caller> BucketMachine<C> {
 
 /// Batches.
 impl<C: Caller> BucketMachine<C> {
-    /// Begins the next batch of a lane that has none under way.
+    /// Starts the next batch of an idle lane.
     fn next_batch(&mut self, shard: u32) {
         loop {
             let lane = self.lanes.of(shard);
@@ -302,7 +301,7 @@ impl<C: Caller> BucketMachine<C> {
 
     fn pause(&mut self, shard: u32) -> bool {
         let pause = self.snapshots.shard(shard).pause();
-        // Nobody is helped by waiting alone.
+        // An empty queue needs no pause.
         let pause = pause.filter(|_| !self.lanes.of(shard).queue.is_empty());
         if let Some(pause) = pause {
             self.call(Pending::Pause(shard), Call::Pause(pause));
@@ -321,7 +320,7 @@ impl<C: Caller> BucketMachine<C> {
         Batch { shard, now, members, attempt, snapshot, is_fresh, is_just_seen, written, left_over }
     }
 
-    /// Takes a batch on to its next call. True when it has ended.
+    /// Takes a batch to its next call. True if it has ended.
     fn advance(&mut self, mut batch: Batch<C>) -> bool {
         if batch.attempt == ATTEMPTS_MAX {
             self.fail(batch.members, || contended(ATTEMPTS_MAX));
@@ -339,15 +338,15 @@ impl<C: Caller> BucketMachine<C> {
         false
     }
 
-    /// Replies with an error. A settlement that was only turned away goes on trying: its lease is over,
-    /// and nobody else will.
+    /// Replies with an error. A settlement that was not applied is retried instead if the table was busy, or if
+    /// nobody awaits the reply: its lease is over, and nobody else would retry it.
     fn fail(&mut self, members: Vec<Queued<C>>, error: impl Fn() -> StoreError) {
         for mut queued in members {
             let error = error();
-            let is_turned_away = error.kind() == StoreErrorKind::Busy || queued.caller.is_none();
+            let is_retried = error.kind() == StoreErrorKind::Busy || queued.caller.is_none();
             if queued.request.settlement().is_none()
                 || error.applied() == Applied::Maybe
-                || !is_turned_away
+                || !is_retried
                 || queued.tries == SETTLE_TRIES_MAX
             {
                 self.reply(queued, Err(error));
@@ -393,7 +392,7 @@ impl<C: Caller> BucketMachine<C> {
                 batch.snapshot = Some(snapshot);
                 (batch.is_fresh, batch.is_just_seen) = (true, true);
             }
-            // Somebody's transaction was under way on the same item: it takes milliseconds.
+            // A transaction was in progress on the same item: it takes milliseconds.
             Err(error) if error.is(TableErrorKind::Conflict) => {}
             Err(error) if error.is(TableErrorKind::PartitionThrottled) => {
                 return self.reroute_throttled(batch, &error);
@@ -409,8 +408,8 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
-    /// What to ask the table next; `None` when everybody has a reply, or went elsewhere. Whoever can be
-    /// answered by the snapshot is answered here and leaves the batch.
+    /// The next call of a batch; `None` if every member has a reply or moved elsewhere. Members that the
+    /// snapshot decides get their reply here and leave the batch.
     fn next_call(&mut self, batch: &mut Batch<C>) -> Option<Call> {
         if batch.members.is_empty() {
             return None;
@@ -423,7 +422,7 @@ impl<C: Caller> BucketMachine<C> {
         let requests: Vec<&Request> = batch.members.iter().map(|one| &one.request).collect();
         let decision = decide_batch(&key, &snapshot, &requests, now);
         if !batch.is_fresh {
-            // Old knowledge is good enough to write by, because the write pins it, but not to refuse by.
+            // A write may rely on an old snapshot, because it pins it. A refusal may not.
             let Some(update) = decision.update else { return Some(self.blind_call(batch)) };
             let is_written = |at: &usize| decision.outcomes[*at] == Outcome::Written;
             batch.written = (0..batch.members.len()).filter(is_written).collect();
@@ -467,10 +466,10 @@ impl<C: Caller> BucketMachine<C> {
         decision.update.map(|update| Call::Update(batch.shard, update))
     }
 
-    /// The first call where nothing is known: a write that tells, whether it happens or not.
+    /// The first call without a snapshot: a write whose answer has the item, whether it was applied or not.
     fn blind_call(&self, batch: &mut Batch<C>) -> Call {
         let key = self.item_key(batch.shard);
-        // One write can rely on one set of limits.
+        // One write relies on one set of limits.
         let limits = batch.members.first().map(|one| Arc::clone(one.request.target().limits()));
         let fits = |request: &Request| {
             Some(request.target().limits()) == limits.as_ref() && !request.is_empty()
@@ -486,7 +485,7 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
-    /// Replies to those who were part of a write, and lets them leave the batch.
+    /// Replies to the members of a write, and removes them from the batch.
     fn reply_written(
         &mut self,
         batch: &mut Batch<C>,
@@ -497,8 +496,7 @@ impl<C: Caller> BucketMachine<C> {
         let mut is_written = vec![false; batch.members.len()];
         written.iter().for_each(|at| is_written[*at] = true);
         let (mut kept, mut replies, mut later) = (Vec::new(), Vec::new(), Vec::new());
-        // From the last to the first: what was left after one is what is left now and all that was
-        // taken after it.
+        // From the last to the first: what was left after a take is the balance now plus all later takes.
         let members = std::mem::take(&mut batch.members);
         for ((at, mut queued), is_written) in members.into_iter().enumerate().zip(is_written).rev()
         {
@@ -530,7 +528,7 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
-    /// A shard cannot give what is asked: another may, or all of them together.
+    /// A shard refused a take: another one may cover it, or all of them together.
     fn try_next_shard(&mut self, shard: u32, mut queued: Queued<C>) {
         queued.tried.push(shard);
         let Request::Take(leg) = &queued.request else { return };
@@ -541,13 +539,14 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
-    /// The shard is not there: whoever asked it goes where its share is now. True when that is known.
+    /// The shard is missing or retired: its requests go to the shard that has its share. True if the batch has
+    /// ended.
     fn redirect_to_owner(&mut self, batch: Batch<C>) -> bool {
         let (shard, now) = (batch.shard, batch.now);
         if let Some(Snapshot::Item(item)) = &batch.snapshot
             && item.is_retired()
         {
-            // Whoever took it over is the one that it was split from.
+            // It was merged into the shard that it was split from.
             self.redirect(shard, Ok(origin_of(shard)), batch.members, now);
             return true;
         }
@@ -586,8 +585,8 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
-    /// The shard takes no more writes in this moment: the bucket is split further, and whoever wants
-    /// tokens asks another shard. What is settled waits its turn.
+    /// The shard is throttled: the bucket is split further, and takes go to another shard. Settlements are
+    /// queued again.
     fn reroute_throttled(&mut self, batch: Batch<C>, error: &CallError) {
         let (shard, now) = (batch.shard, batch.now);
         if self.snapshots.is_busy_all_over(shard, now) {
@@ -619,7 +618,7 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
-    /// Those who waited for a split go on.
+    /// Requests and lanes that waited for a split continue.
     fn unpark(&mut self) {
         let parked = std::mem::take(&mut self.parked);
         for (shard, queued) in parked {
@@ -631,7 +630,7 @@ impl<C: Caller> BucketMachine<C> {
     }
 }
 
-/// The rest: lanes, flows and what they note.
+/// Flows and their notes.
 impl<C: Caller> BucketMachine<C> {
     fn start<F>(&mut self, kind: FlowKind, now: Timestamp, work: impl FnOnce(Port<C>) -> F)
     where
@@ -673,7 +672,7 @@ impl<C: Caller> BucketMachine<C> {
                 }
             }
             FlowKind::Gather => {
-                // One that memory answers starts no flow: then it is the next one's turn.
+                // A request that snapshots refuse starts no flow: take the next one.
                 while self.flows.count(FlowKind::Gather) < GATHERS_MAX
                     && let Some(queued) = self.to_gather.pop_front()
                 {
@@ -704,7 +703,7 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
-    /// Remembers what a flow has read or written, unless something was learnt of it since it asked.
+    /// Keeps what a flow has read or written as snapshots, unless they have changed since its call.
     fn cache_flow_result(&mut self, versions: &[(u32, u64)], flow: u64, result: &CallResult) {
         let items: Vec<Option<_>> = match result {
             Ok(Response::Read(items)) => items.iter().map(Option::as_ref).collect(),
@@ -729,7 +728,7 @@ impl<C: Caller> BucketMachine<C> {
     fn gather(&mut self, queued: Queued<C>) {
         let now = queued.now;
         let Request::Take(leg) = &queued.request else { return };
-        // Somebody may have read all shards just now.
+        // Another gather may have read all shards just now.
         if let Some(statuses) = self.statuses_from_snapshots(0, leg, now)
             && statuses.iter().any(|status| status.exceeded)
         {
@@ -741,7 +740,7 @@ impl<C: Caller> BucketMachine<C> {
         self.start(FlowKind::Gather, now, async move |port| gather::gather(&port, queued).await);
     }
 
-    /// What a shard cannot settle by itself: refunds beyond its ceiling, or charges that it cannot bear.
+    /// Settles on other shards what one shard cannot: refunds beyond its ceiling, or charges that are too large.
     fn settle_elsewhere(&mut self, mut queued: Queued<C>, rest: Settlement) {
         let differences = rest.differences.iter().copied();
         let (charges, refunds): (Takes, Takes) =
@@ -757,8 +756,7 @@ impl<C: Caller> BucketMachine<C> {
         self.charge_all_shards();
     }
 
-    /// Charges go one after the other, because each is written to all shards. Those that wait under the same
-    /// limits go together.
+    /// Starts the next charge of all shards, unless one is running. Charges under the same limits are combined.
     fn charge_all_shards(&mut self) {
         if self.flows.count(FlowKind::Charge) > 0 {
             return;
@@ -789,7 +787,7 @@ impl<C: Caller> BucketMachine<C> {
         });
     }
 
-    /// Splits the bucket unless that was done just now.
+    /// Splits the bucket unless its shard count has changed just now.
     fn split_unless_early(&mut self, patience_ms: u64, now: Timestamp) {
         if !self.snapshots.map(now).has_changed_within(patience_ms, now) {
             self.start_split(self.snapshots.count(), now);
@@ -802,14 +800,14 @@ impl<C: Caller> BucketMachine<C> {
             return;
         }
         self.start(FlowKind::Reshard, now, async move |port| {
-            // Whoever finds the bucket as hot tries again.
+            // After an error, the next hot write tries again.
             if let Ok(true) = reshard::begin_split(&port, from).await {
                 let _ = reshard::finish_split(&port, from).await;
             }
         });
     }
 
-    /// After a write: splits the bucket when the shard is too hot.
+    /// Splits the bucket if a write found the shard hot.
     fn split_if_hot(&mut self, shard: u32, snapshot: &Snapshot, now: Timestamp) {
         let Snapshot::Item(item) = snapshot else { return };
         let count = item.shard_count.next_power_of_two();
@@ -820,7 +818,7 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
-    /// Now and then, looks whether a bucket is still written so often that it needs its shards.
+    /// Every `merge_after`, counts the writes of a bucket with several shards, and merges it if they are few.
     fn watch_for_calm(&mut self, now: Timestamp) {
         if self.is_resharding() {
             return;
@@ -828,7 +826,7 @@ impl<C: Caller> BucketMachine<C> {
         let merge_after = self.options.merge_after;
         let Some(before) = self.snapshots.map(now).recount_due(merge_after, now) else { return };
         self.start(FlowKind::Reshard, now, async move |port| {
-            // It is tried again after as long a time.
+            // After an error, it is tried again after `merge_after`.
             let _ = reshard::merge_if_calm(&port, before).await;
         });
     }

@@ -1,7 +1,7 @@
-//! One bucket: what is known of its shards, who waits for them, and what to ask the table next.
+//! One bucket: the snapshots of its shards, the queued requests, and the next calls to the table.
 //!
-//! Everything here is pure. `machine` takes events and returns commands; `decide` decides one write;
-//! `reshard` and `gather` are procedures of several calls, which `flow` suspends at each of them.
+//! Everything here is pure. `machine` takes events and returns commands. `decide` computes one write. `reshard`,
+//! `gather` and `debt` are procedures of several calls, which `flow` suspends at each of them.
 
 mod debt;
 pub(crate) mod decide;

@@ -71,7 +71,7 @@ async fn calls_on_an_endpoint_that_hangs_end_and_are_served_after_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_on_an_endpoint_that_is_gone_end_and_are_served_after_it() {
+async fn calls_on_an_endpoint_that_is_down_end_and_are_served_after_it() {
     play(SHORT, Mode::Refuse).await;
 }
 
