@@ -69,7 +69,7 @@ impl Table for Late {
 }
 
 #[tokio::test]
-async fn a_read_that_a_write_has_overtaken_is_not_remembered() {
+async fn a_read_that_a_write_overtook_replaces_no_snapshot() {
     let permits = Arc::new(Semaphore::new(0));
     let table = Late { table: SimTable::default(), permits: Arc::clone(&permits) };
     let store = DynamoStore::new(Arc::new(table), DynamoOptions::default());

@@ -47,7 +47,7 @@ fn number(table: &SimTable, name: &str) -> Option<i64> {
 /// Under other limits, too: a write that fits the old ones would take from a full bucket without
 /// paying out its time, which would be paid out again.
 #[tokio::test]
-async fn a_bucket_that_was_deleted_and_made_again_is_another_one() {
+async fn a_bucket_that_was_deleted_and_created_again_fails_older_snapshots() {
     let table = SimTable::default();
     let (first, second) = (process(&table), process(&table));
     let (wide, narrow) =
@@ -65,7 +65,7 @@ async fn a_bucket_that_was_deleted_and_made_again_is_another_one() {
 }
 
 #[tokio::test]
-async fn a_full_bucket_carries_nothing_over() {
+async fn a_full_bucket_drops_its_remainder() {
     let table = SimTable::default();
     let (store, odd) = (process(&table), odd());
     assert!(take(&store, &odd, 9_000, at(0)).await);
@@ -81,7 +81,7 @@ async fn a_full_bucket_carries_nothing_over() {
 }
 
 #[tokio::test]
-async fn a_remainder_that_another_process_dropped_is_not_paid_out() {
+async fn a_remainder_that_another_process_dropped_does_not_count() {
     let table = SimTable::default();
     let (first, second, odd) = (process(&table), process(&table), odd());
     assert!(take(&first, &odd, 9_000, at(0)).await);

@@ -180,8 +180,8 @@ pub(crate) fn rpm(capacity: u64, a_minute: u64) -> Limit {
     Limit::per_minute("rpm", a_minute).burst(capacity)
 }
 
-/// Limits as the driver of Python is told and tells them.
-pub(crate) fn told(limits: &LimitSet) -> Value {
+/// Limits as JSON, as the Python driver reads and writes them.
+pub(crate) fn limits_json(limits: &LimitSet) -> Value {
     let whole = |milli: i64| milli / 1_000;
     let limits = limits.iter().map(|(name, rate)| {
         let period = rate.period_ms() / 1_000;
@@ -191,6 +191,6 @@ pub(crate) fn told(limits: &LimitSet) -> Value {
     limits.collect()
 }
 
-pub(crate) fn tell(limits: impl IntoIterator<Item = Limit>) -> Value {
-    told(&LimitSet::new(limits).unwrap())
+pub(crate) fn json_of(limits: impl IntoIterator<Item = Limit>) -> Value {
+    limits_json(&LimitSet::new(limits).unwrap())
 }
