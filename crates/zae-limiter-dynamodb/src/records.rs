@@ -318,7 +318,7 @@ fn prepare(batch: &[Write], seen: &HashMap<ItemKey, Option<Item>>) -> Prepared {
         match write {
             Write::Put(record, _) => put(&mut prepared, batch, at, record, before),
             Write::Delete(deleted, precondition) => {
-                delete(&mut prepared, at, deleted, *precondition, before)
+                delete(&mut prepared, at, deleted, *precondition, before);
             }
             Write::Check(_, Precondition::Always) => {}
             Write::Check(_, precondition) => {

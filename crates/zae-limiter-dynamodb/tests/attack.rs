@@ -258,7 +258,7 @@ async fn the_smallest_options_serve() {
 
 /// Promise: "Into how many shards a bucket that is written too often is split at most".
 #[tokio::test]
-async fn a_bucket_has_at_most_64_shards() {
+async fn split_to_never_exceeds_shards_max() {
     for most in [1, 2, 3, 5, 6, 33, 64] {
         let options = options().shards_max(most);
         let store = DynamoStore::new(Arc::new(SimTable::default()), options);

@@ -43,7 +43,7 @@ fn number(item: &Item, name: &str) -> i64 {
 
 /// The count that the first shard knows.
 fn count(table: &SimTable) -> i64 {
-    item_of(&table, 0).map_or(1, |first| number(&first, "shard_count"))
+    item_of(table, 0).map_or(1, |first| number(&first, "shard_count"))
 }
 
 /// Splits until there are so many shards, or fewer.
@@ -223,7 +223,7 @@ async fn split_as_the_python_client_does(table: &SimTable) {
         actions: vec![Action::Set("shard_count".to_owned(), Value::number(2))],
         conditions: Vec::new(),
     };
-    let mut second: Item = item_of(&table, 0).expect("the first shard");
+    let mut second: Item = item_of(table, 0).expect("the first shard");
     second.insert("b_rpm_tk".to_owned(), Value::number(100_000));
     second.insert("shard_count".to_owned(), Value::number(2));
     for name in ["PK", "SK"] {

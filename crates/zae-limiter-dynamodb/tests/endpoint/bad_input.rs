@@ -134,7 +134,7 @@ async fn a_refusal_of_aws_says_what_to_do() {
             "throttled",
         ),
         ("500 Internal Server Error", "{}", StoreErrorKind::Unavailable, "internal error"),
-        ("200 OK", "this is no JSON", StoreErrorKind::Unavailable, "cannot be read"),
+        ("200 OK", "this is no JSON", StoreErrorKind::Unavailable, "cannot be parsed"),
     ] {
         let error = open_error("table", &Fake::always(Reply::Answer(status, body)).url).await;
         check(&error, kind, says);
