@@ -129,7 +129,7 @@ const TURNED_AWAY: [(TableErrorKind, usize); 3] = [
     (TableErrorKind::Conflict, 16),
 ];
 
-/// A table that turns away updates of this entity after so many of them, so many times.
+/// A table that fails some updates of this entity, after a number of them.
 fn turning_away(
     table: &SimTable,
     entity: &'static str,
@@ -243,7 +243,7 @@ async fn the_smallest_options_serve() {
         assert!(takes(&store, &target, 3, at(nth)).await);
         assert!(!takes(&alone, &target, 1, at(nth)).await);
     }
-    // Others split it, and it is served all the same.
+    // Other processes split it, and it is still served.
     let target = target(without_refill("rpm", 64));
     assert!(takes(&store, &target, 1, at(0)).await);
     let other = store_on(table.clone());
@@ -317,7 +317,7 @@ async fn charges_that_are_too_large_together_are_not_lost() {
     assert_eq!(i128::from(held(&table, &key(), "rpm")), 10_000 - charged);
 }
 
-/// Promise: a refund is applied exactly once, also where a charge of somebody else goes along. Two shards,
+/// Promise: a refund is applied exactly once, also beside the charge of another caller. Two shards,
 /// of which one lacks the limit.
 #[tokio::test]
 async fn a_refund_reaches_its_shard_beside_the_charge_of_another_caller() {
@@ -628,7 +628,7 @@ async fn a_deleted_bucket_starts_again_once_for_all_processes_with_snapshots() {
         }
         stores[1].delete(&[Key::Bucket(key())]).await.unwrap();
         assert_eq!(shards_of(&table, &key()), []);
-        // What was taken before is given back now, and passed over: there is no bucket.
+        // The refund of what was taken before is ignored: there is no bucket.
         for (nth, lease) in leases.iter().enumerate().take(6) {
             settle(&stores[nth % 3], &target, lease.placement.get(), &[(0, -3)], at(2)).await;
         }
@@ -967,7 +967,7 @@ async fn late_charges_count_at_every_level_on_every_store() {
             if deleted {
                 limiter.delete_entity("child").await.unwrap();
             }
-            // Some of it is given back, and some is charged, in one settlement.
+            // Some of it is refunded, and some is charged, in one settlement.
             lease.release("rpm", 2).unwrap();
             lease.adjust("tpm", 50).unwrap();
             lease.commit().await.unwrap();
@@ -1031,7 +1031,7 @@ async fn a_limiter_at_its_extremes_serves() {
     }
 }
 
-/// Promise: `queue_max` is "how many callers may wait for one bucket". Those who have gone do not wait.
+/// Promise: `queue_max` is "how many callers may wait for one bucket". Dropped callers do not count.
 #[tokio::test]
 async fn dropped_callers_do_not_fill_a_small_queue() {
     let mut refused = Vec::new();
@@ -1041,7 +1041,7 @@ async fn dropped_callers_do_not_fill_a_small_queue() {
         let asked = plan(&target(without_refill("rpm", 1_000_000)), 1_000, at(0));
         let mut hung = store.acquire(&asked);
         assert!(poll_once(hung.as_mut()).is_pending());
-        // Each is gone before the next comes.
+        // Each is dropped before the next one comes.
         let is_let_in = |_: &usize| poll_once(store.acquire(&asked).as_mut()).is_pending();
         refused.extend((0..3 * most).find(|gone| !is_let_in(gone)).map(|gone| (most, gone)));
     }

@@ -53,7 +53,7 @@ async fn settle_down() {
     }
 }
 
-/// What somebody asks of the bucket.
+/// A request to the bucket.
 #[derive(Clone, Debug)]
 enum Ask {
     Take(Vec<(usize, i64)>),
@@ -413,7 +413,7 @@ async fn crowd(seed: u64, chances: Chances, walks: bool) -> Result<(), String> {
             0..4 => Does::Take(rng.i64(1..200_000), b),
             4..7 => Does::Settle(rng.i64(1..900_000), b * 3),
             7..9 => {
-                // No more is given back than was taken.
+                // At most what was taken is refunded.
                 let give = rng.i64(0..=refunds_a.min(100_000));
                 refunds_a -= give;
                 let b = if rng.bool() { b * 3 } else { -rng.i64(0..=refunds_b) };
@@ -483,7 +483,7 @@ async fn crowd(seed: u64, chances: Chances, walks: bool) -> Result<(), String> {
                     log.push(format!("{nth} {does:?} goes"));
                     *slot = None;
                     if let Does::Settle(a, b) = does {
-                        // It is carried out all the same.
+                        // It is executed nevertheless.
                         for (at, amount) in [*a, *b].into_iter().enumerate() {
                             most[at] -= amount.min(0);
                             least[at] -= amount.max(0) * 3;
@@ -924,7 +924,7 @@ async fn shards_never_hold_more_than_one_bucket_would_with_writes_in_between() {
 
 /// Promise (ARCHITECTURE.md): "Debt is everybody's. A charge that would leave one shard in debt for more than
 /// a second is spread over all shards in one transaction, so no shard goes on admitting while the bucket owes
-/// tokens." A lease that took an estimate of one limit and paid for another gives back and charges at once.
+/// tokens." A lease that took an estimate of one limit and paid for another refunds and charges at once.
 #[tokio::test]
 async fn a_charge_beside_a_refund_of_another_limit_is_spread_over_all_shards() {
     let limits = || [Limit::per_minute("a", 600), Limit::per_minute("b", 600)];
@@ -965,8 +965,8 @@ async fn a_charge_beside_a_refund_of_another_limit_is_spread_over_all_shards() {
 }
 
 /// Promise: "A credit (rollback, negative adjust, release, compensation) is never applied twice", and an error
-/// says "whether the change may have been made all the same". Two shards lack the limit `b`: `a` is given back,
-/// then the table turns away what is charged to `b`. The reply must not say that nothing was applied, because
+/// says "whether the change may have been applied nevertheless". Two shards lack the limit `b`: `a` is refunded,
+/// then the table refuses the charge of `b`. The reply must not say that nothing was applied, because
 /// a caller with that error settles again.
 #[tokio::test]
 async fn a_refund_is_not_repeated_when_a_charge_beside_it_fails() {

@@ -290,7 +290,7 @@ async fn a_call_without_an_answer_times_out_and_the_bucket_serves_again() {
         assert!(error.to_string().contains("did not answer within 1s"), "{error}");
         let left = 8_000 - i64::from(is_applied) * 1_000;
         assert_eq!(behind.await.unwrap().expect("it is served").left[0].get(), left);
-        // The answer comes after all; nobody hears it.
+        // The late answer is ignored.
         table.answer_late();
         settle_down().await;
         let taken = take(&store, &target, 1, at(0)).await.unwrap().expect("it is served");
@@ -305,7 +305,7 @@ fn behind_a_hung_call() -> (DynamoStore, Arc<Target>) {
     (store, target(without_refill("rpm", 1_000_000)))
 }
 
-/// F4. The queue must not keep callers who have gone. That commit had no bound that this test could meet.
+/// F4. The queue must not keep dropped callers. That commit had no bound that this test could meet.
 #[tokio::test]
 async fn dropped_callers_do_not_fill_the_queue() {
     for staying in [0, 50, 60, 99] {
@@ -339,7 +339,7 @@ async fn a_full_queue_refuses_at_once_and_says_so() {
     };
     assert_eq!((error.kind(), error.applied()), (StoreErrorKind::Busy, Applied::No));
     assert!(error.to_string().contains("100 callers already wait for this bucket"), "{error}");
-    // Whoever goes makes room.
+    // A dropped caller makes room.
     drop(live.pop());
     assert!(poll_once(store.acquire(&plan).as_mut()).is_pending());
 }
@@ -472,7 +472,7 @@ async fn a_deletion_leaves_nothing_of_a_sharded_bucket_while_others_call() {
     }
 }
 
-/// F9. Seen: the acquire was refused by memory. The store trusted its snapshot until the clock had come
+/// F9. Seen: the acquire was refused by an old snapshot. The store trusted its snapshot until the clock had come
 /// back to where it was, an hour later.
 #[tokio::test]
 async fn after_the_clock_was_set_back_the_table_is_asked_within_a_second() {

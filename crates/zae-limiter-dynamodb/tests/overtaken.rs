@@ -88,7 +88,7 @@ async fn a_read_that_a_write_overtook_replaces_no_snapshot() {
     assert!(matches!(take(80).await, Admission::Taken(_)));
     permits.add_permits(1);
     assert_eq!(reading.await.expect("nobody panics").expect("an answer"), 1);
-    // Refused by memory: 10 are left, not the 90 that were read.
+    // Refused by the snapshot: 10 are left, not the 90 that were read.
     let Admission::Refused(statuses) = take(95).await else { panic!("there are not so many") };
     assert_eq!(statuses[0].available.get(), 10_000);
 }

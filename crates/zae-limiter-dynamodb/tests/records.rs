@@ -333,7 +333,7 @@ async fn a_name_is_written_as_other_clients_show_it() {
     }
 }
 
-/// The first clients give back to a bucket, or to a limit of it, without looking whether it is gone.
+/// The first clients refund to a bucket, or to a limit of it, without checking that it exists.
 #[tokio::test]
 async fn a_refund_to_a_deleted_bucket_blocks_nothing() {
     let (table, store) = open();
@@ -360,7 +360,7 @@ async fn a_refund_to_a_deleted_bucket_blocks_nothing() {
         ["rpm"]
     );
 
-    // Anything else that lacks a shard is broken, not gone.
+    // Any other item that lacks an attribute is malformed, not absent.
     table.put(&key, &whole[..6]).await;
     let error = store.peek(&[bucket()], now).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Corrupt);

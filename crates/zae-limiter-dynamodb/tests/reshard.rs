@@ -20,7 +20,7 @@ fn store(table: &SimTable) -> DynamoStore {
     DynamoStore::new(Arc::new(table.clone()), DynamoOptions::default().seed(1))
 }
 
-/// The shard that gave so many tokens, or what stood in the way.
+/// The shard that the tokens were taken from, or the refusal.
 async fn take(
     store: &DynamoStore,
     target: &Arc<Target>,
@@ -46,7 +46,7 @@ fn count(table: &SimTable) -> i64 {
     item_of(table, 0).map_or(1, |first| number(&first, "shard_count"))
 }
 
-/// Splits until there are so many shards, or fewer.
+/// Splits until there are `shards` shards.
 async fn split_until(store: &DynamoStore, table: &SimTable, shards: i64, now: Timestamp) {
     while count(table) < shards {
         store.split(&key(), now).await.expect("an answer");
@@ -118,7 +118,7 @@ async fn a_lease_from_a_retired_shard_is_settled_on_the_shard_that_has_its_share
     let (store, target) = (store(&table), target(Limit::per_minute("rpm", 100)));
     take(&store, &target, 20, at(0)).await.expect("admitted");
     split_until(&store, &table, 8, at(0)).await;
-    // Whoever gave it, say the last.
+    // Settle it on the last shard.
     let settle = |amount: i64| Settlement {
         target: Arc::clone(&target),
         placement: Placement::new(7),
@@ -277,7 +277,7 @@ async fn a_shard_that_another_client_counts_again_is_restored_with_nothing() {
     for _ in 0..2 {
         store.merge(&key(), at(0)).await.expect("an answer");
     }
-    // The first shard's share is a half now, and the other half is nobody's.
+    // The first shard's share is a half now, and no shard has the other half.
     raise(&table, 0, 2).await;
     let fresh = DynamoStore::new(Arc::new(table.clone()), DynamoOptions::default());
     let statuses = take(&fresh, &target, 60, at(0)).await.expect_err("more than a half");
@@ -438,7 +438,7 @@ fn callers_of_one_process_share_writes_before_a_bucket_is_split() {
     assert!(writes < 2_500, "{writes} writes");
 }
 
-/// At 90 % of the limit there is always enough; whoever is refused is refused wrongly.
+/// At 90 % of the limit there is always enough; every refusal is wrong.
 #[test]
 fn few_requests_are_refused_at_nine_tenths_of_the_limit() {
     let (asked, refused) = World::play(3, 1, async move |world| {

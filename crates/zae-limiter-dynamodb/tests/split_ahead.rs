@@ -1,4 +1,4 @@
-//! Buckets that somebody has split ahead of a rush: all shards are there, nothing is won or lost.
+//! Splitting buckets ahead of a rush: all shards exist, and no token is gained or lost.
 //!
 //! `ZAEL_SIM_SEEDS` says how many seeds are played (3).
 

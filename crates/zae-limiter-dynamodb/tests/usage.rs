@@ -1,4 +1,4 @@
-//! A year of usage, hour by hour, and what it costs to look at shards of it.
+//! A year of usage, hour by hour, and what it costs to read some of it.
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 use std::collections::BTreeMap;

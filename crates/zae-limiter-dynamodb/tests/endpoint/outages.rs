@@ -1,4 +1,4 @@
-//! Steady calls while the endpoint hangs, is gone, or loses answers, and after it is back.
+//! Steady calls while the endpoint hangs, is down, or loses answers, and after it is up again.
 //!
 //! Each has a short form, which checks what holds on any machine, and a measurement, which also checks times
 //! and memory and prints what it saw: 1,000 calls a second on 100 buckets.
@@ -111,7 +111,7 @@ async fn lost_answers() {
     refund(long()).await;
 }
 
-/// Takes while every answer arrives, and gives back while some are lost: a take whose answer is lost
+/// Takes while every answer arrives, and refunds while some are lost: a take whose answer is lost
 /// cannot hide a refund that is applied twice.
 async fn refund(shape: Shape) {
     const LEASES: usize = 20;

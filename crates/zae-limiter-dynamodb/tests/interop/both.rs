@@ -46,7 +46,7 @@ async fn table_of(release: Release, kind: Kind) -> String {
     TABLES[release as usize * 2 + kind as usize].get_or_init(create).await.clone()
 }
 
-/// A store that asks the table before it refuses: the other client may have given back.
+/// A store that asks the table before it refuses: the other client may have refunded.
 pub(crate) fn store(endpoint: &str, table: &str) -> DynamoStore {
     let options = DynamoOptions::default().local_refusal(Duration::ZERO);
     let table = AwsTable::new(server::client_at(endpoint), table, server::clock());

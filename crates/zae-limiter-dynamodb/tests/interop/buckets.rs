@@ -188,7 +188,7 @@ async fn cascades(both: &Both, ours_first: bool) {
     // Now the fast way of Python, which knows the parent.
     assert!(take(!ours_first, "member", 5).await);
     left(65, 15).await;
-    // The parent stands in the way, for both, and nothing is taken.
+    // The parent refuses both, and nothing is taken.
     assert!(!take(true, "member", 16).await && !take(false, "member", 16).await);
     left(65, 15).await;
     // No cascade, no parent.
@@ -339,7 +339,7 @@ pub(crate) async fn limit_deleted_under_a_lease(both: Both) {
     assert!(both.lease("a", &[("tpm", 1)]).await.is_none());
 }
 
-/// Python gives back above the ceiling.
+/// Python refunds above the ceiling.
 pub(crate) async fn credits_above_the_ceiling(both: Both) {
     both.ours.set_system_defaults([rpm(60, 60)], None).await.unwrap();
     assert!(both.python_begins("a", 40));

@@ -91,7 +91,7 @@ pub(crate) async fn limits_that_we_set(both: Both) {
         assert_eq!(entities, json!(["e"]), "{resource}");
     }
 
-    // Enforced: exactly 4 by whoever asks.
+    // Enforced: exactly 4, whichever client asks.
     assert!(both.python_takes("e", 4));
     assert!(!both.python_takes("e", 1));
     assert!(!both.take("e", 1).await);

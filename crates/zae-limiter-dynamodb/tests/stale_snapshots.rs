@@ -1,4 +1,4 @@
-//! A process goes by what it remembers of a bucket. What others have done meanwhile it must notice
+//! A process relies on its snapshot of a bucket. It must notice what other processes have done meanwhile
 //! before anything is written by it.
 
 mod one_bucket;
@@ -55,7 +55,7 @@ async fn a_bucket_that_was_deleted_and_created_again_fails_older_snapshots() {
     assert!(take(&first, &wide, 95_000, at(0)).await);
     second.delete(&[Key::Bucket(key())]).await.expect("deleted");
     assert!(take(&second, &narrow, 1_000, at(1_000)).await);
-    // Full again, with its ten; the first process remembers five of a hundred.
+    // Full again, with its ten; the first process has a snapshot of five of a hundred.
     assert!(take(&first, &wide, 5_000, at(31_000)).await);
     let mut admitted = 0;
     while take(&second, &narrow, 1_000, at(31_000)).await {
@@ -88,7 +88,7 @@ async fn a_remainder_that_another_process_dropped_does_not_count() {
     assert!(take(&first, &odd, 1_000, at(2_000)).await);
     give_back(&second, &odd, 9_000, at(2_000)).await;
     assert!(take(&second, &odd, 8_000, at(2_000)).await);
-    // The first process remembers 76, and a remainder with which a millisecond earns one more.
+    // The first process has a snapshot of 76, and a remainder with which a millisecond earns one more.
     assert!(take(&first, &odd, 77, at(2_001)).await);
     assert_eq!(number(&table, "b_odd_tk"), Some(1_000 - 77));
 }
