@@ -84,7 +84,7 @@ pub fn item_size(item: &Item) -> usize {
 
 /// An item with a missing or invalid attribute. Its text goes into logs, so it shows a hash in place of
 /// the entity id; [`item`](Self::item) has the key itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Malformed {
     /// The item's key, with the entity id.
     pub item: String,
@@ -98,6 +98,17 @@ impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let item = without_entity(&self.item);
         write!(f, "item {item}: attribute {} should be {}", self.attribute, self.wanted)
+    }
+}
+
+// By hand: `{:?}` of an error goes into logs, too.
+impl fmt::Debug for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Malformed")
+            .field("item", &without_entity(&self.item))
+            .field("attribute", &self.attribute)
+            .field("wanted", &self.wanted)
+            .finish()
     }
 }
 
@@ -132,6 +143,12 @@ mod tests {
             ("abcdefghijk/RESOURCE#gpt-4 #CONFIG", "abcdefghijk/RESOURCE#gpt-4 #CONFIG"),
         ] {
             assert_eq!(without_entity(key), shown);
+            let (item, attribute) = (key.to_owned(), "rf".to_owned());
+            let malformed = Malformed { item, attribute, wanted: "a whole number" };
+            for text in [malformed.to_string(), format!("{malformed:?}")] {
+                assert!(text.contains(shown), "{text}");
+                assert!(!text.contains("sk-1"), "{text}");
+            }
         }
     }
 
