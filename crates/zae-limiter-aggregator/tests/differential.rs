@@ -25,7 +25,7 @@ use zae_limiter_aggregator::{Aggregator, Report, Settings};
 use zae_limiter_core::{BoxFuture, Key, Record, StoreError, Target, Timestamp, UsageKey, Window};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{
-    BatchRead, Change, Consistency, Consumed, Item, ItemKey, ParsedKey, Query, QueryAnswer, Table,
+    BatchRead, Change, Consistency, Consumed, Item, ItemKey, ParsedKey, Query, QueryOutput, Table,
     TableError, TableErrorKind, Task, Transacted, Update, Updated, Value, parse_key, records,
 };
 use zae_limiter_testkit::{
@@ -74,7 +74,7 @@ impl Table for Unlucky {
         self.table.read(keys, consistency)
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryOutput, TableError>> {
         self.table.query(query)
     }
 

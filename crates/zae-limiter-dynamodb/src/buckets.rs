@@ -1,4 +1,4 @@
-//! The buckets in use, each with its machine. Where there are too many, some that nobody waits for make room.
+//! The machines of all buckets in use. When there are too many, idle ones are evicted.
 
 use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,14 +10,14 @@ use crate::bucket::machine::BucketMachine;
 use crate::bucket::message::Caller;
 use crate::options::DynamoOptions;
 
-/// How many stripes the map has, so that callers do not wait for each other.
+/// The number of stripes of the map, each with its own lock.
 const STRIPES: usize = 64;
 
-/// By the store's seed: another one in every process, and the same in every run of a simulation.
+/// Seeded by the store: different in every process, and the same in every run of a simulation.
 type Hashing = foldhash::fast::FixedState;
 type Stripe<C> = HashMap<BucketKey, Arc<Bucket<C>>, Hashing>;
 
-/// One bucket in use.
+/// A bucket in use.
 #[derive(Debug)]
 pub(crate) struct Bucket<C> {
     // A std mutex: it is never held across an await.
@@ -45,12 +45,12 @@ impl<C: Caller> Buckets<C> {
         self.stripes[at].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A bucket that is in use.
+    /// The bucket, if it is in use.
     pub(crate) fn find(&self, key: &BucketKey) -> Option<Arc<Bucket<C>>> {
         self.stripe(key).get(key).cloned()
     }
 
-    /// A bucket, in use from here on.
+    /// The bucket, which is in use from now on.
     pub(crate) fn get(&self, key: &BucketKey) -> Arc<Bucket<C>> {
         let mut stripe = self.stripe(key);
         if let Some(bucket) = stripe.get(key) {
@@ -59,8 +59,8 @@ impl<C: Caller> Buckets<C> {
         let most = self.options.remembered_buckets.div_ceil(STRIPES).max(1);
         if stripe.len() >= most {
             let mut left = most / 8 + 1;
-            // A bucket that anybody holds stays: two machines for one bucket would write past each
-            // other, which is safe but costs.
+            // A bucket with other references stays: two machines for one bucket would be safe, but their
+            // writes would fail on each other's conditions.
             stripe.retain(|_, bucket| {
                 let is_idle = Arc::strong_count(bucket) == 1 && left > 0;
                 left -= usize::from(is_idle);
@@ -75,8 +75,8 @@ impl<C: Caller> Buckets<C> {
 }
 
 impl<C: Caller> Bucket<C> {
-    /// The machine. One that has panicked is replaced by a new one, which knows nothing; those who
-    /// waited for the old one get to know that their requests are gone.
+    /// Locks the machine. One that has panicked is replaced by an empty one, and the callers that waited for
+    /// it get an error.
     pub(crate) fn lock(&self) -> MutexGuard<'_, BucketMachine<C>> {
         match self.machine.lock() {
             Ok(machine) => machine,

@@ -1,53 +1,50 @@
-//! Calls to the table for everything but the hot path: on the store's runtime, each within a time limit.
+//! Calls to the table for everything but acquires and settlements. Each runs on the store's runtime and has
+//! a time limit.
 
 use std::collections::{BTreeSet, HashMap};
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use zae_limiter_core::{BucketKey, StoreError};
+use zae_limiter_core::{BoxFuture, BucketKey, StoreError};
 use zae_limiter_schema::bucket::BucketItem;
 use zae_limiter_schema::{
-    BucketItemKey, Change, Consistency, Consumed, Item, ItemKey, Query, QueryAnswer, TableError,
+    BucketItemKey, Change, Consistency, Consumed, Item, ItemKey, Query, QueryOutput, TableError,
     TableErrorKind, Transacted, Update, Updated,
 };
 
 use crate::driver::{Driver, key_of};
 use crate::error::{COLLISIONS_MAX, CallError};
 
-/// How much longer than a call of the hot path such a call may take: the SDK's retries are part of it.
-const TIMES_LONGER: u32 = 5;
+/// The time limit of such a call, as a multiple of `call_timeout`: it includes the SDK's retries.
+const TIMEOUT_FACTOR: u32 = 5;
 
-/// How many items one call reads, and how many it deletes: one request of the SDK each.
+/// The most items that one call reads or deletes: those of one request to DynamoDB.
 const READS_MAX: usize = 100;
 const DELETES_MAX: usize = 25;
 
-type Asked<'a, T> = Pin<Box<dyn Future<Output = Result<T, TableError>> + Send + 'a>>;
-
 impl Driver {
-    /// Makes a call on the store's runtime. It ends there whatever becomes of the caller.
-    async fn ask<T: Send + 'static>(
+    /// Makes a call on the store's runtime. It completes there even if the caller is dropped.
+    async fn call<T: Send + 'static>(
         self: &Arc<Self>,
-        call: impl for<'a> FnOnce(&'a Driver) -> Asked<'a, T> + Send + 'static,
+        call: impl for<'a> FnOnce(&'a Driver) -> BoxFuture<'a, Result<T, TableError>> + Send + 'static,
     ) -> Result<T, CallError> {
-        let (answer, answering) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let driver = Arc::clone(self);
-        let limit = self.options.call_timeout.saturating_mul(TIMES_LONGER);
+        let limit = self.options.call_timeout.saturating_mul(TIMEOUT_FACTOR);
         self.spawn(Box::pin(async move {
-            let answered = driver.within(limit, call(&driver)).await;
-            // The caller may have gone.
-            let _ = answer.send(answered);
+            let result = driver.within(limit, call(&driver)).await;
+            // The caller may have been dropped.
+            let _ = sender.send(result);
         }));
-        answering.await.unwrap_or_else(|_| {
+        receiver.await.unwrap_or_else(|_| {
             let message = "the call was dropped before the table answered; try again";
             let error = TableError::new(TableErrorKind::Unavailable, message);
             Err(error.maybe_applied().into())
         })
     }
 
-    /// Reads items as they are now; absent ones are missing.
+    /// Reads items with strong consistency, and returns those that exist.
     pub(crate) async fn read_items(
         self: &Arc<Self>,
         keys: impl IntoIterator<Item = ItemKey>,
@@ -57,7 +54,7 @@ impl Driver {
         let mut found = HashMap::new();
         for keys in keys.chunks(READS_MAX) {
             let keys = keys.to_vec();
-            let read = self.ask(move |driver| {
+            let read = self.call(move |driver| {
                 Box::pin(async move { driver.table.read(&keys, Consistency::Strong).await })
             });
             let read = read.await?;
@@ -67,19 +64,19 @@ impl Driver {
         Ok(found)
     }
 
-    pub(crate) async fn query(self: &Arc<Self>, query: &Query) -> Result<QueryAnswer, CallError> {
+    pub(crate) async fn query(self: &Arc<Self>, query: &Query) -> Result<QueryOutput, CallError> {
         let query = query.clone();
-        let answer = self
-            .ask(move |driver| Box::pin(async move { driver.table.query(&query).await }))
+        let output = self
+            .call(move |driver| Box::pin(async move { driver.table.query(&query).await }))
             .await?;
-        self.meter.count(answer.consumed);
-        Ok(answer)
+        self.meter.count(output.consumed);
+        Ok(output)
     }
 
     pub(crate) async fn update(self: &Arc<Self>, update: &Update) -> Result<Updated, CallError> {
         let update = update.clone();
         let updated = self
-            .ask(move |driver| Box::pin(async move { driver.table.update(&update).await }))
+            .call(move |driver| Box::pin(async move { driver.table.update(&update).await }))
             .await?;
         let (Updated::Done(_, consumed) | Updated::Unmet(_, consumed)) = &updated;
         self.meter.count(*consumed);
@@ -95,7 +92,7 @@ impl Driver {
             sent += 1;
             let changes = changes.to_vec();
             let call = self
-                .ask(move |driver| Box::pin(async move { driver.table.transact(&changes).await }));
+                .call(move |driver| Box::pin(async move { driver.table.transact(&changes).await }));
             match call.await {
                 Ok(transacted) => {
                     let (Transacted::Done(consumed) | Transacted::Unmet(_, consumed)) = &transacted;
@@ -110,7 +107,7 @@ impl Driver {
 
     /// Waits by the table's clock.
     pub(crate) async fn pause(self: &Arc<Self>, wait: Duration) -> Result<(), CallError> {
-        self.ask(move |driver| {
+        self.call(move |driver| {
             Box::pin(async move {
                 driver.table.pause(wait).await;
                 Ok(())
@@ -119,12 +116,12 @@ impl Driver {
         .await
     }
 
-    /// Deletes items, whether they are there or not.
+    /// Deletes items, whether they exist or not.
     pub(crate) async fn remove(self: &Arc<Self>, keys: &[ItemKey]) -> Result<(), CallError> {
         for keys in keys.chunks(DELETES_MAX) {
             let keys = keys.to_vec();
             let consumed: Consumed = self
-                .ask(move |driver| Box::pin(async move { driver.table.delete(&keys).await }))
+                .call(move |driver| Box::pin(async move { driver.table.delete(&keys).await }))
                 .await?;
             self.meter.count(consumed);
         }
@@ -147,7 +144,7 @@ impl Driver {
         Ok(found)
     }
 
-    /// Reads all shards of buckets, as many as any of them says there are.
+    /// Reads all shards of buckets, as many as the highest shard count of each says.
     pub(crate) async fn read_all_shards(
         self: &Arc<Self>,
         keys: &[BucketKey],
@@ -155,20 +152,20 @@ impl Driver {
         let mut shards: Vec<Vec<BucketItem>> = vec![Vec::new(); keys.len()];
         let mut read = vec![0; keys.len()];
         loop {
-            let (mut missing, mut places) = (Vec::new(), Vec::new());
+            let (mut unread, mut places) = (Vec::new(), Vec::new());
             for (place, bucket) in keys.iter().enumerate() {
                 let counts = shards[place].iter().map(|item| item.shard_count.next_power_of_two());
                 let count = counts.max().unwrap_or(1);
                 for shard in read[place]..count {
-                    missing.push(BucketItemKey { bucket: bucket.clone(), shard });
+                    unread.push(BucketItemKey { bucket: bucket.clone(), shard });
                     places.push(place);
                 }
                 read[place] = count;
             }
-            if missing.is_empty() {
+            if unread.is_empty() {
                 return Ok(shards);
             }
-            for (place, item) in places.into_iter().zip(self.read_buckets(&missing).await?) {
+            for (place, item) in places.into_iter().zip(self.read_buckets(&unread).await?) {
                 shards[place].extend(item);
             }
         }

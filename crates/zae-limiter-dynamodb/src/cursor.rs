@@ -1,12 +1,12 @@
-//! Where a page ended: a list, and a place in it.
+//! Cursors: the list that a page belongs to, and the key after which the next page starts.
 //!
-//! `{list}|{text}|{text}…`, where `%` and `|` within a text are written `%25` and `%7C`. The texts
-//! are what the key of the last item says beyond its partition, which the question names again.
+//! `{list}|{text}|{text}…`, where `%` and `|` within a text are written `%25` and `%7C`. The texts are the key
+//! of the last item without its partition, which the next request names again.
 
 use zae_limiter_core::{Cursor, PageRequest, StoreError, StoreErrorKind};
 use zae_limiter_schema::{Index, Item, Value};
 
-fn not_ours() -> StoreError {
+fn foreign_cursor() -> StoreError {
     let message = "the cursor is not from this list; start again at the first page";
     StoreError::new(StoreErrorKind::Rejected, message)
 }
@@ -21,7 +21,7 @@ pub(crate) fn write<'a>(list: &str, texts: impl IntoIterator<Item = &'a str>) ->
     Cursor::new(place)
 }
 
-/// Reads a cursor of one of these lists: which one, and its texts. `None` for the first page.
+/// Reads a cursor: which of these lists it belongs to, and its texts. `None` for the first page.
 pub(crate) fn read(
     page: &PageRequest,
     lists: &[&'static str],
@@ -29,12 +29,12 @@ pub(crate) fn read(
     let Some(cursor) = &page.after else { return Ok(None) };
     let mut parts = cursor.as_str().split('|');
     let name = parts.next().unwrap_or_default();
-    let list = lists.iter().position(|list| *list == name).ok_or_else(not_ours)?;
+    let list = lists.iter().position(|list| *list == name).ok_or_else(foreign_cursor)?;
     let texts = parts.map(|part| part.replace("%7C", "|").replace("%25", "%")).collect();
     Ok(Some((list, texts)))
 }
 
-/// The attributes that say where an item stands in its partition.
+/// The key attributes besides the partition key.
 fn places(index: Option<Index>) -> Vec<&'static str> {
     match index {
         None => vec!["SK"],
@@ -42,13 +42,13 @@ fn places(index: Option<Index>) -> Vec<&'static str> {
     }
 }
 
-/// The place behind an item.
+/// The cursor after an item.
 pub(crate) fn behind(list: &str, index: Option<Index>, item: &Item) -> Cursor {
     let text = |name| item.get(name).and_then(Value::as_str).unwrap_or_default();
     write(list, places(index).into_iter().map(text))
 }
 
-/// The key behind which a page starts, as the table wants it. No texts are the partition's start.
+/// The key after which a page starts, as the table needs it. `None` without texts: the partition's start.
 pub(crate) fn start(
     texts: Vec<String>,
     index: Option<Index>,
@@ -59,7 +59,7 @@ pub(crate) fn start(
     }
     let places = places(index);
     if places.len() != texts.len() || texts.iter().any(String::is_empty) {
-        return Err(not_ours());
+        return Err(foreign_cursor());
     }
     let places = places.into_iter().map(str::to_owned);
     let mut key: Item = places.zip(texts.into_iter().map(Value::S)).collect();
@@ -69,7 +69,7 @@ pub(crate) fn start(
 
 /// The one text of a cursor.
 pub(crate) fn only(texts: Vec<String>) -> Result<String, StoreError> {
-    <[String; 1]>::try_from(texts).map(|[text]| text).map_err(|_| not_ours())
+    <[String; 1]>::try_from(texts).map(|[text]| text).map_err(|_| foreign_cursor())
 }
 
 #[cfg(test)]

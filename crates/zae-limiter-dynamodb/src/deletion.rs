@@ -1,5 +1,5 @@
-//! Deleting any number of items, and what belongs to them: the further shards of a bucket, the
-//! registries' share of limits, and with a namespace's own record what no key names.
+//! Deleting records, and what belongs to them: all shards of a bucket, the registry entries of limits, and the
+//! items of a namespace that are no records.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,21 +17,21 @@ use crate::driver::{Driver, key_of};
 use crate::error::contended;
 use crate::records::{Counts, count, count_changes, record_key};
 
-/// How many limits go in one transaction, with room for the registries of as many namespaces.
+/// The most limits in one transaction, which also updates the registries of as many namespaces.
 const CONFIGS_MAX: usize = 25;
 
-/// How many buckets go in one transaction. One that others write to makes all of them wait.
+/// The most buckets in one transaction. A conflict on one of them fails all.
 const BUCKETS_MAX: usize = 25;
 
-/// How often a transaction is merged again because others deleted the same limits.
+/// How often a transaction is prepared again because other processes deleted the same limits.
 const ATTEMPTS_MAX: u32 = 16;
 
-/// How often deleting a sharded bucket is tried, and how long it waits in between: others write to it.
+/// How often deleting a sharded bucket is tried, and the wait in between: other processes write to it.
 const DELETIONS_MAX: u32 = 64;
 const BETWEEN_DELETIONS: Duration = Duration::from_millis(10);
 
 impl Driver {
-    /// Removes items; those that are not there are passed over.
+    /// Deletes records. Those that do not exist are ignored.
     pub(crate) async fn delete(self: &Arc<Self>, keys: &[Key]) -> Result<(), StoreError> {
         let keys: BTreeSet<&Key> = keys.iter().collect();
         let (mut plain, mut buckets) = (Vec::new(), Vec::new());
@@ -56,8 +56,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Deletes buckets, each in one step. Those of one shard go together, many to a transaction; where one
-    /// of them stands in the way, each goes by itself.
+    /// Deletes buckets, each in one transaction. Buckets with one shard share transactions; if one of them
+    /// fails, each is deleted by itself.
     async fn delete_buckets(self: &Arc<Self>, buckets: &[&BucketKey]) -> Result<(), StoreError> {
         let first_key = |bucket: &BucketKey| {
             BucketItemKey { bucket: bucket.clone(), shard: SHARD_ZERO }.item_key()
@@ -86,7 +86,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Deletes a bucket and all its shards in one step, however many there are by then.
+    /// Deletes a bucket with all its shards in one transaction, even if it is split meanwhile.
     async fn delete_sharded(self: &Arc<Self>, bucket: &BucketKey) -> Result<(), StoreError> {
         let first_key = BucketItemKey { bucket: bucket.clone(), shard: SHARD_ZERO }.item_key();
         for _ in 0..DELETIONS_MAX {
@@ -102,7 +102,7 @@ impl Driver {
             let changes = delete_together(bucket, first.as_ref(), &further);
             match self.transact(&changes).await {
                 Ok(Transacted::Done(_)) if changes.len() > further.len() => return Ok(()),
-                // More than a transaction holds, or somebody was faster: once more for the rest.
+                // More shards than one transaction holds, or another process changed the bucket: try again.
                 Ok(_) => {}
                 Err(error) if error.is_transient() => self.pause(BETWEEN_DELETIONS).await?,
                 Err(error) => return Err(error.into()),
@@ -111,7 +111,7 @@ impl Driver {
         Err(contended(DELETIONS_MAX))
     }
 
-    /// The shards of a bucket that has lost its first one.
+    /// The shards of a bucket without a first one.
     async fn find_shards(self: &Arc<Self>, bucket: &BucketKey) -> Result<Vec<ItemKey>, StoreError> {
         let partition = entity_partition(&bucket.namespace, &bucket.entity);
         let range = Range::StartsWith(format!("BUCKET#{}#", bucket.resource));
@@ -129,16 +129,16 @@ impl Driver {
         let mut query = Query { index, partition, range, step, limit, after, consistency };
         let mut keys = Vec::new();
         loop {
-            let answer = self.query(&query).await?;
-            keys.extend(answer.items.iter().filter_map(key_of));
-            match answer.next {
+            let page = self.query(&query).await?;
+            keys.extend(page.items.iter().filter_map(key_of));
+            match page.next {
                 Some(after) => query.after = Some(after),
                 None => return Ok(keys),
             }
         }
     }
 
-    /// Deletes limits of resources and entities, in one step with what the registries say of them.
+    /// Deletes limits of resources and entities, in one transaction with their registry entries.
     async fn delete_configs(
         self: &Arc<Self>,
         configs: &[(&NamespaceId, &ConfigLevel)],
@@ -147,13 +147,13 @@ impl Driver {
             ItemKey::of(&Key::Config(ns.clone(), level.clone()))
         };
         for _ in 0..ATTEMPTS_MAX {
-            let there = self.read_items(configs.iter().map(|(ns, level)| key(ns, level))).await?;
+            let stored = self.read_items(configs.iter().map(|(ns, level)| key(ns, level))).await?;
             let mut changes = Vec::new();
             let mut counts = Counts::new();
             let mut resources = std::collections::BTreeMap::<&NamespaceId, ResourceChanges>::new();
             for (ns, level) in configs {
                 let key = key(ns, level);
-                if !there.contains_key(&key) {
+                if !stored.contains_key(&key) {
                     continue;
                 }
                 match registry::counter(level) {
@@ -176,13 +176,13 @@ impl Driver {
                 return Ok(());
             }
         }
-        let message = format!("others changed the limits {ATTEMPTS_MAX} times in a row; try again");
+        let message =
+            format!("other processes changed the limits {ATTEMPTS_MAX} times in a row; try again");
         Err(StoreError::new(StoreErrorKind::Unavailable, message))
     }
 
-    /// Deletes the record of a namespace, and what is left in it that is no record: its registries,
-    /// and items that only other clients know. The record goes last, so that a deletion cut short
-    /// can be repeated.
+    /// Deletes the record of a namespace, and its items that are no records: registries, and items of other
+    /// clients. The record goes last, so that an interrupted deletion can be repeated.
     async fn delete_namespace(self: &Arc<Self>, ns: &NamespaceId) -> Result<(), StoreError> {
         let system = system_partition(ns.as_str());
         let mut left = self.find_keys(None, system, Range::All).await?;

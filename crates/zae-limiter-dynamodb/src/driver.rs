@@ -1,9 +1,8 @@
-//! The driver: owns the machines of all buckets, carries out their commands on the table, and feeds the
-//! answers back. The only place that spawns.
+//! The driver: owns the machines of all buckets, runs their commands against the table, and feeds the results
+//! back. Only the driver spawns tasks.
 //!
-//! Every call runs on the store's own runtime and has a time limit. Whatever becomes of a call (an
-//! answer, an error, the limit, a panic, an ended runtime) its machine gets to know, so that a bucket
-//! never waits for a call that is no more.
+//! Every call runs on the store's own runtime and has a time limit. The machine gets the result of every call
+//! (an answer, an error, a timeout, a panic, an ended runtime), so that a bucket never waits for a lost call.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,19 +20,21 @@ use zae_limiter_schema::{
 };
 
 use crate::bucket::decide::Request;
-use crate::bucket::message::{self, Answer, Answered, Call, Caller, Command, Event, Op, Waiting};
+use crate::bucket::message::{
+    self, Call, CallResult, Caller, Command, Event, Op, Queued, Response,
+};
 use crate::buckets::{Bucket, Buckets};
 use crate::error::CallError;
 use crate::meter::{Meter, Resharding};
 use crate::options::DynamoOptions;
 use crate::runtime::Runtime;
 
-/// Where a reply goes.
+/// The sender of a reply.
 #[derive(Debug)]
 pub(crate) struct Sender(oneshot::Sender<Result<Reply, StoreError>>);
 
 pub(crate) type Reply = message::Reply;
-pub(crate) type Replying = oneshot::Receiver<Result<Reply, StoreError>>;
+pub(crate) type ReplyReceiver = oneshot::Receiver<Result<Reply, StoreError>>;
 
 impl Caller for Sender {
     fn has_gone(&self) -> bool {
@@ -52,9 +53,9 @@ pub(crate) struct Driver {
     pub(crate) resharding: Resharding,
 }
 
-/// The reply, or that the process ended before there was one.
-pub(crate) async fn received(replying: &mut Replying) -> Result<Reply, StoreError> {
-    replying.await.unwrap_or_else(|_| {
+/// Awaits the reply. It is an error if the task was dropped before there was one.
+pub(crate) async fn receive_reply(receiver: &mut ReplyReceiver) -> Result<Reply, StoreError> {
+    receiver.await.unwrap_or_else(|_| {
         let message = "the call was dropped before the table answered; try again";
         Err(StoreError::new(StoreErrorKind::Unavailable, message).maybe_applied())
     })
@@ -68,7 +69,7 @@ impl Driver {
         Self { table, options, buckets, runtime: OnceLock::new(), meter, resharding }
     }
 
-    /// Whether the store can work in this process.
+    /// Checks that the store was opened in this process.
     ///
     /// # Errors
     ///
@@ -77,38 +78,38 @@ impl Driver {
         self.runtime.get().map_or(Ok(()), |runtime| runtime.check())
     }
 
-    /// Asks a bucket for something.
-    pub(crate) fn submit(self: &Arc<Self>, request: Request, now: Timestamp) -> Replying {
-        let (sender, replying) = oneshot::channel();
+    /// Submits a request to its bucket.
+    pub(crate) fn submit(self: &Arc<Self>, request: Request, now: Timestamp) -> ReplyReceiver {
+        let (sender, receiver) = oneshot::channel();
         let bucket = self.buckets.get(request.target().key());
-        let waiting = Waiting::new(request, now, Some(Sender(sender)));
-        self.feed(&bucket, Event::Asked(waiting));
-        replying
+        let queued = Queued::new(request, now, Some(Sender(sender)));
+        self.feed(&bucket, Event::Request(queued));
+        receiver
     }
 
-    /// Gives back what was taken for a caller who has gone.
+    /// Refunds in the background what was taken for a caller that was dropped.
     pub(crate) fn refund(self: &Arc<Self>, leg: &Leg, shard: u32, now: Timestamp) {
         let bucket = self.buckets.get(leg.target.key());
-        self.feed(&bucket, Event::Asked(Waiting::refund(leg, shard, now)));
+        self.feed(&bucket, Event::Request(Queued::refund(leg, shard, now)));
     }
 
-    /// Asks for something of a bucket as a whole.
+    /// Runs a task on a whole bucket.
     pub(crate) async fn run(
         self: &Arc<Self>,
         key: &BucketKey,
         task: message::Task,
         now: Timestamp,
     ) -> Result<Option<u32>, StoreError> {
-        let (sender, mut replying) = oneshot::channel();
-        self.feed(&self.buckets.get(key), Event::Tasked(task, now, Sender(sender)));
-        match received(&mut replying).await? {
+        let (sender, mut receiver) = oneshot::channel();
+        self.feed(&self.buckets.get(key), Event::Task(task, now, Sender(sender)));
+        match receive_reply(&mut receiver).await? {
             Reply::Done(count) => Ok(count),
             other => unreachable!("a task is done, not {other:?}"),
         }
     }
 
-    /// What a bucket's memory says of a leg, if it is fresh.
-    pub(crate) fn statuses_by_memory(
+    /// The statuses of a leg by a bucket's snapshots, if they are fresh.
+    pub(crate) fn statuses_from_snapshots(
         &self,
         level: usize,
         leg: &Leg,
@@ -116,41 +117,41 @@ impl Driver {
     ) -> Option<Vec<LimitStatus>> {
         let bucket = self.buckets.find(leg.target.key())?;
         let machine = bucket.lock();
-        machine.statuses_by_memory(level, leg, now)
+        machine.statuses_from_snapshots(level, leg, now)
     }
 
-    /// How a leg that passed stands, as far as is known.
-    pub(crate) fn as_remembered(
+    /// The statuses of a leg that was admitted, by the last snapshots.
+    pub(crate) fn last_statuses(
         &self,
         level: usize,
         leg: &Leg,
         now: Timestamp,
     ) -> Vec<LimitStatus> {
-        self.buckets.get(leg.target.key()).lock().as_remembered(level, leg, now)
+        self.buckets.get(leg.target.key()).lock().last_statuses(level, leg, now)
     }
 
-    /// Forgets what is known of a bucket that was deleted.
+    /// Drops the snapshots of a bucket that was deleted.
     pub(crate) fn forget(self: &Arc<Self>, key: &BucketKey) {
         if let Some(bucket) = self.buckets.find(key) {
             self.feed(&bucket, Event::Deleted);
         }
     }
 
-    /// A caller who waited for a bucket has gone.
+    /// A caller that waited for a bucket was dropped.
     pub(crate) fn abandon(self: &Arc<Self>, key: &BucketKey) {
         if let Some(bucket) = self.buckets.find(key) {
             self.feed(&bucket, Event::Abandoned);
         }
     }
 
-    /// Feeds an event to a machine and carries out what it wants. The first call comes back, to be made
-    /// by a task that is there already; the others get tasks of their own.
+    /// Feeds an event to a machine and runs its commands. One call is returned, for the current task to
+    /// make; the others get tasks of their own.
     fn feed_within(
         self: &Arc<Self>,
         bucket: &Arc<Bucket<Sender>>,
         event: Event<Sender>,
     ) -> Option<Running> {
-        let (mut mine, mut is_behind_a_task) = (None, false);
+        let (mut mine, mut follows_task_reply) = (None, false);
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             let commands = bucket.lock().on(event);
@@ -159,20 +160,20 @@ impl Driver {
                     Command::Call(op, call) => {
                         let (driver, bucket) = (Arc::clone(self), Arc::clone(bucket));
                         let call = Some(call);
-                        let running = Running { driver, bucket, op, call, is_behind_a_task };
+                        let running = Running { driver, bucket, op, call, follows_task_reply };
                         if let Some(other) = mine.replace(running) {
                             self.spawn(Box::pin(other.go()));
                         }
                     }
                     Command::Reply { caller, reply, undo } => {
-                        is_behind_a_task |= matches!(reply, Ok(Reply::Done(_)));
-                        // A caller who has gone just now keeps nothing.
+                        follows_task_reply |= matches!(reply, Ok(Reply::Done(_)));
+                        // The caller was dropped just now: undo what was taken for it.
                         if caller.0.send(reply).is_err() {
-                            events.extend(undo.map(|undo| Event::Asked(*undo)));
+                            events.extend(undo.map(|undo| Event::Request(*undo)));
                         }
                     }
                     Command::LostRefund(error) => {
-                        tracing::warn!(%error, "could not give back what a cancelled call had taken");
+                        tracing::warn!(%error, "could not refund a cancelled acquire");
                     }
                     Command::Count(counted) => self.resharding.count(counted, &bucket.key),
                 }
@@ -187,8 +188,8 @@ impl Driver {
         }
     }
 
-    /// Runs a task where the table says, or else on the runtime of the program's choice, or the store's
-    /// own. A task that cannot run is dropped, and whoever waits for it gets to know.
+    /// Runs a task where the table wants it, or else on the runtime from the options, or on the store's own. A
+    /// task that cannot run is dropped, and its callers get an error.
     pub(crate) fn spawn(&self, task: Task) {
         let Err(task) = self.table.spawn(task) else { return };
         if let Some(runtime) = &self.options.runtime {
@@ -197,7 +198,7 @@ impl Driver {
         }
         match self.own_runtime() {
             Ok(runtime) => runtime.spawn(task),
-            Err(error) => tracing::error!(%error, "no runtime for the store"),
+            Err(error) => tracing::error!(%error, "could not start the store's runtime"),
         }
     }
 
@@ -211,24 +212,24 @@ impl Driver {
     }
 
     /// Makes a call for a bucket.
-    async fn perform(&self, call: &Call) -> Answered {
+    async fn perform(&self, call: &Call) -> CallResult {
         let limit = self.options.call_timeout;
         match call {
             Call::Pause(wait) => {
                 self.table.pause(*wait).await;
-                Ok(Answer::Woke)
+                Ok(Response::Woke)
             }
             Call::Update(_, update) => {
                 let updated = self.within(limit, self.table.update(update)).await?;
                 let (Updated::Done(_, consumed) | Updated::Unmet(_, consumed)) = &updated;
                 self.meter.count(*consumed);
-                Ok(Answer::Updated(updated))
+                Ok(Response::Updated(updated))
             }
             Call::Transact(changes) => {
                 let transacted = self.within(limit, self.table.transact(changes)).await?;
                 let (Transacted::Done(consumed) | Transacted::Unmet(_, consumed)) = &transacted;
                 self.meter.count(*consumed);
-                Ok(Answer::Transacted(transacted))
+                Ok(Response::Transacted(transacted))
             }
             Call::Read(keys) => {
                 let keys: Vec<ItemKey> = keys.iter().map(BucketItemKey::item_key).collect();
@@ -237,55 +238,54 @@ impl Driver {
                 self.meter.count(read.consumed);
                 let found = read.items.into_iter().filter_map(|item| Some((key_of(&item)?, item)));
                 let mut found: HashMap<ItemKey, _> = found.collect();
-                Ok(Answer::Read(keys.iter().map(|key| found.remove(key)).collect()))
+                Ok(Response::Read(keys.iter().map(|key| found.remove(key)).collect()))
             }
         }
     }
 
-    /// A call within its time limit. After it the call is dropped, whatever may become of it at the
-    /// table: then it may have been applied, and its answer never comes.
+    /// Makes a call with a time limit. After it the call is dropped, and may have been applied.
     pub(crate) async fn within<T>(
         &self,
         limit: Duration,
         call: impl Future<Output = Result<T, TableError>>,
     ) -> Result<T, CallError> {
         let mut call = pin!(call);
-        // Most tables answer at once or soon: a timer is made only for a call that waits.
+        // The timer starts only when the call is pending.
         let mut timer = None;
-        let answered = poll_fn(|context| {
-            if let Poll::Ready(answered) = call.as_mut().poll(context) {
-                return Poll::Ready(Some(answered));
+        let result = poll_fn(|context| {
+            if let Poll::Ready(result) = call.as_mut().poll(context) {
+                return Poll::Ready(Some(result));
             }
             let timer = timer.get_or_insert_with(|| self.table.timeout(limit));
             timer.as_mut().poll(context).map(|()| None)
         });
-        let answered = answered.await.unwrap_or_else(|| {
+        let result = result.await.unwrap_or_else(|| {
             let message = format!("the table did not answer within {limit:?}");
             Err(TableError::new(TableErrorKind::Unavailable, message).maybe_applied())
         });
-        if answered.is_err() {
+        if result.is_err() {
             self.meter.count(Consumed::default());
         }
-        Ok(answered?)
+        Ok(result?)
     }
 }
 
-/// The key of an item; every index holds it.
+/// The key of an item. Every index projects it.
 pub(crate) fn key_of(item: &zae_limiter_schema::Item) -> Option<ItemKey> {
     let text = |name| item.get(name).and_then(|value| value.as_str());
     Some(ItemKey::new(text("PK")?, text("SK")?))
 }
 
-/// A call of a machine. Dropped before it was answered, because of a panic or an ended runtime, it
-/// counts as one that may have been applied.
+/// A call of a machine. If it is dropped before it returns, by a panic or an ended runtime, the machine gets an
+/// error that says it may have been applied.
 struct Running {
     driver: Arc<Driver>,
     bucket: Arc<Bucket<Sender>>,
     op: Op,
-    /// Absent once it was answered.
+    /// `None` once it has returned.
     call: Option<Call>,
-    /// A task of the bucket was replied to just before.
-    is_behind_a_task: bool,
+    /// The same event also replied to a task.
+    follows_task_reply: bool,
 }
 
 impl Running {
@@ -293,12 +293,12 @@ impl Running {
         let mut next = Some(self);
         while let Some(mut running) = next.take() {
             let Some(call) = &running.call else { return };
-            let answered = running.driver.perform(call).await;
+            let result = running.driver.perform(call).await;
             running.call = None;
-            let event = Event::Answered(running.op, answered);
+            let event = Event::Answered(running.op, result);
             next = running.driver.feed_within(&running.bucket, event);
-            if next.as_ref().is_some_and(|next| next.is_behind_a_task) {
-                // What goes on behind a reply lets whoever waited for it go on, too.
+            if next.as_ref().is_some_and(|next| next.follows_task_reply) {
+                // Let the caller of the task run first.
                 tokio::task::yield_now().await;
             }
         }
@@ -308,8 +308,8 @@ impl Running {
 type Dropped = Vec<(Arc<Driver>, Arc<Bucket<Sender>>, Op)>;
 
 thread_local! {
-    /// Calls that were dropped while another one's end was being carried out: on a runtime that has ended
-    /// every next call is dropped at once, and one inside the other would exhaust the stack.
+    /// Calls that were dropped while a dropped call was being handled. On a runtime that has ended every next
+    /// call is dropped at once, and handling them recursively would exhaust the stack.
     static DROPPED: RefCell<Option<Dropped>> = const { RefCell::new(None) };
 }
 

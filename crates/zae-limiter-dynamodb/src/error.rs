@@ -1,20 +1,20 @@
-//! What went wrong with a call to the table, and what that means for the store's callers.
+//! Errors of calls to the table, and their meaning for the store's callers.
 
 use std::sync::Arc;
 
 use zae_limiter_core::{Applied, StoreError, StoreErrorKind};
 use zae_limiter_schema::{Malformed, TableError, TableErrorKind};
 
-/// How often a transaction is sent while others are under way on the same items. Nothing waits in
-/// between but the round trip itself: such transactions take milliseconds.
+/// How often a transaction is sent while it conflicts with another one. There is no wait in between: such
+/// transactions take milliseconds, as long as the round trip itself.
 pub(crate) const COLLISIONS_MAX: u32 = 5;
 
-/// A call without an answer that can be used; any number of callers get to know of it.
+/// A failed call. It is cloned for every caller that waits for it.
 #[derive(Clone, Debug)]
 pub(crate) enum CallError {
-    /// The table gave no answer.
+    /// The call failed.
     Table(Arc<TableError>),
-    /// An item is not what it should be, and whether it was written by this call all the same.
+    /// An item is malformed; and whether this call may have written it.
     Item(Malformed, Applied),
 }
 
@@ -31,7 +31,7 @@ impl From<Malformed> for CallError {
 }
 
 impl CallError {
-    /// The call may have been applied, because its write came before the error.
+    /// The same error after a write that was applied.
     pub(crate) fn maybe_applied(self) -> Self {
         match self {
             Self::Item(malformed, _) => Self::Item(malformed, Applied::Maybe),
@@ -39,27 +39,27 @@ impl CallError {
         }
     }
 
-    /// Whether it is of this kind, and nothing was done.
+    /// Whether it is of this kind, and nothing was applied.
     pub(crate) fn is(&self, kind: TableErrorKind) -> bool {
         matches!(self, Self::Table(error) if error.kind == kind && error.applied == Applied::No)
     }
 
-    /// Whether the same call may well go through the next time, and did nothing this time.
+    /// Whether nothing was applied and a retry may succeed: a conflict, or a throttled partition.
     pub(crate) fn is_transient(&self) -> bool {
         self.is(TableErrorKind::Conflict) || self.is(TableErrorKind::PartitionThrottled)
     }
 
-    /// As the store's callers see it.
+    /// The error for the store's callers.
     pub(crate) fn to_store_error(&self) -> StoreError {
         let (error, applied) = match self {
             Self::Item(malformed, applied) => {
-                let message = format!("{malformed}; repair it, or delete the item");
+                let message = format!("{malformed}; repair or delete the item");
                 (StoreError::new(StoreErrorKind::Corrupt, message), *applied)
             }
             Self::Table(table) => {
                 let error = StoreError::new(kind_of(table.kind), table.message.clone());
                 let error = match &table.source {
-                    Some(_) => error.caused_by(Behind(Arc::clone(table))),
+                    Some(_) => error.caused_by(TableSource(Arc::clone(table))),
                     None => error,
                 };
                 (error, table.applied)
@@ -72,7 +72,7 @@ impl CallError {
 fn kind_of(kind: TableErrorKind) -> StoreErrorKind {
     match kind {
         TableErrorKind::Unavailable => StoreErrorKind::Unavailable,
-        // The table answers: others may be served meanwhile.
+        // The table is available: other buckets are served meanwhile.
         TableErrorKind::Throttled
         | TableErrorKind::PartitionThrottled
         | TableErrorKind::Conflict => StoreErrorKind::Busy,
@@ -82,9 +82,10 @@ fn kind_of(kind: TableErrorKind) -> StoreErrorKind {
     }
 }
 
-/// Others were faster, again and again.
+/// Other processes changed the bucket before every attempt.
 pub(crate) fn contended(attempts: u32) -> StoreError {
-    let message = format!("others changed the bucket {attempts} times in a row; try again");
+    let message =
+        format!("other processes changed the bucket {attempts} times in a row; try again");
     StoreError::new(StoreErrorKind::Busy, message)
 }
 
@@ -94,11 +95,11 @@ impl From<CallError> for StoreError {
     }
 }
 
-/// What lies behind a table's error, shared by all whom it reaches.
+/// The source of a table's error, shared by all callers that get it.
 #[derive(Debug)]
-struct Behind(Arc<TableError>);
+struct TableSource(Arc<TableError>);
 
-impl std::fmt::Display for Behind {
+impl std::fmt::Display for TableSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0.source {
             Some(source) => write!(f, "{source}"),
@@ -107,7 +108,7 @@ impl std::fmt::Display for Behind {
     }
 }
 
-impl std::error::Error for Behind {
+impl std::error::Error for TableSource {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source.as_ref()?.source()
     }

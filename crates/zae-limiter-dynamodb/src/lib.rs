@@ -1,9 +1,9 @@
 //! The rate limiter's store for many machines: one DynamoDB table.
 //!
-//! `bucket` is what one bucket is made of, and does no IO: a machine that takes events and returns
-//! commands. `driver` owns the machines, carries out their commands on the table, on a `runtime` of the
-//! store's own, and feeds the answers back. `records`, `lists`, `usage` and `deletion` are everything
-//! else, over `calls`. `store` is the store made of them, and the table is whatever implements [`Table`].
+//! `bucket` is the state machine of one bucket. It does no IO: it takes events and returns commands.
+//! `driver` owns the machines, runs their commands against the table on the store's own `runtime`, and
+//! feeds the results back. `records`, `lists`, `usage` and `deletion` do everything else, through `calls`.
+//! `store` implements [`Store`](zae_limiter_core::Store) with them. The table is any [`Table`].
 
 #[cfg(feature = "aws")]
 pub mod aws;
@@ -43,18 +43,47 @@ pub struct DynamoStore {
 }
 
 impl DynamoStore {
-    /// A store on a table.
+    /// A store on a table. See [`from_client`](Self::from_client) for an SDK client.
     pub fn new(table: Arc<dyn Table>, options: DynamoOptions) -> Self {
         Self { driver: Arc::new(Driver::new(table, options)) }
     }
 
-    /// How often this store has split buckets, put shards together, and taken from several at once.
+    /// A store on a DynamoDB table, through an SDK client that the program has built: with its own
+    /// credentials, endpoint, interceptors or HTTP client.
+    ///
+    /// The first call checks the table as opening it by URL does: its keys, its indexes, and
+    /// the release of its format. The store works with every client setting except retries. It sends each
+    /// update once, also through a client with retries: after a lost answer, a retry could refund twice. It
+    /// retries reads, deletions and transactions with its own settings. A client without timeouts gets a read
+    /// timeout of 2 s for every attempt, and [`DynamoOptions::call_timeout`] limits each call as a whole.
+    ///
+    /// For other options, use [`new`](Self::new) with [`LazyTable::from_client`](aws::LazyTable::from_client).
+    ///
+    /// ```no_run
+    /// use aws_sdk_dynamodb::Client;
+    /// use aws_sdk_dynamodb::config::{BehaviorVersion, Config, Credentials, Region};
+    /// use zae_limiter_dynamodb::DynamoStore;
+    ///
+    /// let config = Config::builder()
+    ///     .behavior_version(BehaviorVersion::latest())
+    ///     .region(Region::new("eu-west-1"))
+    ///     .credentials_provider(Credentials::new("key", "secret", None, None, "vault"))
+    ///     .build();
+    /// let store = DynamoStore::from_client(Client::from_conf(config), "my-app");
+    /// ```
+    #[cfg(feature = "aws")]
+    pub fn from_client(client: aws_sdk_dynamodb::Client, table: impl Into<String>) -> Self {
+        let table = Arc::new(aws::LazyTable::from_client(client, table));
+        Self::new(table, DynamoOptions::default())
+    }
+
+    /// How often this store has split and merged buckets, and gathered requests from several shards.
     pub fn reshard_counts(&self) -> ReshardCounts {
         self.driver.resharding.so_far()
     }
 
-    /// Splits a bucket into twice as many shards, whether it is hot or not; nothing happens to a
-    /// bucket that does not exist.
+    /// Splits a bucket into twice as many shards, whether it is hot or not. A bucket that does not exist
+    /// stays absent.
     ///
     /// # Errors
     ///
@@ -63,18 +92,17 @@ impl DynamoStore {
         self.driver.run(bucket, Task::Split, now).await.map(drop)
     }
 
-    /// Splits a bucket ahead of a rush, before the table turns writes away: into so many shards, a power
-    /// of two up to 64, and no more than [`DynamoOptions::parts_max`]. Balances and limits are split
-    /// with it and stay what they are together. When this returns all shards are there. Says how many
-    /// there are now, which may be more; `None` for a bucket that does not exist: its first acquire
-    /// makes it.
+    /// Splits a bucket ahead of a rush, before DynamoDB throttles it: into `shards` shards, a power of two up
+    /// to 64 and at most [`DynamoOptions::shards_max`]. The sums of balances and limits stay the same. All
+    /// shards exist when this returns. Returns the number of shards, which may be higher than asked; `None`
+    /// for a bucket that does not exist: the first acquire creates it.
     ///
-    /// A bucket that stays calm for [`DynamoOptions::merge_after`] is merged again.
+    /// The store merges the bucket again after [`DynamoOptions::merge_after`] with few writes.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] when the table does not answer, or others split it and merge it all the
-    /// time. The bucket may then be split into fewer shards; it is sound, and this can be called again.
+    /// [`StoreError`] when the table does not answer, or other processes split and merge the bucket all the
+    /// time. The bucket may then have fewer shards. It stays consistent, and the call can be retried.
     pub async fn split_to(
         &self,
         bucket: &BucketKey,
@@ -84,7 +112,7 @@ impl DynamoStore {
         self.driver.run(bucket, Task::SplitTo(shards), now).await
     }
 
-    /// How many items hold the shares of a bucket at this moment; 0 when there is no bucket.
+    /// How many live shards a bucket has; 0 if it does not exist.
     ///
     /// # Errors
     ///
@@ -99,8 +127,7 @@ impl DynamoStore {
         Ok(live.sum())
     }
 
-    /// Makes half as many shards of a bucket's, however hot it is; nothing happens to a bucket in one
-    /// shard.
+    /// Merges a bucket into half as many shards, however hot it is. A bucket with one shard stays as it is.
     ///
     /// # Errors
     ///

@@ -1,9 +1,8 @@
-//! Lists, a page at a time. A page goes on behind the key with which the last one ended, so that
-//! what is removed or added meanwhile moves nothing else.
+//! Lists, one page at a time. A page starts after the key with which the last one ended, so that deletions and
+//! insertions in between shift nothing.
 //!
-//! Indexes hold keys only, or may: what they find is read from the table and kept in their order.
-//! Of all separators, `#` sorts before everything a name is made of, so that the order of
-//! `{name}#{more}` is that of the names.
+//! An index may project only keys: the items are read from the table and keep the order of the index. `#` sorts
+//! before every character of a name, so `{name}#{more}` sorts as the names do.
 
 use std::sync::Arc;
 
@@ -42,7 +41,7 @@ impl Driver {
             let key = record_key(&key_of(item)?)?;
             belongs_to(query, &key).then_some(key)
         };
-        // The others hold keys only, or may.
+        // The other indexes may project only keys.
         if let None | Some(Index::Parent) = walk.index {
             return self
                 .walk(&walk, after, size(page), |item| match belongs(item) {
@@ -56,7 +55,7 @@ impl Driver {
         Ok(Page { items: items.into_iter().flatten().collect(), next: found.next })
     }
 
-    /// Lists usage, where there is a shorter way than a walk.
+    /// Lists usage without walking through windows of other lengths. `None` for other queries.
     async fn list_usage(
         self: &Arc<Self>,
         query: &Query,
@@ -80,7 +79,7 @@ impl Driver {
         }
     }
 
-    /// Lists buckets, each once however many shards it has.
+    /// Lists buckets, each once, however many shards it has.
     pub(crate) async fn list_buckets(
         self: &Arc<Self>,
         query: &BucketQuery,
@@ -95,7 +94,7 @@ impl Driver {
         let range = Range::StartsWith("BUCKET#".to_owned());
         let walk = Walk::new("buckets", Some(index), partition, range);
         let after = walk.start(page)?;
-        // A bucket is where its first shard is.
+        // A bucket is listed at its first shard.
         let first = |item: &Item| match record_key(&key_of(item)?)? {
             Key::Bucket(bucket) => Some(bucket),
             _ => None,
@@ -111,9 +110,9 @@ impl Driver {
         let shards = self.read_all_shards(&buckets).await?;
         let mut stored = Vec::new();
         for (key, items) in buckets.into_iter().zip(shards) {
-            // It has gone since the index named it.
+            // It was deleted after the index was read.
             let Some(first) = items.first() else { continue };
-            // Whoever asks sees for himself whether it has expired.
+            // The caller decides whether it has expired.
             let (expires_at, before) = (first.expires_at, Timestamp::from_millis(i64::MIN));
             let Some(bucket) = Shards::live(items, before).whole(None) else { continue };
             stored.push(StoredBucket { key, bucket, expires_at });
@@ -121,7 +120,7 @@ impl Driver {
         Ok(stored)
     }
 
-    /// Lists the keys of all that belongs together.
+    /// Lists the keys of everything in a scope.
     pub(crate) async fn list_keys(
         self: &Arc<Self>,
         scope: &Scope,
@@ -154,7 +153,7 @@ impl Driver {
         }
     }
 
-    /// Lists resources by name. A registry is one item, so a page is a part of it.
+    /// Lists resources by name. A registry is one item, and a page is some of its entries.
     pub(crate) async fn list_resources(
         self: &Arc<Self>,
         ns: &NamespaceId,
@@ -187,7 +186,7 @@ impl Driver {
     }
 }
 
-/// Where the records of a list stand.
+/// The partition and range of a list.
 fn walk_of(query: &Query) -> Walk {
     let starts = |text: &str| Range::StartsWith(text.to_owned());
     match query {
@@ -204,10 +203,10 @@ fn walk_of(query: &Query) -> Walk {
             let walk = Walk::new("audit", None, partition, starts("#AUDIT#"));
             Walk { step: Step::Backward, ..walk }
         }
-        Query::UsageOfEntity(..) => unreachable!("has a way of its own"),
+        Query::UsageOfEntity(..) => unreachable!("list_usage answers it"),
         Query::UsageOfResource(ns, resource, window, span) => {
             let [from, to] = labels(*window, span);
-            // `$` is what follows `#`, and so all entities of the last window.
+            // `$` follows `#`: the range includes all entities of the last window.
             let range = Range::Between(format!("USAGE#{from}#"), format!("USAGE#{to}$"));
             let partition = resource_partition(ns, resource);
             Walk::new("usage-of", Some(Index::Resource), partition, range).selective()
@@ -218,7 +217,7 @@ fn walk_of(query: &Query) -> Walk {
     }
 }
 
-/// Whether a record that stands where a list is belongs to it. Windows of all kinds stand together.
+/// Whether a record in a list's range belongs to it. The range has windows of every length.
 fn belongs_to(query: &Query, key: &Key) -> bool {
     match (query, key) {
         (Query::UsageOfResource(.., window, span), Key::Usage(usage)) => {
@@ -232,7 +231,7 @@ fn belongs_to(query: &Query, key: &Key) -> bool {
     }
 }
 
-/// Where all that belongs together stands.
+/// The partitions and ranges of a scope.
 fn walks_of(scope: &Scope) -> [Walk; 2] {
     match scope {
         Scope::Entity(ns, id) => {
@@ -247,7 +246,7 @@ fn walks_of(scope: &Scope) -> [Walk; 2] {
             let index = Some(Index::Namespace);
             [
                 Walk::new("of-namespace", index, namespace_partition(ns), Range::All),
-                // Not all that stands here is in the index.
+                // Some of these items have no index keys.
                 Walk::new("of-system", None, system_partition(ns.as_str()), Range::All),
             ]
         }
@@ -262,8 +261,8 @@ fn bucket_of(key: &ItemKey) -> Option<BucketKey> {
     }
 }
 
-/// The key to delete by what stands under an item's key, unless it was named before. The shards of
-/// a bucket stand together, and go together. What is no record goes with the namespace's own.
+/// The key of the record that an item belongs to, unless it was listed before. Shards of a bucket are next to
+/// each other and are listed once. Items that are no records are deleted with the namespace's own record.
 fn named(scope: &Scope, walk: &Walk, key: &ItemKey, last: &mut Option<BucketKey>) -> Option<Key> {
     if let Some(bucket) = bucket_of(key) {
         let is_new = last.as_ref() != Some(&bucket);

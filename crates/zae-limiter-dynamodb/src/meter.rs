@@ -1,4 +1,4 @@
-//! What the table was asked, and what it cost.
+//! Counters: calls to the table and their cost, and splits, merges and gathers of buckets.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ use crate::bucket::message::Counted;
 pub(crate) struct Meter(Mutex<Cost>);
 
 impl Meter {
-    /// Counts a call. What one without an answer cost nobody knows.
+    /// Counts a call. The cost of a failed call is unknown and counts as 0.
     pub(crate) fn count(&self, consumed: Consumed) {
         let mut cost = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         cost.round_trips += 1;
@@ -25,16 +25,16 @@ impl Meter {
     }
 }
 
-/// What became of buckets that were too hot for one item.
+/// How often a store has split, merged and gathered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReshardCounts {
-    /// How often a bucket was split into twice as many shards.
+    /// Splits of a bucket into twice as many shards.
     pub splits: u64,
-    /// How often half as many shards were made of a bucket's.
+    /// Merges of a bucket into half as many shards.
     pub merges: u64,
-    /// How often tokens were taken from several shards at once.
+    /// Requests that took tokens from several shards.
     pub gathered: u64,
-    /// The most shards that a bucket was split into.
+    /// The highest shard count after a split.
     pub most_shards: u64,
 }
 
@@ -57,7 +57,7 @@ impl Resharding {
     }
 }
 
-/// Above this many shards something else is wrong.
+/// Above this many shards every split logs a warning.
 const SHARDS_USUAL: u32 = 32;
 
 impl Resharding {
@@ -71,7 +71,7 @@ impl Resharding {
                     metrics::counter!("zae_limiter_bucket_doublings_total").increment(1);
                     metrics::histogram!("zae_limiter_bucket_parts").record(shards);
                 }
-                tracing::info!(shards, "a hot bucket was split");
+                tracing::info!(shards, "split a hot bucket");
                 if shards > SHARDS_USUAL {
                     let (entity, resource) = (&bucket.entity, &bucket.resource);
                     tracing::warn!(?entity, %resource, shards, "a bucket is very hot");
@@ -84,7 +84,7 @@ impl Resharding {
                     metrics::counter!("zae_limiter_bucket_merges_total").increment(1);
                     metrics::histogram!("zae_limiter_bucket_parts").record(shards);
                 }
-                tracing::info!(shards, "a calm bucket was merged");
+                tracing::info!(shards, "merged a calm bucket");
             }
             Counted::Gathered => {
                 self.gathered.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,4 @@
-//! Reading and writing records. Batches are transactions, in which the registries keep in step with
-//! the limits they name.
+//! Reading and writing records. A batch is one transaction, which also updates the registries of limits.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use zae_limiter_schema::{
 use crate::driver::Driver;
 use crate::error::CallError;
 
-/// How often a batch is tried because others changed what it was computed from.
+/// How often a batch is tried while other processes change the items it was computed from.
 const ATTEMPTS_MAX: u32 = 16;
 
 impl Driver {
@@ -39,11 +38,11 @@ impl Driver {
         Ok(found)
     }
 
-    /// Makes all changes of a batch, or none.
+    /// Applies all writes of a batch, or none.
     pub(crate) async fn write(self: &Arc<Self>, batch: &[Write]) -> Result<Written, StoreError> {
         check_keys(batch)?;
         for _ in 0..ATTEMPTS_MAX {
-            let seen = self.look_before(batch).await?;
+            let seen = self.read_before(batch).await?;
             if let Some(at) = conflict_seen(batch, &seen) {
                 return Ok(Written::Conflict(at));
             }
@@ -61,18 +60,18 @@ impl Driver {
             }
         }
         let message =
-            format!("others changed the records {ATTEMPTS_MAX} times in a row; try again");
+            format!("other processes changed the records {ATTEMPTS_MAX} times in a row; try again");
         Err(StoreError::new(StoreErrorKind::Unavailable, message))
     }
 
-    /// Reads the items on which it depends how the batch is written.
-    async fn look_before(
+    /// Reads the items that the batch is computed from.
+    async fn read_before(
         self: &Arc<Self>,
         batch: &[Write],
     ) -> Result<HashMap<ItemKey, Option<Item>>, StoreError> {
         let mut keys: Vec<ItemKey> = batch
             .iter()
-            .filter(|write| is_looked_at(write))
+            .filter(|write| needs_read(write))
             .map(|w| ItemKey::of(&key_of(w)))
             .collect();
         for (ns, changes) in resource_changes(batch) {
@@ -84,8 +83,8 @@ impl Driver {
         Ok(keys.into_iter().map(|key| (key.clone(), found.remove(&key))).collect())
     }
 
-    /// Makes the changes. `None` when they are made; else, for each, whether its conditions failed,
-    /// and then the item as it is.
+    /// Applies the changes. `None` on success. Otherwise, for each change: `None` if its conditions held, else
+    /// the item as it is.
     async fn send(
         self: &Arc<Self>,
         changes: &[Change],
@@ -108,7 +107,7 @@ impl Driver {
         }
     }
 
-    /// What follows from a batch that was made.
+    /// Cleans up after a batch was applied.
     async fn after(self: &Arc<Self>, batch: &[Write], prepared: &Prepared) {
         for write in batch {
             if let Write::Delete(Key::Bucket(key), _) = write {
@@ -118,21 +117,20 @@ impl Driver {
         self.forget_counters(&prepared.counts).await;
     }
 
-    /// Drops counters that have come down to nothing. They say nothing as they are, so it does no
-    /// harm if that fails.
+    /// Removes counters that are 0. A counter of 0 means the same as none, so a failure does no harm.
     pub(crate) async fn forget_counters(self: &Arc<Self>, counts: &Counts) {
         for (ns, counts) in counts {
             for (counter, _) in counts.iter().filter(|(_, by)| **by < 0) {
                 if let Err(error) = self.update(&registry::forget_counter(ns, counter)).await {
                     let error = error.to_store_error();
-                    tracing::debug!(%error, "a counter of nothing stays");
+                    tracing::debug!(%error, "could not remove an empty counter");
                 }
             }
         }
     }
 }
 
-/// By how much the counts of entities with limits of their own change.
+/// Changes of the counts of entities with limits of their own, by namespace and counter.
 pub(crate) type Counts = BTreeMap<NamespaceId, BTreeMap<String, i64>>;
 
 pub(crate) fn count(counts: &mut Counts, ns: &NamespaceId, counter: String, by: i64) {
@@ -168,12 +166,12 @@ fn check_keys(batch: &[Write]) -> Result<(), StoreError> {
     if batch.iter().all(|write| keys.insert(ItemKey::of(&key_of(write)))) {
         return Ok(());
     }
-    let message = "the batch names a record twice; make it two batches";
+    let message = "the batch names a record twice; split it into two batches";
     Err(StoreError::new(StoreErrorKind::Rejected, message))
 }
 
-/// The first write whose condition does not hold, if what was read tells: it must be the first, and
-/// of the conditions before it some may not have been looked at.
+/// The first write whose condition does not hold, if the items that were read show it. `None` if an earlier
+/// condition is on an item that was not read: it might be the first.
 fn conflict_seen(batch: &[Write], seen: &HashMap<ItemKey, Option<Item>>) -> Option<usize> {
     for (at, write) in batch.iter().enumerate() {
         match seen.get(&ItemKey::of(&key_of(write))) {
@@ -185,7 +183,7 @@ fn conflict_seen(batch: &[Write], seen: &HashMap<ItemKey, Option<Item>>) -> Opti
     None
 }
 
-/// Whether a write's condition, and what else must be true for it to be made, holds for an item.
+/// Whether a write's precondition holds for an item, and the item is not being purged.
 fn holds(write: &Write, item: Option<&Item>) -> bool {
     let is_met = match precondition_of(write) {
         Precondition::Always => true,
@@ -198,10 +196,10 @@ fn holds(write: &Write, item: Option<&Item>) -> bool {
                 && item.is_some_and(|item| version_of(item) == wanted)
         }
     };
-    is_met && !(revives(write) && item.is_some_and(|item| !is_not_purging(item)))
+    is_met && !(reactivates(write) && item.is_some_and(|item| !is_not_purging(item)))
 }
 
-/// Only stored limits have a version.
+/// Whether the record has a version: only stored limits do.
 fn is_config(key: &Key) -> bool {
     matches!(key, Key::Config(..))
 }
@@ -214,8 +212,8 @@ fn is_not_purging(item: &Item) -> bool {
     item.get("status").is_none_or(|status| status.as_str() != Some("purging"))
 }
 
-/// Whether the write makes a namespace usable that may have been deleted.
-fn revives(write: &Write) -> bool {
+/// Whether the write recovers a namespace that may have been deleted.
+fn reactivates(write: &Write) -> bool {
     let Write::Put(Record::Namespace(namespace), Precondition::Present) = write else {
         return false;
     };
@@ -229,7 +227,7 @@ fn conditions_of(key: &Key, precondition: Precondition) -> Vec<Condition> {
         Precondition::Always => Vec::new(),
         Precondition::Absent => vec![Condition::Absent(pk())],
         Precondition::Present => vec![Condition::Exists(pk())],
-        // Never.
+        // Contradictory, so that it never holds.
         Precondition::Version(_) if !is_config(key) => {
             vec![Condition::Exists(pk()), Condition::Absent(pk())]
         }
@@ -245,14 +243,14 @@ fn conditions_of(key: &Key, precondition: Precondition) -> Vec<Condition> {
     }
 }
 
-/// Whether the item must be known before the write can be merged.
-fn is_looked_at(write: &Write) -> bool {
+/// Whether the item must be read before the write can be prepared.
+fn needs_read(write: &Write) -> bool {
     match write {
-        // What must not be there is known.
+        // An item that must be absent needs no read.
         Write::Put(record, precondition) => {
             records::depends_on_before(record) && *precondition != Precondition::Absent
         }
-        // Whether it is there decides whether a counter goes down.
+        // A counter goes down only if the item exists.
         Write::Delete(Key::Config(_, level), Precondition::Always) => {
             registry::counter(level).is_some()
         }
@@ -261,7 +259,7 @@ fn is_looked_at(write: &Write) -> bool {
     }
 }
 
-/// What becomes of the resources that have limits for everybody.
+/// The changes of the registry of resources.
 fn resource_changes(batch: &[Write]) -> BTreeMap<NamespaceId, ResourceChanges> {
     let mut all: BTreeMap<NamespaceId, ResourceChanges> = BTreeMap::new();
     for write in batch {
@@ -278,11 +276,11 @@ fn resource_changes(batch: &[Write]) -> BTreeMap<NamespaceId, ResourceChanges> {
     all
 }
 
-/// A batch as changes of the table.
+/// A batch as changes of items.
 #[derive(Default)]
 struct Prepared {
     changes: Vec<Change>,
-    /// For each change, the write it comes from; none for the registries.
+    /// For each change, the index of its write; `None` for the registries.
     origins: Vec<Option<usize>>,
     counts: Counts,
 }
@@ -293,8 +291,8 @@ impl Prepared {
         self.origins.push(Some(at));
     }
 
-    /// The first write whose own condition did not hold. Where there is none, something else has
-    /// changed, and the batch has to be merged again.
+    /// The first write whose own precondition did not hold. Without one, another pinned attribute has changed,
+    /// and the batch must be prepared again.
     fn conflict(&self, batch: &[Write], failed: &[Option<Option<Item>>]) -> Option<usize> {
         let mut conflicts: Vec<usize> = Vec::new();
         for (origin, failed) in self.origins.iter().zip(failed) {
@@ -320,7 +318,7 @@ fn prepare(batch: &[Write], seen: &HashMap<ItemKey, Option<Item>>) -> Prepared {
         match write {
             Write::Put(record, _) => put(&mut prepared, batch, at, record, before),
             Write::Delete(deleted, precondition) => {
-                delete(&mut prepared, at, deleted, *precondition, before)
+                delete(&mut prepared, at, deleted, *precondition, before);
             }
             Write::Check(_, Precondition::Always) => {}
             Write::Check(_, precondition) => {
@@ -352,7 +350,7 @@ fn put(prepared: &mut Prepared, batch: &[Write], at: usize, record: &Record, bef
         Record::NamespaceName(name, id) => records::encode_name(name, id, created_at(batch, id)),
         _ => encoded.actions,
     };
-    if revives(&batch[at]) {
+    if reactivates(&batch[at]) {
         conditions.push(records::not_purging());
     }
     if let (Key::Config(ns, level), Before::Absent) = (&key, before)
@@ -364,7 +362,7 @@ fn put(prepared: &mut Prepared, batch: &[Write], at: usize, record: &Record, bef
     prepared.push(at, Change::Update(update));
 }
 
-/// When the namespace was registered to which the same batch gives a name.
+/// When the namespace was registered, if the same batch writes its record.
 fn created_at(batch: &[Write], id: &NamespaceId) -> Option<Timestamp> {
     batch.iter().find_map(|write| match write {
         Write::Put(Record::Namespace(namespace), _) if namespace.id == *id => {
@@ -393,7 +391,7 @@ fn delete(
             let absent = conditions_of(key, Precondition::Absent);
             return prepared.push(at, Change::Check(item_key, absent));
         }
-        // It is counted down only if there is one.
+        // The counter goes down only if the item exists.
         if precondition == Precondition::Always {
             conditions = conditions_of(key, Precondition::Present);
         }
@@ -407,7 +405,7 @@ fn delete(
     prepared.push(at, Change::Delete(item_key, conditions));
 }
 
-/// The record an item holds, if it is one, with its key.
+/// The key of the record that an item holds, if it is one.
 pub(crate) fn record_key(key: &ItemKey) -> Option<Key> {
     match parse_key(key)? {
         ParsedKey::Record(key) => Some(key),

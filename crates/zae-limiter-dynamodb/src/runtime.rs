@@ -1,5 +1,5 @@
-//! A runtime of the store's own, so that no work hangs on a caller's: it starts at the first use, is
-//! shared by all stores of the process, and ends with the last of them.
+//! The store's own runtime, so that no task depends on a caller's. It starts at the first use, is shared by all
+//! stores of the process, and ends with the last of them.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -10,19 +10,19 @@ use zae_limiter_schema::Task;
 /// The stores' runtime.
 #[derive(Debug)]
 pub(crate) struct Runtime {
-    /// Absent only while it is dropped.
+    /// `None` only while it is dropped.
     inner: Option<tokio::runtime::Runtime>,
     /// The process that started it. A forked child has none of its threads.
     process: u32,
 }
 
 impl Runtime {
-    /// The runtime of this process, which is started if there is none. `workers` is heeded by whoever
-    /// starts it; without it there are as many as cores.
+    /// The runtime of this process. It is started if there is none, with `workers` threads, or else as many as
+    /// cores.
     ///
     /// # Errors
     ///
-    /// When the machine has no thread left for it.
+    /// When the system cannot start its threads.
     pub(crate) fn shared(workers: Option<usize>) -> Result<Arc<Self>, StoreError> {
         static SHARED: Mutex<Weak<Runtime>> = Mutex::new(Weak::new());
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -35,7 +35,7 @@ impl Runtime {
             builder.worker_threads(workers.max(1));
         }
         let inner = builder.build().map_err(|error| {
-            let message = "the store's runtime cannot be started";
+            let message = "could not start the store's runtime";
             StoreError::new(StoreErrorKind::Unavailable, message).caused_by(error)
         })?;
         let runtime = Arc::new(Self { inner: Some(inner), process: std::process::id() });
@@ -43,7 +43,7 @@ impl Runtime {
         Ok(runtime)
     }
 
-    /// Whether its threads are in this process.
+    /// Checks that its threads run in this process.
     ///
     /// # Errors
     ///

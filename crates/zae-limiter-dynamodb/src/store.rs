@@ -1,5 +1,5 @@
-//! The store's calls: taking and settling through the driver, everything else through `records`, `lists`
-//! and `deletion`.
+//! The implementation of [`Store`]: acquires and settlements through the driver, everything else through
+//! `records`, `lists` and `deletion`.
 
 use std::sync::Arc;
 
@@ -15,32 +15,32 @@ use crate::DynamoStore;
 use crate::bucket::decide::Request;
 use crate::bucket::message::{Task, credit};
 use crate::bucket::shards::Shards;
-use crate::driver::{Driver, Reply, Replying, received};
+use crate::driver::{Driver, Reply, ReplyReceiver, receive_reply};
 
-/// Takes all that is asked from all buckets of the chain, or nothing.
+/// Takes the amounts from all buckets of the chain, or from none.
 async fn acquire(driver: &Arc<Driver>, plan: &Plan) -> Result<Admission, StoreError> {
     driver.check()?;
-    if let Some(statuses) = refused_by_memory(driver, plan) {
+    if let Some(statuses) = refused_locally(driver, plan) {
         return Ok(Admission::Refused(statuses));
     }
-    let asked = |leg: &Leg| LegState::Asked(driver.submit(Request::Take(leg.clone()), plan.now));
-    let mut legs = Legs { driver, plan, states: plan.legs.iter().map(asked).collect() };
+    let submit = |leg: &Leg| LegState::Pending(driver.submit(Request::Take(leg.clone()), plan.now));
+    let mut legs = Legs { driver, plan, states: plan.legs.iter().map(submit).collect() };
     legs.wait().await
 }
 
-/// The statuses of all limits, if what is known of all buckets is fresh and one of them refuses.
-fn refused_by_memory(driver: &Driver, plan: &Plan) -> Option<Vec<LimitStatus>> {
+/// The statuses of all limits, if the snapshots of all buckets are fresh and one of them refuses.
+fn refused_locally(driver: &Driver, plan: &Plan) -> Option<Vec<LimitStatus>> {
     let mut is_refused = false;
     let mut statuses = Vec::new();
     for (level, leg) in plan.legs.iter().enumerate() {
-        let seen = driver.statuses_by_memory(level, leg, plan.now)?;
-        is_refused |= seen.iter().any(|status| status.exceeded);
-        statuses.extend(seen);
+        let found = driver.statuses_from_snapshots(level, leg, plan.now)?;
+        is_refused |= found.iter().any(|status| status.exceeded);
+        statuses.extend(found);
     }
     is_refused.then_some(statuses)
 }
 
-/// Applies differences to buckets that were taken from before.
+/// Applies the differences of settlements.
 async fn settle(
     driver: &Arc<Driver>,
     settlements: &[Settlement],
@@ -48,12 +48,12 @@ async fn settle(
 ) -> Result<(), StoreError> {
     driver.check()?;
     let submitted = settlements.iter().filter(|settlement| !settlement.differences.is_empty());
-    let replies: Vec<Replying> = submitted
+    let replies: Vec<ReplyReceiver> = submitted
         .map(|settlement| driver.submit(Request::Settle(settlement.clone()), now))
         .collect();
     let (mut failed, mut some_done) = (None, false);
-    for mut replying in replies {
-        match received(&mut replying).await {
+    for mut receiver in replies {
+        match receive_reply(&mut receiver).await {
             Ok(_) => some_done = true,
             Err(error) => {
                 some_done |= error.applied() == Applied::Maybe;
@@ -63,13 +63,13 @@ async fn settle(
     }
     match failed {
         None => Ok(()),
-        // Whoever tried all of it again would do a part of it twice.
+        // A retry of all of them would apply some twice.
         Some(error) if some_done => Err(error.maybe_applied()),
         Some(error) => Err(error),
     }
 }
 
-/// Reads buckets, each as a whole.
+/// Reads buckets, each with the sum of its shards.
 async fn peek(
     driver: &Arc<Driver>,
     keys: &[BucketKey],
@@ -79,7 +79,7 @@ async fn peek(
     Ok(shards.into_iter().map(|items| Shards::live(items, now).whole(Some(now))).collect())
 }
 
-/// The legs of an acquire. Dropped before the end, it gives back what was taken.
+/// The legs of an acquire. If it is dropped before the end, it refunds what was taken.
 struct Legs<'a> {
     driver: &'a Arc<Driver>,
     plan: &'a Plan,
@@ -87,22 +87,22 @@ struct Legs<'a> {
 }
 
 enum LegState {
-    Asked(Replying),
+    Pending(ReplyReceiver),
     Taken(LegTaken),
     Refused(Vec<LimitStatus>),
     Failed(StoreError),
-    /// Nothing more to do for it.
+    /// A refund was submitted.
     Done,
 }
 
 impl Legs<'_> {
     async fn wait(&mut self) -> Result<Admission, StoreError> {
         for state in &mut self.states {
-            if let LegState::Asked(replying) = state {
-                *state = match received(replying).await {
+            if let LegState::Pending(receiver) = state {
+                *state = match receive_reply(receiver).await {
                     Ok(Reply::Taken(taken)) => LegState::Taken(taken),
                     Ok(Reply::Refused(statuses)) => LegState::Refused(statuses),
-                    Ok(other) => unreachable!("a take is taken or refused, not {other:?}"),
+                    Ok(_) => unreachable!("a take is taken or refused"),
                     Err(error) => LegState::Failed(error),
                 };
             }
@@ -117,14 +117,14 @@ impl Legs<'_> {
         self.undo().await
     }
 
-    /// Gives back what some have taken, because others have not.
+    /// Refunds the legs that were taken, because another one was not.
     async fn undo(&mut self) -> Result<Admission, StoreError> {
         let legs = self.plan.legs.iter().zip(&mut self.states);
         let credits: Vec<Settlement> = legs
             .filter_map(|(leg, state)| {
                 let LegState::Taken(LegTaken { placement, .. }) = state else { return None };
                 let credit = credit(leg, placement.get());
-                // From here on the settling sees to it, whatever becomes of this future.
+                // The settlement completes even if this future is dropped.
                 *state = LegState::Done;
                 Some(credit)
             })
@@ -133,7 +133,7 @@ impl Legs<'_> {
             |state| matches!(state, LegState::Failed(error) if error.applied() == Applied::Maybe),
         );
         if let Err(error) = settle(self.driver, &credits, self.plan.now).await {
-            tracing::warn!(%error, "could not give back what a refused call had taken");
+            tracing::warn!(%error, "could not refund a refused acquire");
             some_taken = true;
         }
         let mut statuses = Vec::new();
@@ -144,7 +144,7 @@ impl Legs<'_> {
                 LegState::Refused(refused) => {
                     statuses.extend(refused.into_iter().map(|one| LimitStatus { level, ..one }));
                 }
-                _ => statuses.extend(self.driver.as_remembered(level, leg, self.plan.now)),
+                _ => statuses.extend(self.driver.last_statuses(level, leg, self.plan.now)),
             }
         }
         Ok(Admission::Refused(statuses))
@@ -156,10 +156,11 @@ impl Drop for Legs<'_> {
         for (leg, state) in self.plan.legs.iter().zip(&mut self.states) {
             let taken_from = match state {
                 LegState::Taken(taken) => Some(taken.placement.get()),
-                LegState::Asked(replying) => {
-                    // After this the machine sees that nobody waits. Before it, the reply lies here.
-                    replying.close();
-                    match replying.try_recv() {
+                LegState::Pending(receiver) => {
+                    // After this, the machine sees that the caller was dropped. An earlier reply is still
+                    // in the channel.
+                    receiver.close();
+                    match receiver.try_recv() {
                         Ok(Ok(Reply::Taken(taken))) => Some(taken.placement.get()),
                         Ok(_) => None,
                         Err(_) => {

@@ -1,7 +1,7 @@
-//! Usage records, of which windows of all kinds stand together: `2026-11`, `2026-11-15`,
-//! `2026-11-15T14:00:00Z`. A walk over days or months would go through all the hours between them,
-//! and one over everything that an entity has used through all times. So days and months are read by
-//! their keys, and resources are found by leaping from one to the next.
+//! Lists of usage records. Windows of every length share a partition: `2026-11`, `2026-11-15`,
+//! `2026-11-15T14:00:00Z`. A query for days or months would read all hours between them, and one for all
+//! resources of an entity would read its whole history. So days and months are read by their keys, and the
+//! resources of an entity are found with one query each.
 
 use std::sync::Arc;
 use zae_limiter_core::{
@@ -19,21 +19,21 @@ use crate::error::CallError;
 use crate::records::record_key;
 use crate::walk::{Walk, labels, size};
 
-/// More windows than this are walked through, however long the walk is.
+/// The most windows that are read by their keys. With more, the whole range is queried.
 const WINDOWS_MAX: usize = 4_000;
-/// How many windows of a resource are looked at for one page.
-const LOOKS_MAX: usize = 100;
+/// The most windows of a resource that are queried for one page.
+const QUERIES_MAX: usize = 100;
 
 const OF_ENTITY: &str = "usage";
 const OF_RESOURCE: &str = "usage-of";
 
-/// When windows may start.
+/// The times at which windows may start.
 type Span = std::ops::Range<Timestamp>;
 
-/// The starts of all windows in a span, where they are few enough to be named one by one.
+/// The starts of all windows in a span, if they are few enough to be read by their keys.
 fn starts(window: Window, span: &Span) -> Option<Vec<Timestamp>> {
     if window == Window::Hourly {
-        // Hardly anything stands between hours.
+        // The range has few other windows between hours.
         return None;
     }
     let mut starts = Vec::new();
@@ -50,7 +50,7 @@ fn starts(window: Window, span: &Span) -> Option<Vec<Timestamp>> {
     Some(starts)
 }
 
-/// What an entity has used.
+/// The usage of an entity.
 pub(crate) struct OfEntity<'a> {
     pub(crate) ns: &'a NamespaceId,
     pub(crate) entity: &'a EntityId,
@@ -76,7 +76,7 @@ fn parts(sk: &str) -> Option<(&str, &str)> {
 }
 
 impl Driver {
-    /// What an entity has used of one resource, or of all of them, by resource and start.
+    /// Lists the usage of an entity on one resource, or on all of them, by resource and start.
     pub(crate) async fn list_usage_of_entity(
         self: &Arc<Self>,
         of: &OfEntity<'_>,
@@ -117,13 +117,13 @@ impl Driver {
         Ok(Page { items: found, next: None })
     }
 
-    /// The first resource behind another of which there is any usage.
+    /// The next resource, after another, with any usage.
     async fn next_resource(
         self: &Arc<Self>,
         of: &OfEntity<'_>,
         after: Option<&ResourceName>,
     ) -> Result<Option<ResourceName>, StoreError> {
-        // `$` is what follows `#`, and no resource has anything that comes before it.
+        // `$` follows `#` and sorts before every character of a resource.
         let mut from = after.map_or("#USAGE#".to_owned(), |last| format!("#USAGE#{last}$"));
         loop {
             let query = TableQuery {
@@ -135,18 +135,18 @@ impl Driver {
                 after: None,
                 consistency: Consistency::Strong,
             };
-            let answer = self.query(&query).await?;
-            let Some(key) = answer.items.first().and_then(key_of) else { return Ok(None) };
+            let output = self.query(&query).await?;
+            let Some(key) = output.items.first().and_then(key_of) else { return Ok(None) };
             let name = parts(&key.sk).map_or(key.sk.as_str(), |parts| parts.0).to_owned();
             match ResourceName::new(&name) {
                 Ok(resource) => return Ok(Some(resource)),
-                // Of somebody else: on behind it.
+                // An item of another client: continue after it.
                 Err(_) => from = format!("{}$", key.sk),
             }
         }
     }
 
-    /// What an entity has used of one resource.
+    /// The usage of an entity on one resource.
     async fn usage_of_both(
         self: &Arc<Self>,
         of: &OfEntity<'_>,
@@ -165,7 +165,7 @@ impl Driver {
                     ("SK".to_owned(), Value::S(sk)),
                 ])
             };
-            // A place before the range is as good as none.
+            // A cursor before the range means the start of the range.
             let after = after.filter(|sk| parts(sk).is_some_and(|parts| !parts.1.is_empty()));
             return self
                 .walk(&walk, after.map(place), size, |item| {
@@ -193,8 +193,8 @@ impl Driver {
         Ok(Page { items, next })
     }
 
-    /// What everybody has used of a resource in some days or months, by start and entity. `None`
-    /// where there are too many of them to look at each.
+    /// Lists the usage of all entities on a resource by days or months, by start and entity. `None` if there
+    /// are too many windows to query each.
     pub(crate) async fn list_usage_of_resource(
         self: &Arc<Self>,
         (ns, resource): (&NamespaceId, &ResourceName),
@@ -212,9 +212,9 @@ impl Driver {
         let size = size(page);
         let mut keys: Vec<Key> = Vec::new();
         let labels = starts.into_iter().map(|start| window.label(start));
-        // Of a place within a window, the rest of it; behind a whole one, the next.
+        // The rest of the cursor's window, and all windows after it.
         let mut left = labels.filter(|label| format!("{label}$") > last).peekable();
-        let mut looks = 0;
+        let mut queries = 0;
         let mut next = None;
         while let Some(label) = left.next() {
             let range = Range::Between(format!("USAGE#{label}#"), format!("USAGE#{label}$"));
@@ -225,12 +225,12 @@ impl Driver {
             let accept = |item: &Item| Ok(key_of(item).as_ref().and_then(record_key));
             let found = self.walk(&walk, begin, size - keys.len(), accept).await?;
             keys.extend(found.items);
-            looks += 1;
+            queries += 1;
             if found.next.is_some() {
                 next = found.next;
                 break;
             }
-            if (keys.len() == size || looks == LOOKS_MAX) && left.peek().is_some() {
+            if (keys.len() == size || queries == QUERIES_MAX) && left.peek().is_some() {
                 next = Some(cursor::write(OF_RESOURCE, [&*format!("USAGE#{label}$"), "-", "-"]));
                 break;
             }

@@ -1,4 +1,4 @@
-//! Walking through one partition, page by page.
+//! Reading one partition, page by page.
 
 use std::ops::Range as Span;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use zae_limiter_schema::{
 use crate::cursor;
 use crate::driver::Driver;
 
-/// The most pages of the table that are read for one page of ours. Where little of a partition
-/// belongs to the list, a page may come back shorter, and say that there is more.
+/// The most pages of the table that are read for one page of a list. If few items of a partition belong to the
+/// list, its page may be short and still have a next one.
 const TABLE_PAGES_MAX: usize = 16;
 
 pub(crate) fn size(page: &PageRequest) -> usize {
     page.size.clamp(1, PAGE_MAX)
 }
 
-/// A walk through one partition.
+/// A list in one partition.
 pub(crate) struct Walk {
-    /// How its cursors start.
+    /// The list's name in cursors.
     pub(crate) list: &'static str,
     pub(crate) index: Option<Index>,
     pub(crate) partition: String,
@@ -45,7 +45,7 @@ impl Walk {
         Self { is_selective: true, ..self }
     }
 
-    /// Where a page starts, whose cursor is of this walk.
+    /// The key after which a page starts.
     pub(crate) fn start(&self, page: &PageRequest) -> Result<Option<Item>, StoreError> {
         match cursor::read(page, &[self.list])? {
             None => Ok(None),
@@ -55,7 +55,7 @@ impl Walk {
 }
 
 impl Driver {
-    /// Walks on from a place until so many items were accepted.
+    /// Reads from a key on until `size` items are accepted.
     pub(crate) async fn walk<T>(
         self: &Arc<Self>,
         walk: &Walk,
@@ -75,20 +75,20 @@ impl Driver {
         let mut accepted = Vec::new();
         for _ in 0..TABLE_PAGES_MAX {
             let left = size - accepted.len();
-            // Few do not belong: days and months among hours.
+            // Some more, because a few items do not belong: days and months among hours.
             let some_more = if walk.is_selective { left / 16 + 2 } else { 0 };
             query.limit = (left + some_more).min(PAGE_ITEMS_MAX);
-            let answer = self.query(&query).await?;
-            let count = answer.items.len();
-            for (at, item) in answer.items.iter().enumerate() {
+            let output = self.query(&query).await?;
+            let count = output.items.len();
+            for (at, item) in output.items.iter().enumerate() {
                 accepted.extend(accept(item)?);
-                let is_end = at + 1 == count && answer.next.is_none();
+                let is_end = at + 1 == count && output.next.is_none();
                 if accepted.len() == size && !is_end {
                     let next = Some(cursor::behind(walk.list, walk.index, item));
                     return Ok(Page { items: accepted, next });
                 }
             }
-            match answer.next {
+            match output.next {
                 Some(after) => query.after = Some(after),
                 None => return Ok(Page { items: accepted, next: None }),
             }
@@ -98,7 +98,7 @@ impl Driver {
     }
 }
 
-/// The first and the last window that may start within a span. Labels sort as time does.
+/// The labels of the first and the last window that may start in a span. Labels sort by time.
 pub(crate) fn labels(window: Window, span: &Span<Timestamp>) -> [String; 2] {
     [span.start, span.end].map(|moment| window.label(window.start(moment)))
 }

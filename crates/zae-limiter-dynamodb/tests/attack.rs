@@ -129,7 +129,7 @@ const TURNED_AWAY: [(TableErrorKind, usize); 3] = [
     (TableErrorKind::Conflict, 16),
 ];
 
-/// A table that turns away updates of this entity after so many of them, so many times.
+/// A table that fails some updates of this entity, after a number of them.
 fn turning_away(
     table: &SimTable,
     entity: &'static str,
@@ -153,7 +153,7 @@ fn turning_away(
 /// Promise: "Dropping the future of an `acquire` later leaves no tokens taken: the store gives back what
 /// it may have taken, if not at once then soon."
 #[tokio::test]
-async fn a_cancelled_acquire_is_given_back_though_the_table_turns_the_refund_away() {
+async fn a_cancelled_acquire_is_refunded_although_the_first_refund_fails() {
     let mut left = Vec::new();
     for (kind, times) in TURNED_AWAY {
         let table = SimTable::default();
@@ -194,7 +194,7 @@ async fn a_cancelled_acquire_is_given_back_though_the_table_turns_the_refund_awa
 /// Promise: "Child and ancestors are admitted together or not at all; what was taken from some is given
 /// back when another refuses."
 #[tokio::test]
-async fn a_refused_chain_is_given_back_though_the_table_turns_the_refund_away() {
+async fn a_refused_chain_is_refunded_although_the_first_refund_fails() {
     let mut left = Vec::new();
     for (kind, times) in TURNED_AWAY {
         let table = SimTable::default();
@@ -216,7 +216,7 @@ async fn a_refused_chain_is_given_back_though_the_table_turns_the_refund_away() 
 
 /// Promise: every call ends, with any options.
 #[tokio::test]
-async fn the_longest_time_limit_harms_nobody() {
+async fn the_longest_time_limit_does_not_overflow() {
     let options = options().call_timeout(Duration::MAX).local_refusal(Duration::MAX);
     let options = options.merge_after(Duration::MAX).queue_max(usize::MAX);
     let store = DynamoStore::new(Arc::new(SimTable::default()), options);
@@ -243,7 +243,7 @@ async fn the_smallest_options_serve() {
         assert!(takes(&store, &target, 3, at(nth)).await);
         assert!(!takes(&alone, &target, 1, at(nth)).await);
     }
-    // Others split it, and it is served all the same.
+    // Other processes split it, and it is still served.
     let target = target(without_refill("rpm", 64));
     assert!(takes(&store, &target, 1, at(0)).await);
     let other = store_on(table.clone());
@@ -258,7 +258,7 @@ async fn the_smallest_options_serve() {
 
 /// Promise: "Into how many shards a bucket that is written too often is split at most".
 #[tokio::test]
-async fn a_bucket_has_no_more_shards_than_the_most() {
+async fn split_to_never_exceeds_shards_max() {
     for most in [1, 2, 3, 5, 6, 33, 64] {
         let options = options().shards_max(most);
         let store = DynamoStore::new(Arc::new(SimTable::default()), options);
@@ -317,10 +317,10 @@ async fn charges_that_are_too_large_together_are_not_lost() {
     assert_eq!(i128::from(held(&table, &key(), "rpm")), 10_000 - charged);
 }
 
-/// Promise: a refund is applied exactly once, also where a charge of somebody else goes along. Two shards,
+/// Promise: a refund is applied exactly once, also beside the charge of another caller. Two shards,
 /// of which one lacks the limit.
 #[tokio::test]
-async fn a_refund_finds_its_shard_beside_a_charge_of_somebody_else() {
+async fn a_refund_reaches_its_shard_beside_the_charge_of_another_caller() {
     let without_b = target_of([without_refill("a", 101)], Lifetime::Forever);
     let with_b = target_of([without_refill("a", 101), without_refill("b", 31)], Lifetime::Forever);
     for is_beside in [false, true] {
@@ -549,7 +549,7 @@ async fn finish<F: Future>(clock: &ManualClock, work: F, mut step: impl FnMut())
 /// Promise: a refund is applied exactly once. A lease on two buckets is rolled back, or dropped, and the
 /// table turns one of the two writes away without carrying it out.
 #[tokio::test]
-async fn a_lease_of_two_levels_is_given_back_though_one_write_is_turned_away() {
+async fn a_lease_of_two_levels_is_refunded_although_one_write_fails() {
     let mut left = Vec::new();
     for is_dropped in [false, true] {
         let table = SimTable::default();
@@ -614,7 +614,7 @@ async fn one_silent_bucket_does_not_open_the_breaker_for_the_others() {
 /// Promise: deleting a sharded bucket leaves nothing and admits nothing extra, whatever other processes
 /// that remember its shards do next.
 #[tokio::test]
-async fn a_deleted_bucket_starts_anew_once_for_all_who_remember_its_shards() {
+async fn a_deleted_bucket_starts_again_once_for_all_processes_with_snapshots() {
     for seed in 0..40 {
         let table = SimTable::default();
         let stores = [0, 1, 2]
@@ -628,7 +628,7 @@ async fn a_deleted_bucket_starts_anew_once_for_all_who_remember_its_shards() {
         }
         stores[1].delete(&[Key::Bucket(key())]).await.unwrap();
         assert_eq!(shards_of(&table, &key()), []);
-        // What was taken before is given back now, and passed over: there is no bucket.
+        // The refund of what was taken before is ignored: there is no bucket.
         for (nth, lease) in leases.iter().enumerate().take(6) {
             settle(&stores[nth % 3], &target, lease.placement.get(), &[(0, -3)], at(2)).await;
         }
@@ -649,7 +649,7 @@ async fn a_deleted_bucket_starts_anew_once_for_all_who_remember_its_shards() {
 
 /// Promise: every call ends. Many callers find every shard drained and wait to be gathered.
 #[tokio::test]
-async fn many_who_are_gathered_from_drained_shards_all_get_a_reply() {
+async fn many_gathers_from_drained_shards_all_get_a_reply() {
     for (shards, callers) in [(2, 8), (2, 9), (4, 40), (8, 200)] {
         let table = SimTable::default();
         let target = target(without_refill("rpm", 100));
@@ -672,7 +672,7 @@ async fn many_who_are_gathered_from_drained_shards_all_get_a_reply() {
 
 /// The same, of those who ask for more than a shard has while all together have it.
 #[tokio::test]
-async fn many_who_are_gathered_from_full_shards_all_get_a_reply() {
+async fn many_gathers_from_full_shards_all_get_a_reply() {
     for (shards, callers) in [(2, 9), (4, 40), (8, 200)] {
         let table = SimTable::default();
         let target = target(without_refill("rpm", 1_000));
@@ -862,7 +862,7 @@ async fn under_panics_every_call_ends() {
 /// Promise: cancelled at any await, an acquire leaves no tokens taken: many callers on shards that are
 /// split and merged meanwhile by another process, of whom some lose patience.
 #[tokio::test]
-async fn callers_who_lose_patience_on_shards_leave_nothing_taken() {
+async fn cancelled_callers_on_shards_leave_nothing_taken() {
     for seed in 0..150_u64 {
         let table = SimTable::default();
         let draws = Arc::new(AtomicUsize::new(0));
@@ -904,9 +904,9 @@ async fn callers_who_lose_patience_on_shards_leave_nothing_taken() {
             if round % 50 == 10 {
                 let other = other.clone();
                 let key = targets[usize::try_from(round / 50 % 2).unwrap()].key().clone();
-                let halves = mix(seed + round).is_multiple_of(2);
+                let merges = mix(seed + round).is_multiple_of(2);
                 let mut work: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async move {
-                    match halves {
+                    match merges {
                         true => other.merge(&key, at(0)).await.unwrap(),
                         false => other.split(&key, at(0)).await.unwrap(),
                     }
@@ -947,7 +947,7 @@ async fn callers_who_lose_patience_on_shards_leave_nothing_taken() {
 /// Promise: charges are never lost, in chains with limits that are paid afterwards, on every store alike:
 /// not when the buckets were never made, nor after they have expired, nor after the entity was deleted.
 #[tokio::test]
-async fn what_is_paid_afterwards_counts_at_every_level_on_every_store() {
+async fn late_charges_count_at_every_level_on_every_store() {
     for nth in 0..2 {
         for (deleted, waits_s) in [(false, 0), (false, 1_000), (true, 0), (true, 1_000)] {
             let store: Arc<dyn Store> = match nth {
@@ -967,7 +967,7 @@ async fn what_is_paid_afterwards_counts_at_every_level_on_every_store() {
             if deleted {
                 limiter.delete_entity("child").await.unwrap();
             }
-            // Some of it is given back, and some is charged, in one settlement.
+            // Some of it is refunded, and some is charged, in one settlement.
             lease.release("rpm", 2).unwrap();
             lease.adjust("tpm", 50).unwrap();
             lease.commit().await.unwrap();
@@ -1031,9 +1031,9 @@ async fn a_limiter_at_its_extremes_serves() {
     }
 }
 
-/// Promise: `queue_max` is "how many callers may wait for one bucket". Those who have gone do not wait.
+/// Promise: `queue_max` is "how many callers may wait for one bucket". Dropped callers do not count.
 #[tokio::test]
-async fn callers_who_have_gone_do_not_fill_a_small_queue() {
+async fn dropped_callers_do_not_fill_a_small_queue() {
     let mut refused = Vec::new();
     for most in [1, 2, 10, 64, 70, 100, 1_000] {
         let table = Hooked::new(SimTable::default(), |_, _| Box::pin(async { Outcome::Hang }));
@@ -1041,7 +1041,7 @@ async fn callers_who_have_gone_do_not_fill_a_small_queue() {
         let asked = plan(&target(without_refill("rpm", 1_000_000)), 1_000, at(0));
         let mut hung = store.acquire(&asked);
         assert!(poll_once(hung.as_mut()).is_pending());
-        // Each is gone before the next comes.
+        // Each is dropped before the next one comes.
         let is_let_in = |_: &usize| poll_once(store.acquire(&asked).as_mut()).is_pending();
         refused.extend((0..3 * most).find(|gone| !is_let_in(gone)).map(|gone| (most, gone)));
     }
@@ -1055,7 +1055,7 @@ async fn callers_who_have_gone_do_not_fill_a_small_queue() {
 /// Promise: every call ends, also those that wait for a bucket when the store is dropped, and what was
 /// settled is carried out.
 #[tokio::test]
-async fn a_store_that_is_dropped_carries_out_what_it_was_told() {
+async fn a_dropped_store_finishes_submitted_requests() {
     let table = SimTable::default();
     let slow = Hooked::new(table.clone(), |_, _| {
         Box::pin(async {
@@ -1088,7 +1088,7 @@ async fn a_store_that_is_dropped_carries_out_what_it_was_told() {
 /// "service returns when the clock does": a process whose clock was an hour ahead for a moment must not
 /// keep a change away from the bucket for that hour.
 #[tokio::test]
-async fn a_clock_that_was_an_hour_ahead_does_not_keep_a_change_away() {
+async fn a_clock_an_hour_ahead_does_not_block_a_change_of_limits() {
     const HOUR: i64 = 3_600_000;
     let table = SimTable::default();
     let store = store_on(table.clone());

@@ -53,7 +53,7 @@ async fn settle_down() {
     }
 }
 
-/// What somebody asks of the bucket.
+/// A request to the bucket.
 #[derive(Clone, Debug)]
 enum Ask {
     Take(Vec<(usize, i64)>),
@@ -279,7 +279,7 @@ async fn linear(seed: u64, nth: usize, read: bool) -> Result<bool, String> {
 /// whose limits change "pays out at the old rate up to this moment and follows"; a bucket never expires
 /// "before it is full again". A call with another's write in its middle comes to one before the other.
 #[tokio::test]
-async fn a_write_between_any_two_calls_comes_to_one_after_the_other() {
+async fn a_write_between_any_two_calls_has_the_result_of_some_order() {
     let (mut played, mut failed) = (0, Vec::new());
     let seeds = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(1_000);
     for seed in 0..seeds {
@@ -413,7 +413,7 @@ async fn crowd(seed: u64, chances: Chances, walks: bool) -> Result<(), String> {
             0..4 => Does::Take(rng.i64(1..200_000), b),
             4..7 => Does::Settle(rng.i64(1..900_000), b * 3),
             7..9 => {
-                // No more is given back than was taken.
+                // At most what was taken is refunded.
                 let give = rng.i64(0..=refunds_a.min(100_000));
                 refunds_a -= give;
                 let b = if rng.bool() { b * 3 } else { -rng.i64(0..=refunds_b) };
@@ -483,7 +483,7 @@ async fn crowd(seed: u64, chances: Chances, walks: bool) -> Result<(), String> {
                     log.push(format!("{nth} {does:?} goes"));
                     *slot = None;
                     if let Does::Settle(a, b) = does {
-                        // It is carried out all the same.
+                        // It is executed nevertheless.
                         for (at, amount) in [*a, *b].into_iter().enumerate() {
                             most[at] -= amount.min(0);
                             least[at] -= amount.max(0) * 3;
@@ -580,25 +580,25 @@ async fn charges_on_shards_that_split_and_merge_are_exact() {
 
 /// Promise: the same when the table turns calls away, without carrying them out.
 #[tokio::test]
-async fn charges_on_shards_are_exact_though_calls_are_turned_away() {
+async fn charges_on_shards_are_exact_although_calls_fail() {
     crowds(150, Chances { away: 60, ..Chances::default() }, true).await;
 }
 
 /// Promise: "What was settled, once polled, is carried out"; cancelled acquires leave nothing taken.
 #[tokio::test]
-async fn charges_on_shards_count_though_callers_go() {
+async fn charges_on_shards_count_although_callers_are_dropped() {
     crowds(150, Chances { away: 30, goes: true, ..Chances::default() }, true).await;
 }
 
-/// Promise: charges are never lost, refunds never doubled, every call ends, whatever is not answered.
+/// Promise: charges are never lost, refunds never applied twice, every call ends, whatever is not answered.
 #[tokio::test]
-async fn charges_on_shards_are_never_lost_though_answers_are() {
+async fn charges_on_shards_are_never_lost_although_answers_are() {
     crowds(150, Chances { away: 20, silent: 30, hung: 10, ..Chances::default() }, true).await;
 }
 
 /// Promise: the same when calls panic.
 #[tokio::test]
-async fn charges_on_shards_are_never_lost_though_calls_panic() {
+async fn charges_on_shards_are_never_lost_although_calls_panic() {
     crowds(
         150,
         Chances { away: 20, panics: 30, silent: 10, goes: true, ..Chances::default() },
@@ -918,15 +918,15 @@ async fn shards_never_hold_more_than_one_bucket_would() {
 
 /// The same, with another's write before any call.
 #[tokio::test]
-async fn shards_never_hold_more_than_one_bucket_would_whoever_writes_between() {
+async fn shards_never_hold_more_than_one_bucket_would_with_writes_in_between() {
     walks(true).await;
 }
 
 /// Promise (ARCHITECTURE.md): "Debt is everybody's. A charge that would leave one shard in debt for more than
 /// a second is spread over all shards in one transaction, so no shard goes on admitting while the bucket owes
-/// tokens." A lease that took an estimate of one limit and paid for another gives back and charges at once.
+/// tokens." A lease that took an estimate of one limit and paid for another refunds and charges at once.
 #[tokio::test]
-async fn a_charge_beside_a_refund_of_another_limit_is_everybodys_debt_too() {
+async fn a_charge_beside_a_refund_of_another_limit_is_spread_over_all_shards() {
     let limits = || [Limit::per_minute("a", 600), Limit::per_minute("b", 600)];
     for (name, debt, refund) in [("alone", 0, 0), ("in debt", 100_000, 0), ("refund", 0, 10_000)] {
         let table = SimTable::default();
@@ -965,11 +965,11 @@ async fn a_charge_beside_a_refund_of_another_limit_is_everybodys_debt_too() {
 }
 
 /// Promise: "A credit (rollback, negative adjust, release, compensation) is never applied twice", and an error
-/// says "whether the change may have been made all the same". Two shards lack the limit `b`: `a` is given back,
-/// then the table turns away what is charged to `b`. The reply must not say that nothing was applied, because
-/// whoever is told so settles again.
+/// says "whether the change may have been applied nevertheless". Two shards lack the limit `b`: `a` is refunded,
+/// then the table refuses the charge of `b`. The reply must not say that nothing was applied, because
+/// a caller with that error settles again.
 #[tokio::test]
-async fn a_refund_is_not_repeated_because_a_charge_beside_it_is_turned_away() {
+async fn a_refund_is_not_repeated_when_a_charge_beside_it_fails() {
     let mut wrong = Vec::new();
     for kind in
         [TableErrorKind::Unavailable, TableErrorKind::Throttled, TableErrorKind::PartitionThrottled]
@@ -1034,7 +1034,7 @@ async fn a_refund_is_not_repeated_because_a_charge_beside_it_is_turned_away() {
 /// Promise (ARCHITECTURE.md): "so no shard goes on admitting while the bucket owes tokens": two charges at once,
 /// of which each is more than its shard can bear.
 #[tokio::test]
-async fn charges_at_once_are_everybodys_debt_each() {
+async fn concurrent_charges_are_each_spread_over_all_shards() {
     let table = SimTable::default();
     let limits = Arc::new(LimitSet::new([Limit::per_minute("a", 600)]).unwrap());
     let target = Arc::new(Target::new(key(), limits, Lifetime::Forever));
@@ -1065,7 +1065,7 @@ async fn charges_at_once_are_everybodys_debt_each() {
 
 /// The same, where one shard lacks the limit, which counts as full there.
 #[tokio::test]
-async fn a_charge_is_everybodys_debt_also_where_a_shard_lacks_the_limit() {
+async fn a_charge_is_spread_over_all_shards_also_if_one_lacks_the_limit() {
     let table = SimTable::default();
     let set = |limits: Vec<Limit>| {
         let limits = Arc::new(LimitSet::new(limits).unwrap());
@@ -1267,7 +1267,7 @@ impl tracing::Subscriber for Subscriber {
 
 /// Promise: entity ids never appear in logs, nor in the text of errors of the store, whatever fails.
 #[tokio::test]
-async fn no_entity_id_is_logged_or_told_in_an_error() {
+async fn no_entity_id_is_in_a_log_or_an_error() {
     const SECRET: &str = "sk-secret-0123456789";
     let logged = Arc::new(Logged::default());
     let _guard = tracing::subscriber::set_default(Subscriber(Arc::clone(&logged)));
@@ -1352,7 +1352,7 @@ async fn no_entity_id_is_logged_or_told_in_an_error() {
 /// Promise: "A charge that is too large for the balance's type is `Rejected`", charges are never lost, and every
 /// call is answered: on shards whose debts together are beyond the type, when they are merged, too.
 #[tokio::test]
-async fn debts_near_the_end_of_the_type_are_kept_on_shards() {
+async fn debts_near_the_limits_of_i64_are_kept_on_shards() {
     for (huge, shards) in
         [(i64::MAX / 2, 2), (i64::MAX / 4, 4), (i64::MAX - 1_000_000, 2), (i64::MAX, 4)]
     {
@@ -1560,10 +1560,10 @@ async fn a_bucket_split_while_its_limit_is_lowered_admits_by_the_lower_one() {
     assert_eq!(wrong, [], "merged first, by a process with the older limits, admitted of 64");
 }
 
-/// Whether the next acquire mends the lifetime that a merge has brought back. Not a promise of its own: it says
+/// Whether the next acquire corrects the expiry that a merge has restored. Not a promise of its own: it says
 /// how bad `a_lifetime_that_changes_while_a_bucket_is_split_holds_after_the_merge` is.
 #[tokio::test]
-async fn the_next_acquire_mends_the_lifetime_after_a_merge() {
+async fn the_next_acquire_corrects_the_expiry_after_a_merge() {
     let table = SimTable::default();
     let store = DynamoStore::new(Arc::new(table.clone()), options());
     let of = |lifetime: Lifetime, read_at: i64| {

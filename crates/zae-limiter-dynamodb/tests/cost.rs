@@ -118,7 +118,7 @@ fn per_minute(tokens: u64) -> Arc<LimitSet> {
 }
 
 #[test]
-fn a_new_bucket_costs_a_look_a_write_and_its_indexes() {
+fn a_new_bucket_costs_a_failed_write_a_write_and_its_indexes() {
     measure(async |mut till| {
         let bucket = target("key-1", &per_minute(100));
         // The blind write that finds nothing, the item, and three indexes of keys.
@@ -129,7 +129,7 @@ fn a_new_bucket_costs_a_look_a_write_and_its_indexes() {
 }
 
 #[test]
-fn tokens_that_are_there_cost_one_write() {
+fn an_acquire_with_tokens_left_costs_one_write() {
     measure(async |mut till| {
         let bucket = target("key-1", &per_minute(100));
         till.admitted([take(&bucket, 20)]).await;
@@ -144,7 +144,7 @@ fn tokens_that_are_there_cost_one_write() {
 }
 
 #[test]
-fn a_refill_costs_one_write_where_the_state_is_known_and_two_elsewhere() {
+fn a_refill_costs_one_write_with_a_snapshot_and_two_without() {
     measure(async |mut till| {
         let bucket = target("key-1", &per_minute(60));
         till.admitted([take(&bucket, 60)]).await;
@@ -160,7 +160,7 @@ fn a_refill_costs_one_write_where_the_state_is_known_and_two_elsewhere() {
 }
 
 #[test]
-fn a_refusal_costs_nothing_where_the_state_is_known_and_one_write_elsewhere() {
+fn a_refusal_costs_nothing_with_a_snapshot_and_one_write_without() {
     measure(async |mut till| {
         let bucket = target("key-1", &per_minute(60));
         till.admitted([take(&bucket, 60)]).await;
@@ -184,7 +184,7 @@ fn a_child_and_its_parent_are_written_at_the_same_time() {
 }
 
 #[test]
-fn those_who_ask_at_once_share_a_write() {
+fn concurrent_callers_share_a_write() {
     measure(async |mut till| {
         let bucket = target("key-1", &per_minute(10_000));
         till.admitted([take(&bucket, 2_000)]).await;
@@ -255,7 +255,7 @@ fn an_acquire_and_its_settlement_cost_two_writes() {
 }
 
 #[test]
-fn who_asks_again_and_again_in_vain_writes_once_a_second() {
+fn repeated_refusals_cost_one_write_a_second() {
     measure(async |mut till| {
         let bucket = target("key-1", &limits([Limit::per_day("tpd", 100)]));
         till.admitted([take(&bucket, 100)]).await;
@@ -304,7 +304,7 @@ fn a_bucket_of_four_limits_is_one_write_unit() {
 }
 
 #[test]
-fn an_index_of_all_attributes_doubles_every_write() {
+fn an_index_of_all_attributes_costs_every_write_twice() {
     World::play(0, 1, async |world| {
         world.table.set_projection(Index::Resource, Projection::All);
         let mut till = Till::new(&world);

@@ -181,7 +181,7 @@ async fn limiter<const N: usize>(
 /// F1. Seen: the last acquire was admitted. The store passed over a charge on a bucket or a limit that was
 /// not there, so 125 of 10 tokens were free.
 #[tokio::test]
-async fn a_program_that_pays_afterwards_is_limited() {
+async fn a_program_that_charges_late_is_limited() {
     let tpm = || Limit::per_minute("tpm", 10);
     let idle = Lifetime::Idle(Duration::from_secs(420));
     let (paid, other) = (target_of([tpm()], idle), target_of([Limit::per_minute("rpm", 10)], idle));
@@ -267,7 +267,7 @@ fn on_a_runtime_that_has_ended_calls_fail_and_do_not_hang() {
 /// F3. Seen: both calls hung. No call to the table had a time limit, so one silent connection stopped its
 /// bucket.
 #[tokio::test]
-async fn a_call_without_an_answer_is_given_up_and_the_bucket_serves_again() {
+async fn a_call_without_an_answer_times_out_and_the_bucket_serves_again() {
     for is_applied in [false, true] {
         let table = each_update(move |nth| match nth {
             1 if is_applied => Outcome::Silent,
@@ -290,7 +290,7 @@ async fn a_call_without_an_answer_is_given_up_and_the_bucket_serves_again() {
         assert!(error.to_string().contains("did not answer within 1s"), "{error}");
         let left = 8_000 - i64::from(is_applied) * 1_000;
         assert_eq!(behind.await.unwrap().expect("it is served").left[0].get(), left);
-        // The answer comes after all; nobody hears it.
+        // The late answer is ignored.
         table.answer_late();
         settle_down().await;
         let taken = take(&store, &target, 1, at(0)).await.unwrap().expect("it is served");
@@ -305,9 +305,9 @@ fn behind_a_hung_call() -> (DynamoStore, Arc<Target>) {
     (store, target(without_refill("rpm", 1_000_000)))
 }
 
-/// F4. The queue must not keep callers who have gone. That commit had no bound that this test could meet.
+/// F4. The queue must not keep dropped callers. That commit had no bound that this test could meet.
 #[tokio::test]
-async fn callers_who_have_gone_do_not_fill_the_queue() {
+async fn dropped_callers_do_not_fill_the_queue() {
     for staying in [0, 50, 60, 99] {
         let (store, target) = behind_a_hung_call();
         let plan = plan(&target, 1_000, at(0));
@@ -338,8 +338,8 @@ async fn a_full_queue_refuses_at_once_and_says_so() {
         panic!("refused at once")
     };
     assert_eq!((error.kind(), error.applied()), (StoreErrorKind::Busy, Applied::No));
-    assert!(error.to_string().contains("100 callers wait for this bucket already"), "{error}");
-    // Whoever goes makes room.
+    assert!(error.to_string().contains("100 callers already wait for this bucket"), "{error}");
+    // A dropped caller makes room.
     drop(live.pop());
     assert!(poll_once(store.acquire(&plan).as_mut()).is_pending());
 }
@@ -420,7 +420,7 @@ async fn a_throttled_bucket_does_not_stop_the_others() {
 /// F7. Seen: the last acquire was admitted. A bucket of a limit per second lives for 7 s, and the store
 /// passed over what a call of 8 s settled.
 #[tokio::test]
-async fn what_a_long_call_settles_counts() {
+async fn the_settlement_of_a_long_call_counts() {
     let store = store_on(SimTable::default());
     let (limiter, clock) = limiter(store, [Limit::per_second("tps", 10)]).await;
     let mut lease = limiter.acquire("org", "gpt-4").take("tps", 1).await.unwrap();
@@ -436,7 +436,7 @@ async fn what_a_long_call_settles_counts() {
 /// F8. Seen: shards 1 to 3 stayed in the table. The store deleted the shards one after the other, and a
 /// call in between restored them.
 #[tokio::test]
-async fn a_deletion_leaves_nothing_of_a_sharded_bucket_whoever_calls_meanwhile() {
+async fn a_deletion_leaves_nothing_of_a_sharded_bucket_while_others_call() {
     for between in 1..=4 {
         let table = SimTable::default();
         let target = target(without_refill("rpm", 100));
@@ -472,7 +472,7 @@ async fn a_deletion_leaves_nothing_of_a_sharded_bucket_whoever_calls_meanwhile()
     }
 }
 
-/// F9. Seen: the acquire was refused by memory. The store trusted its snapshot until the clock had come
+/// F9. Seen: the acquire was refused by an old snapshot. The store trusted its snapshot until the clock had come
 /// back to where it was, an hour later.
 #[tokio::test]
 async fn after_the_clock_was_set_back_the_table_is_asked_within_a_second() {

@@ -117,7 +117,7 @@ fn cycle(graph: &Graph) -> Option<Vec<String>> {
 }
 
 #[test]
-fn no_module_depends_on_itself_by_way_of_others() {
+fn modules_have_no_cycles() {
     let graph = graph();
     assert!(
         graph["bucket::machine"].contains("bucket::decide"),

@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use zae_limiter_core::{Admission, BoxFuture, Limit, Store};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{
-    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table, TableError, Task,
+    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryOutput, Table, TableError, Task,
     Transacted, Update, Updated,
 };
 use zae_limiter_testkit::SimTable;
@@ -47,7 +47,7 @@ impl Table for Late {
         })
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryOutput, TableError>> {
         self.table.query(query)
     }
 
@@ -69,7 +69,7 @@ impl Table for Late {
 }
 
 #[tokio::test]
-async fn a_read_that_a_write_has_overtaken_is_not_remembered() {
+async fn a_read_that_a_write_overtook_replaces_no_snapshot() {
     let permits = Arc::new(Semaphore::new(0));
     let table = Late { table: SimTable::default(), permits: Arc::clone(&permits) };
     let store = DynamoStore::new(Arc::new(table), DynamoOptions::default());
@@ -88,7 +88,7 @@ async fn a_read_that_a_write_has_overtaken_is_not_remembered() {
     assert!(matches!(take(80).await, Admission::Taken(_)));
     permits.add_permits(1);
     assert_eq!(reading.await.expect("nobody panics").expect("an answer"), 1);
-    // Refused by memory: 10 are left, not the 90 that were read.
+    // Refused by the snapshot: 10 are left, not the 90 that were read.
     let Admission::Refused(statuses) = take(95).await else { panic!("there are not so many") };
     assert_eq!(statuses[0].available.get(), 10_000);
 }

@@ -103,7 +103,7 @@ async fn entities_with_limits_are_counted_once_each() {
 }
 
 #[tokio::test]
-async fn one_batch_adds_a_resource_and_takes_another_away() {
+async fn one_batch_adds_a_resource_and_removes_another() {
     let (_, store) = open();
     let level = |name| ConfigLevel::Resource(resource(name));
     let put = |name| Write::Put(config(level(name), &["rpm"], 1), Precondition::Always);
@@ -116,7 +116,7 @@ async fn one_batch_adds_a_resource_and_takes_another_away() {
 }
 
 #[tokio::test]
-async fn what_others_keep_on_an_item_stays() {
+async fn attributes_of_other_clients_stay_on_an_item() {
     let (table, store) = open();
     let system = ItemKey::of(&key(ConfigLevel::System));
     let theirs = [("audit_retention_days", Value::text("a while")), ("theirs", Value::number(1))];
@@ -162,7 +162,7 @@ async fn the_retention_that_python_sets_is_read_and_kept() {
 }
 
 #[tokio::test]
-async fn a_transaction_that_meets_another_is_sent_again() {
+async fn a_conflicting_transaction_is_sent_again() {
     let (table, store) = open();
     let put = [Write::Put(config(of("a", "r"), &["rpm"], 1), Precondition::Absent)];
     *table.collisions.lock().unwrap() = 4;
@@ -271,7 +271,7 @@ fn namespace(deleted_at: Option<Timestamp>) -> Record {
 }
 
 #[tokio::test]
-async fn with_a_namespace_goes_what_no_key_names() {
+async fn deleting_a_namespace_deletes_items_that_are_no_records() {
     let (table, store) = open();
     let batch = [
         Write::Put(namespace(None), Precondition::Absent),
@@ -333,9 +333,9 @@ async fn a_name_is_written_as_other_clients_show_it() {
     }
 }
 
-/// The first clients give back to a bucket, or to a limit of it, without looking whether it is gone.
+/// The first clients refund to a bucket, or to a limit of it, without checking that it exists.
 #[tokio::test]
-async fn what_is_given_back_to_nobody_is_in_nobodys_way() {
+async fn a_refund_to_a_deleted_bucket_blocks_nothing() {
     let (table, store) = open();
     let key = BucketItemKey { bucket: bucket(), shard: 0 }.item_key();
     let given_back = [("b_rpm_tk", Value::number(5_000)), ("b_rpm_tc", Value::number(-5_000))];
@@ -360,7 +360,7 @@ async fn what_is_given_back_to_nobody_is_in_nobodys_way() {
         ["rpm"]
     );
 
-    // Anything else that lacks a shard is broken, not gone.
+    // Any other item that lacks an attribute is malformed, not absent.
     table.put(&key, &whole[..6]).await;
     let error = store.peek(&[bucket()], now).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Corrupt);

@@ -20,7 +20,7 @@ fn store(table: &SimTable) -> DynamoStore {
     DynamoStore::new(Arc::new(table.clone()), DynamoOptions::default().seed(1))
 }
 
-/// The shard that gave so many tokens, or what stood in the way.
+/// The shard that the tokens were taken from, or the refusal.
 async fn take(
     store: &DynamoStore,
     target: &Arc<Target>,
@@ -43,11 +43,11 @@ fn number(item: &Item, name: &str) -> i64 {
 
 /// The count that the first shard knows.
 fn count(table: &SimTable) -> i64 {
-    item_of(&table, 0).map_or(1, |first| number(&first, "shard_count"))
+    item_of(table, 0).map_or(1, |first| number(&first, "shard_count"))
 }
 
-/// Splits until there are so many shards, or fewer.
-async fn divide(store: &DynamoStore, table: &SimTable, shards: i64, now: Timestamp) {
+/// Splits until there are `shards` shards.
+async fn split_until(store: &DynamoStore, table: &SimTable, shards: i64, now: Timestamp) {
     while count(table) < shards {
         store.split(&key(), now).await.expect("an answer");
         // The other shards are split in the background.
@@ -60,12 +60,12 @@ async fn divide(store: &DynamoStore, table: &SimTable, shards: i64, now: Timesta
 }
 
 #[tokio::test]
-async fn ten_that_are_left_stay_ten_through_splits_to_32_and_back() {
+async fn ten_tokens_stay_ten_through_splits_to_32_and_merges() {
     let table = SimTable::default();
     let (store, target) = (store(&table), target(Limit::per_minute("rpm", 100)));
     take(&store, &target, 90, at(0)).await.expect("admitted");
     for shards in [2, 4, 8, 16, 32] {
-        divide(&store, &table, shards, at(0)).await;
+        split_until(&store, &table, shards, at(0)).await;
         let whole = store.peek(&[key()], at(0)).await.expect("an answer");
         let whole = whole[0].as_ref().expect("a bucket");
         let (cell, rate) = whole.cell("rpm").expect("the limit");
@@ -88,7 +88,7 @@ async fn a_request_larger_than_a_share_is_admitted_when_all_have_enough() {
     let table = SimTable::default();
     let (store, target) = (store(&table), target(Limit::per_minute("tpm", 1_000)));
     take(&store, &target, 100, at(0)).await.expect("admitted");
-    divide(&store, &table, 16, at(0)).await;
+    split_until(&store, &table, 16, at(0)).await;
     let statuses = take(&store, &target, 901, at(0)).await.expect_err("more than there is");
     assert_eq!(
         (statuses[0].available.get(), statuses[0].rate.capacity().get()),
@@ -113,12 +113,12 @@ async fn a_request_larger_than_a_share_is_admitted_when_all_have_enough() {
 }
 
 #[tokio::test]
-async fn a_lease_from_a_shard_that_is_gone_is_settled_where_its_share_is() {
+async fn a_lease_from_a_retired_shard_is_settled_on_the_shard_that_has_its_share() {
     let table = SimTable::default();
     let (store, target) = (store(&table), target(Limit::per_minute("rpm", 100)));
     take(&store, &target, 20, at(0)).await.expect("admitted");
-    divide(&store, &table, 8, at(0)).await;
-    // Whoever gave it, say the last.
+    split_until(&store, &table, 8, at(0)).await;
+    // Settle it on the last shard.
     let settle = |amount: i64| Settlement {
         target: Arc::clone(&target),
         placement: Placement::new(7),
@@ -136,10 +136,10 @@ async fn a_lease_from_a_shard_that_is_gone_is_settled_where_its_share_is() {
     assert_eq!((number(&first, "b_rpm_tk"), number(&first, "b_rpm_tc")), (82_000, 18_000));
 }
 
-/// A shard is hot when fewer than 150 of its 1,000 writes are left. Divided it has 800 again and the
+/// A shard is hot when fewer than 150 of its 1,000 writes are left. Split, it has 800 again and the
 /// new one all of them: the same rush does not split them at once, but when it goes on.
 #[tokio::test]
-async fn a_rush_splits_a_bucket_once_and_again_only_when_it_goes_on() {
+async fn a_rush_splits_a_bucket_once_and_again_only_if_it_continues() {
     let table = SimTable::default();
     let options = DynamoOptions::default().seed(1).without_group_commit();
     let store = DynamoStore::new(Arc::new(table.clone()), options);
@@ -164,8 +164,8 @@ async fn a_rush_splits_a_bucket_once_and_again_only_when_it_goes_on() {
 }
 
 #[tokio::test]
-async fn writes_that_come_slowly_never_split_a_bucket() {
-    // An hour; `a_day_of_ten_requests_a_second` is longer.
+async fn slow_writes_never_split_a_bucket() {
+    // An hour; `ten_requests_a_second_for_a_day_never_split_a_bucket` is longer.
     let table = SimTable::default();
     let (store, target) = (store(&table), target(Limit::per_second("rps", 1_000)));
     for call in 0..36_000 {
@@ -177,7 +177,7 @@ async fn writes_that_come_slowly_never_split_a_bucket() {
 
 #[tokio::test]
 #[ignore = "a minute in a debug build: run with --release -- --ignored"]
-async fn a_day_of_ten_requests_a_second() {
+async fn ten_requests_a_second_for_a_day_never_split_a_bucket() {
     let table = SimTable::default();
     let (store, target) = (store(&table), target(Limit::per_second("rps", 1_000)));
     for call in 0..864_000 {
@@ -193,7 +193,7 @@ async fn a_bucket_left_in_many_shards_is_merged_when_it_is_calm() {
     let options = DynamoOptions::default().merge_after(Duration::from_secs(600));
     let store = DynamoStore::new(Arc::new(table.clone()), options);
     take(&store, &target, 40, at(0)).await.expect("admitted");
-    divide(&store, &table, 8, at(0)).await;
+    split_until(&store, &table, 8, at(0)).await;
     // One call every ten seconds, for an hour.
     let mut merges = Vec::new();
     for call in 1..=360 {
@@ -216,14 +216,14 @@ async fn a_bucket_left_in_many_shards_is_merged_when_it_is_calm() {
 }
 
 /// What the original does: raises the count on the first shard, and makes new shards full.
-async fn split_as_the_original_does(table: &SimTable) {
+async fn split_as_the_python_client_does(table: &SimTable) {
     let first = BucketItemKey { bucket: key(), shard: 0 };
-    let doubled = Update {
+    let raised = Update {
         key: first.item_key(),
         actions: vec![Action::Set("shard_count".to_owned(), Value::number(2))],
         conditions: Vec::new(),
     };
-    let mut second: Item = item_of(&table, 0).expect("the first shard");
+    let mut second: Item = item_of(table, 0).expect("the first shard");
     second.insert("b_rpm_tk".to_owned(), Value::number(100_000));
     second.insert("shard_count".to_owned(), Value::number(2));
     for name in ["PK", "SK"] {
@@ -234,7 +234,7 @@ async fn split_as_the_original_does(table: &SimTable) {
         actions: second.into_iter().map(|(name, value)| Action::Set(name, value)).collect(),
         conditions: Vec::new(),
     };
-    let changes = [Change::Update(doubled), Change::Update(born_full)];
+    let changes = [Change::Update(raised), Change::Update(born_full)];
     let answer = table.transact(&changes).await.expect("an answer");
     assert!(matches!(answer, Transacted::Done(_)));
 }
@@ -246,7 +246,7 @@ async fn a_shard_that_another_client_made_full_holds_no_more_than_its_share() {
     let table = SimTable::default();
     let (store, target) = (store(&table), target(Limit::per_minute("rpm", 100)));
     take(&store, &target, 90, at(0)).await.expect("admitted");
-    split_as_the_original_does(&table).await;
+    split_as_the_python_client_does(&table).await;
     let fresh = DynamoStore::new(Arc::new(table.clone()), DynamoOptions::default());
     let mut admitted = 0;
     while take(&fresh, &target, 1, at(0)).await.is_ok() {
@@ -273,11 +273,11 @@ async fn a_shard_that_another_client_counts_again_is_restored_with_nothing() {
     let table = SimTable::default();
     let (store, target) = (store(&table), target(Limit::per_minute("rpm", 100)));
     take(&store, &target, 20, at(0)).await.expect("admitted");
-    divide(&store, &table, 4, at(0)).await;
+    split_until(&store, &table, 4, at(0)).await;
     for _ in 0..2 {
         store.merge(&key(), at(0)).await.expect("an answer");
     }
-    // The first shard's share is a half now, and the other half is nobody's.
+    // The first shard's share is a half now, and no shard has the other half.
     raise(&table, 0, 2).await;
     let fresh = DynamoStore::new(Arc::new(table.clone()), DynamoOptions::default());
     let statuses = take(&fresh, &target, 60, at(0)).await.expect_err("more than a half");
@@ -438,9 +438,9 @@ fn callers_of_one_process_share_writes_before_a_bucket_is_split() {
     assert!(writes < 2_500, "{writes} writes");
 }
 
-/// At 90 % of the limit there is always enough; whoever is refused is refused wrongly.
+/// At 90 % of the limit there is always enough; every refusal is wrong.
 #[test]
-fn hardly_anybody_is_refused_wrongly_at_nine_tenths_of_the_limit() {
+fn few_requests_are_refused_at_nine_tenths_of_the_limit() {
     let (asked, refused) = World::play(3, 1, async move |world| {
         world.table.set_faults(Faults { delay_us: 1_000..=4_000, ..Faults::none() });
         let target = target(Limit::per_second("rps", 400).burst(800));
@@ -503,7 +503,7 @@ async fn a_bucket_in_debt_admits_nothing_whatever_its_shards_hold() {
     let first = store(&table);
     let shard = take(&first, &target, 0, at(0)).await.expect("nothing is asked");
     take(&first, &target, 1, at(0)).await.expect("a full bucket");
-    divide(&first, &table, 4, at(0)).await;
+    split_until(&first, &table, 4, at(0)).await;
     // 599 are there, 150 of them in one shard. All are used, and 60 more: six seconds' worth.
     charge(&first, &target, shard, 659, at(0)).await;
     let held: Vec<i64> =
@@ -524,7 +524,7 @@ async fn a_small_debt_stays_with_its_shard() {
     let (table, target) = (SimTable::default(), target(Limit::per_minute("rpm", 600)));
     let store = store(&table);
     take(&store, &target, 600, at(0)).await.expect("a full bucket");
-    divide(&store, &table, 4, at(0)).await;
+    split_until(&store, &table, 4, at(0)).await;
     charge(&store, &target, 1, 2, at(0)).await;
     let held = (0..4).filter_map(|shard| Some(number(&item_of(&table, shard)?, "b_rpm_tk")));
     assert_eq!(held.collect::<Vec<_>>(), [0, -2_000, 0, 0]);
@@ -539,7 +539,7 @@ async fn a_bucket_that_expires_does_so_again_after_a_split_and_a_merge() {
     charge(&first, &target, 0, 300, at(0)).await;
     let ttl = || item_of(&table, 0).and_then(|item| item.get("ttl").and_then(Value::as_i64));
     let expires = ttl().expect("what a late charge leaves expires");
-    divide(&first, &table, 4, at(0)).await;
+    split_until(&first, &table, 4, at(0)).await;
     assert_eq!(ttl(), None, "shards do not expire one by one");
     for _ in 0..2 {
         first.merge(&key(), at(0)).await.expect("an answer");

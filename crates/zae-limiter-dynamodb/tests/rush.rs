@@ -31,7 +31,7 @@ fn read_at(limit: Limit, world: &World) -> Arc<Target> {
 /// the change one after the other, within two seconds, and disagree until then. Of 30,000 calls 1,798 failed
 /// when every process wrote its own limits back.
 #[test]
-fn limits_changed_in_a_rush_fail_hardly_a_call() {
+fn limits_changed_in_a_rush_fail_few_calls() {
     let (failed, refused, admitted) = World::play(3, 1, async |world| {
         world.table.set_faults(Faults { delay_us: 500..=8_000, ..Faults::none() });
         let [failed, refused, admitted] = [(); 3].map(|()| Arc::new(AtomicU64::new(0)));

@@ -91,7 +91,7 @@ fn the_same_seed_gives_the_same_run() {
     assert_ne!(play(1).digest, play(2).digest);
 }
 
-/// A store that can be told to split buckets.
+/// A store that splits buckets on request.
 #[derive(Debug)]
 struct Resharding(DynamoStore);
 
@@ -125,7 +125,7 @@ fn walk_of(simulation: &Simulation, seed: u64) -> Report {
 /// Buckets go from one shard to many and back under load, split by several clients at once, any of
 /// which may crash between any two calls.
 #[test]
-fn walks_from_one_shard_to_many_and_back_violate_nothing() {
+fn splits_and_merges_violate_no_invariant() {
     let reports = play_all("walks", walk);
     assert!(reports.is_empty() || reports.iter().map(|report| report.admitted).sum::<u64>() > 0);
 }
@@ -138,7 +138,7 @@ fn walk_beside_originals(seed: u64) -> Report {
 /// What the Python original does to buckets in several shards makes tokens out of nothing. Our clients
 /// beside it write as exactly as ever, always get an answer, and admit no more in excess than was made.
 #[test]
-fn clients_of_the_original_in_the_mix_break_only_their_own_part_of_the_promise() {
+fn python_clients_in_the_mix_break_only_their_own_promises() {
     let reports = play_all("original", walk_beside_originals);
     if reports.is_empty() {
         return;
@@ -157,7 +157,7 @@ fn play_stack(seed: u64) -> StackReport {
 
 /// Limiters with their deadlines, retries, breakers and leases, on the store, on the table.
 #[test]
-fn the_whole_stack_keeps_its_deadlines_and_what_it_has_confirmed() {
+fn the_whole_stack_keeps_its_deadlines_and_its_confirmed_writes() {
     let seeds = Seeds::from_env(8, &format!("{REPLAY} stack"));
     let reports = seeds.play_and_print(play_stack, |reports| {
         let mut excuses = Excuses::default();

@@ -1,4 +1,4 @@
-//! Buckets that somebody has split ahead of a rush: all shards are there, nothing is won or lost.
+//! Splitting buckets ahead of a rush: all shards exist, and no token is gained or lost.
 //!
 //! `ZAEL_SIM_SEEDS` says how many seeds are played (3).
 
@@ -31,14 +31,14 @@ async fn take(store: &DynamoStore, target: &Arc<Target>, tokens: i64) -> bool {
 }
 
 #[tokio::test]
-async fn all_shards_are_there_and_hold_what_the_bucket_held() {
+async fn all_shards_exist_and_hold_what_the_bucket_held() {
     let table = SimTable::default();
     let store = store(&table, DynamoOptions::default());
     let target = target(Limit::per_minute("rpm", 100));
     assert!(take(&store, &target, 37).await);
     for (asked, shards) in [(1, 1), (8, 8), (4, 8), (9, 16), (64, 64), (u32::MAX, 64)] {
-        let divided = store.split_to(&key(), asked, at(0)).await.expect("an answer");
-        assert_eq!(divided, Some(shards), "{asked} were asked for");
+        let split = store.split_to(&key(), asked, at(0)).await.expect("an answer");
+        assert_eq!(split, Some(shards), "{asked} were asked for");
         let shards = usize::try_from(shards).expect("few");
         assert_eq!(counts(&table), vec![i64::try_from(shards).expect("few"); shards]);
         assert_eq!(store.shard_count(&key(), at(0)).await.expect("an answer"), shards);
@@ -57,7 +57,7 @@ async fn all_shards_are_there_and_hold_what_the_bucket_held() {
 }
 
 #[tokio::test]
-async fn no_more_shards_than_the_options_allow_and_none_of_a_bucket_that_is_not_there() {
+async fn at_most_as_many_shards_as_the_options_allow_and_none_of_an_absent_bucket() {
     let table = SimTable::default();
     let store = store(&table, DynamoOptions::default().shards_max(4));
     assert_eq!(store.split_to(&key(), 8, at(0)).await.expect("an answer"), None);
@@ -70,7 +70,7 @@ async fn no_more_shards_than_the_options_allow_and_none_of_a_bucket_that_is_not_
 
 /// A process that splits shard after shard, and does not come to the end of it.
 #[tokio::test]
-async fn what_another_process_has_left_half_split_is_split_to_the_end() {
+async fn a_split_that_another_process_left_unfinished_is_finished() {
     let table = SimTable::default();
     let first = store(&table, DynamoOptions::default());
     let target = target(Limit::per_minute("rpm", 100));
@@ -90,7 +90,7 @@ async fn what_another_process_has_left_half_split_is_split_to_the_end() {
 
 /// Eight processes take all there is while two others split the bucket.
 #[test]
-fn whoever_takes_meanwhile_gets_what_there_is_and_no_more() {
+fn takes_during_a_split_get_at_most_what_the_bucket_holds() {
     let seeds = std::env::var("ZAEL_SIM_SEEDS").ok();
     let seeds = seeds.map_or(3, |number| number.parse().expect("ZAEL_SIM_SEEDS is a number"));
     for seed in 0..seeds {

@@ -1,4 +1,4 @@
-//! A year of usage, hour by hour, and what it costs to look at shards of it.
+//! A year of usage, hour by hour, and what it costs to read some of it.
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 use std::collections::BTreeMap;
@@ -153,7 +153,7 @@ async fn a_query_reads_what_it_needs() {
 }
 
 #[tokio::test]
-async fn pages_of_any_size_come_to_the_same() {
+async fn pages_of_any_size_list_the_same_records() {
     let year = Year::new(42).await;
     for size in [1, 7, 24, 25, 100] {
         for (query, records) in [

@@ -16,7 +16,7 @@ use zae_limiter_core::{BoxFuture, Entropy, Error, Limit, ManualClock, RateLimite
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_infra::StackOptions;
 use zae_limiter_schema::{
-    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table, TableError,
+    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryOutput, Table, TableError,
     TableErrorKind, Task, Transacted, Update, Updated,
 };
 use zae_limiter_testkit::{SimTable, Split};
@@ -112,7 +112,7 @@ impl Table for Guarded {
         })
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryOutput, TableError>> {
         Box::pin(async move {
             let resource = match query.index {
                 Some(index) => format!("{TABLE_ARN}/index/{}", index.name()),

@@ -1,32 +1,32 @@
 //! A bucket's item, and every way in which it is written.
 //!
-//! All limits of an item share one refill time `rf`. Whoever moves it pays out the time to all of
-//! them. There are seven ways to write, and each says what it relies on:
+//! All limits of an item share one refill time `rf`. A write that moves `rf` adds to every limit what
+//! it has earned since. There are seven kinds of writes, and each pins what it relies on:
 //!
 //! | write | what it does | what it pins |
 //! | --- | --- | --- |
-//! | [`create`] | a new item, full less what is taken | that there is none |
-//! | [`add`] | takes and gives without moving `rf` | the generation, and bounds of the balance within which the refill that follows later comes to the same |
-//! | [`refill`] | moves `rf`, pays out the time, takes and gives | `rf`, the generation, and on which side of the ceiling each balance ends |
-//! | [`rewrite`] | gives the item other limits, or a new life | `rf` and everything it was computed from; of a live item only bounds of the balances: see [`Balances`] |
-//! | [`split`] | splits a shard in two | of the old shard like [`refill`], and its count; of the new one that it holds nothing |
-//! | [`restore`] | makes a shard that is missing, or of an item that holds nothing any more | that it is so; and the count of the shard it was split from |
-//! | [`merge`] | makes one shard of two | `rf` and everything it was computed from, of both |
+//! | [`create`] | creates an item, full less what is taken | that the item is absent |
+//! | [`add`] | takes and refunds without moving `rf` | the generation, and bounds of the balance within which a later refill has the same result |
+//! | [`refill`] | moves `rf`, adds what was earned, takes and refunds | `rf`, the generation, and whether each balance reaches its ceiling |
+//! | [`rewrite`] | sets other limits, or starts an expired item again | `rf` and everything it was computed from; of a live item only bounds of the balances: see [`Balances`] |
+//! | [`split`] | splits a shard in two | of the old shard what [`refill`] pins, and its count; of the new one that it is absent or retired |
+//! | [`restore`] | creates a missing shard, or rebuilds a retired one | that it is missing or retired, and the count of the shard it was split from |
+//! | [`merge`] | merges two shards into one | `rf` and everything it was computed from, of both |
 //!
-//! All of them pin that an item that expires is full again by then: others may have taken more than
-//! is remembered, and an item that expired short would start anew as a full one.
+//! All of them pin that an expiring item is full again by then. Other processes may have taken more
+//! than the snapshot says, and an item that expired with less would start again as a full one.
 //!
-//! Exactness of [`add`]: with balance `b`, credits `c` and time earned since `rf` of `e`, the exact
-//! result is `min(cap, b + e + c) - taken`. Without the refill the balance becomes
-//! `b + c - taken`, and a refill at the same moment would make it `b + c - taken + e`. The two are
-//! the same as long as `b + c + e` stays below `cap`: that is the upper bound. A full bucket that
-//! was taken from without moving `rf` would be paid twice.
+//! Why [`add`] is exact: with balance `b`, refunds `c` and `e` earned since `rf`, the exact result is
+//! `min(cap, b + e + c) - taken`. Without the refill the balance becomes `b + c - taken`, and a refill
+//! at the same moment would make it `b + c - taken + e`. Both are equal as long as `b + c + e` stays
+//! below `cap`: that is the upper bound. Taking from a full bucket without moving `rf` would later add
+//! the same time twice.
 //!
-//! The generation stands for the rates and the count of shards: all of our writers that change those
-//! change it too. Other clients set rates, or the count, and nothing else: a write that has not seen
-//! that comes to the same as if it had come before, and its answer tells. Only an item without a
-//! generation may have been deleted and made again by them, so there, and where nothing is known,
-//! everything is pinned by itself.
+//! The generation stands for the rates and the shard count: our writers change it whenever they change
+//! those. Other clients change rates, or the count, without it. A write that did not see such a change
+//! has the same effect as one that came before it, and its answer shows the change. Another client may
+//! have deleted and created an item without a generation. For such an item, and without a snapshot,
+//! every attribute is pinned by itself.
 
 mod count;
 mod item;
@@ -49,74 +49,74 @@ const WCU: &str = "wcu";
 /// Its ceiling and refill amount in millitokens, and its period in milliseconds.
 const WCU_CAPACITY: i64 = 1_000_000;
 const WCU_PERIOD_MS: u64 = 1_000;
-/// A hot bucket is not refilled for the sake of the reserved limit more often than this.
+/// A hot bucket is refilled only for the reserved limit at most this often.
 const WCU_PAID_OUT_AFTER_MS: u64 = 100;
 /// One write, in millitokens.
 const ONE_WRITE: i64 = 1_000;
 
-/// How many writes a shard can take at once, and in a second.
+/// How many writes a shard takes in one burst, and in one second.
 pub const WRITES_MAX: i64 = WCU_CAPACITY / ONE_WRITE;
 
 /// The shared refill time.
 const REFILLED_AT: &str = "rf";
-/// The refill time that the remainders belong to. A client that does not know remainders moves `rf`
-/// and leaves them behind: they are then worth nothing.
+/// The refill time that the remainders belong to. Other clients move `rf` and leave the remainders
+/// behind; those are then worth nothing.
 const REMAINDERS_AT: &str = "rm_at";
-/// Changes with every write that changes limits or the count of shards, or that drops a remainder
-/// without moving `rf`: whoever remembers the item as it was must notice. It starts with the moment,
-/// so that it is another when the item is deleted and made again. Other clients do not know it; absent
-/// counts as 0.
+/// The generation. It changes with every write that changes limits or the shard count, or that drops a
+/// remainder without moving `rf`, so that older snapshots fail their condition. It starts at the time
+/// of creation, so that an item that was deleted and created again has another one. Other clients do
+/// not write it; absent counts as 0.
 const GENERATION: &str = "gn";
 const SHARD_COUNT: &str = "shard_count";
-/// On the first shard: the highest count there ever was. Shards that were merged again stay
-/// until they expire, and are deleted with the bucket.
+/// On the first shard: the highest shard count there ever was. Retired shards stay until they expire,
+/// and are deleted with the bucket.
 const SHARDS_SEEN: &str = "shards_seen";
-/// When the stored configuration was read that the item's limits come from. Whoever has read it before
-/// that has an older one, and does not bring it back. Absent where a call brought its own limits, and on
+/// When the stored configuration was read that the item's limits come from. A process that read it
+/// earlier has older limits and does not write them. Absent where a call passed its own limits, and on
 /// items of other clients.
 const LIMITS_AT: &str = "limits_at";
 const TTL: &str = "ttl";
-/// On the first shard: how long the bucket had to live when it was split, in seconds. Shards do not expire;
-/// when they are merged into one, that one does again.
+/// On the first shard: how long the bucket had to live when it was split, in seconds. Shards do not
+/// expire; once merged into one, the bucket does again.
 const IDLE: &str = "idle_s";
 
 fn attribute(limit: &str, suffix: &str) -> String {
     ["b_", limit, "_", suffix].concat()
 }
 
-/// Seconds since the epoch, rounded up: nothing may expire before its time.
+/// Seconds since the epoch, rounded up, so that nothing expires early.
 pub(crate) fn ttl_of(moment: Timestamp) -> i64 {
     moment.as_millis().div_euclid(1_000) + i64::from(moment.as_millis().rem_euclid(1_000) != 0)
 }
 
-/// What happens to one limit.
+/// What a write does to one limit. Amounts are millitokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Movement {
-    /// Which limit.
+    /// The limit.
     pub limit: LimitName,
-    /// The shard's share of its rate, on which everything relies.
+    /// The shard's share of the rate. All amounts are computed from it.
     pub rate: Rate,
-    /// Its rate, whole, as the item holds it.
+    /// The rate of the whole bucket, as the item stores it.
     pub whole: Rate,
-    /// What acquires take; must be there.
+    /// What acquires take. The balance must cover it.
     pub taken: i64,
-    /// What is charged whether it is there or not.
+    /// What is charged even if the balance does not cover it.
     pub charged: i64,
-    /// What is given back, never above the ceiling.
+    /// What is refunded, up to the ceiling.
     pub credited: i64,
-    /// Nothing of what is given back may be lost at the ceiling: a full shard is not a full bucket.
+    /// The ceiling must not cut the refund: a full shard is not a full bucket.
     pub must_fit: bool,
-    /// What time has earned since `rf`.
+    /// Whole millitokens earned since `rf`.
     pub earned: i64,
-    /// What it has earned beyond that, less than a millitoken.
+    /// What was earned beyond `earned`, less than a millitoken.
     pub remainder: u64,
-    /// The least balance afterwards from which it is full again before the item expires. A bucket
-    /// that expired in debt, or short, would start anew as a full one.
+    /// The least balance after the write from which the limit is full before the item expires. An
+    /// item that expired with less would start again as a full one.
     pub least_left: Option<i64>,
 }
 
 impl Movement {
-    /// A limit to which nothing happens.
+    /// A write that leaves the limit as it is.
     pub fn none(limit: LimitName, rate: Rate, whole: Rate) -> Self {
         Self {
             limit,
@@ -132,7 +132,7 @@ impl Movement {
         }
     }
 
-    /// Whether anything but time happens to it.
+    /// Whether the write takes, charges or refunds anything.
     pub fn is_touched(&self) -> bool {
         self.taken != 0 || self.charged != 0 || self.credited != 0
     }
@@ -146,25 +146,25 @@ impl Movement {
         self.taken.saturating_add(self.charged).saturating_sub(self.credited)
     }
 
-    /// What is credited and earned.
+    /// Credited and earned.
     fn gain(&self) -> i64 {
         self.credited.saturating_add(self.earned)
     }
 
-    /// The highest balance that no part of `gain` would lift to the ceiling.
+    /// The highest balance that stays below the ceiling with `gain` added.
     fn highest_below_ceiling(&self, gain: i64) -> i64 {
         self.rate.capacity().get().saturating_sub(gain).saturating_sub(1)
     }
 
-    /// The least balance from which, with `gain`, everything can be taken and enough is left.
+    /// The least balance that, with `gain`, covers what is taken and leaves enough.
     fn least_needed(&self, gain: i64) -> Option<i64> {
         let out = self.taken.saturating_add(self.charged).saturating_sub(gain);
         let to_take = (self.taken > 0).then_some(out);
         to_take.max(self.least_left.map(|left| left.saturating_add(out)))
     }
 
-    /// Whether a balance is within the bounds of [`add`]: high enough without what time has earned,
-    /// because others may have paid that out and taken it, and low enough with it.
+    /// Whether a balance is within the bounds of [`add`]. It must be high enough without `earned`,
+    /// because another process may have added and taken that already, and low enough with it.
     pub fn can_be_added_to(&self, balance: i64) -> bool {
         let gain = self.gain();
         self.least_needed(self.credited).is_none_or(|least| balance >= least)
@@ -185,14 +185,14 @@ fn pin_rate(limit: &str, rate: &Rate, conditions: &mut Vec<Condition>) {
     }
 }
 
-/// What becomes of the item's expiry.
+/// What a write does to the item's expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expiry {
-    /// It stays what it is.
+    /// Leaves it as it is.
     Keep,
-    /// The item is kept for good.
+    /// Removes it: the item does not expire.
     Never,
-    /// It expires then.
+    /// Sets it to this time.
     At(Timestamp),
 }
 
@@ -208,24 +208,23 @@ impl Expiry {
     }
 }
 
-/// What is known of the item that is about to be written.
+/// What an [`add`] is computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Since {
-    /// The refill time is at least this, as far as is known: `earned` counts from here. The limits
-    /// are those of this generation.
-    Known(Timestamp, i64),
-    /// Nothing is known. `earned` counts from this guess, and the write happens only if it holds.
+    /// A snapshot's refill time, from which `earned` counts, and its generation.
+    Snapshot(Timestamp, i64),
+    /// No snapshot. `earned` counts from this guess, and the write requires that `rf` is not earlier.
     Guessed(Timestamp),
 }
 
-/// What a write relies on about the item's expiry.
+/// What a write requires of the item's expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alive {
     /// It does not expire.
     Forever,
-    /// It does not expire, or after this moment.
+    /// It does not expire, or expires after this time.
     After(Timestamp),
-    /// It expires, after this moment.
+    /// It expires after this time.
     Until(Timestamp),
 }
 
@@ -252,8 +251,8 @@ fn same_shard_count(shard_count: u32) -> Condition {
     }
 }
 
-/// Takes and gives without moving the refill time. Untouched limits are not part of it, but for what
-/// must be left of them when the item is to expire. Returns `None` when nothing is touched.
+/// Takes and refunds without moving the refill time. Of untouched limits it only pins the least
+/// balance that an expiring item must have. Returns `None` when no limit is touched.
 pub fn add(
     key: &BucketItemKey,
     movements: &[Movement],
@@ -264,8 +263,8 @@ pub fn add(
     alive: Alive,
 ) -> Option<Update> {
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
-    let (Since::Known(rf, _) | Since::Guessed(rf)) = since;
-    let is_ours = matches!(since, Since::Known(_, generation) if generation != 0);
+    let (Since::Snapshot(rf, _) | Since::Guessed(rf)) = since;
+    let is_ours = matches!(since, Since::Snapshot(_, generation) if generation != 0);
     conditions.push(Condition::AtLeast(REFILLED_AT.to_owned(), Value::number(rf.as_millis())));
     for movement in movements {
         let tokens = movement.attribute("tk");
@@ -288,7 +287,7 @@ pub fn add(
     if actions.is_empty() {
         return None;
     }
-    if let Since::Known(_, generation) = since {
+    if let Since::Snapshot(_, generation) = since {
         conditions.push(pin_generation(generation));
     }
     if counts_writes {
@@ -313,9 +312,9 @@ fn pin_generation(generation: i64) -> Condition {
     }
 }
 
-/// Whoever remembers the item as it was notices.
-fn next_generation(known: &BucketItem, now: Timestamp) -> Action {
-    match known.generation {
+/// Older snapshots fail their condition from then on.
+fn next_generation(snapshot: &BucketItem, now: Timestamp) -> Action {
+    match snapshot.generation {
         0 => first_generation(now),
         _ => Action::Add(GENERATION.to_owned(), Value::number(1)),
     }
@@ -325,76 +324,76 @@ fn first_generation(now: Timestamp) -> Action {
     Action::Set(GENERATION.to_owned(), Value::number(now.as_millis().max(1)))
 }
 
-/// Pins what is known of an item's time, limits and remainders.
-fn pin_known(known: &BucketItem, conditions: &mut Vec<Condition>) {
+/// Pins a snapshot's refill time, limits and remainders.
+fn pin_snapshot(snapshot: &BucketItem, conditions: &mut Vec<Condition>) {
     let refilled_at = REFILLED_AT.to_owned();
-    conditions.push(match known.is_remnant {
+    conditions.push(match snapshot.is_remnant {
         true => Condition::Absent(refilled_at),
         false => {
-            let before = known.bucket.refilled_at().as_millis();
+            let before = snapshot.bucket.refilled_at().as_millis();
             Condition::Equal(refilled_at, Value::number(before))
         }
     });
-    conditions.push(pin_generation(known.generation));
+    conditions.push(pin_generation(snapshot.generation));
 }
 
-/// Pins rates and balances as they are known.
-fn pin_balances(known: &BucketItem, conditions: &mut Vec<Condition>) {
-    for name in known.whole.names() {
-        pin_balance(known, name, conditions);
+/// Pins all rates and balances of a snapshot.
+fn pin_balances(snapshot: &BucketItem, conditions: &mut Vec<Condition>) {
+    for name in snapshot.whole.names() {
+        pin_balance(snapshot, name, conditions);
     }
 }
 
-/// Pins the rate and the balance of one limit. Beyond full is full, however far.
-fn pin_balance(known: &BucketItem, name: &LimitName, conditions: &mut Vec<Condition>) {
-    let Some(at) = known.whole.position(name.as_str()) else { return };
-    let (cell, rate) = (known.bucket.cells()[at], known.bucket.limits().rates()[at]);
+/// Pins the rate and the balance of one limit. A balance above the ceiling counts as full.
+fn pin_balance(snapshot: &BucketItem, name: &LimitName, conditions: &mut Vec<Condition>) {
+    let Some(at) = snapshot.whole.position(name.as_str()) else { return };
+    let (cell, rate) = (snapshot.bucket.cells()[at], snapshot.bucket.limits().rates()[at]);
     let (name, tokens) = (name.as_str(), Value::number(cell.tokens.get()));
-    pin_rate(name, &known.whole.rates()[at], conditions);
+    pin_rate(name, &snapshot.whole.rates()[at], conditions);
     conditions.push(match cell.tokens >= rate.capacity() {
         true => Condition::AtLeast(attribute(name, "tk"), tokens),
         false => Condition::Equal(attribute(name, "tk"), tokens),
     });
 }
 
-/// Moves the refill time of a known item to `now`, and takes and gives. `movements` names every limit
-/// of the item, with what it has earned up to then.
+/// Moves the refill time of an item to `now`, takes and refunds. `movements` names every limit of the
+/// item, with what it has earned until then.
 pub fn refill(
     key: &BucketItemKey,
-    known: &BucketItem,
+    snapshot: &BucketItem,
     movements: &[Movement],
     expiry: Expiry,
     alive: Alive,
     now: Timestamp,
 ) -> Update {
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
-    let before = known.bucket.refilled_at();
+    let before = snapshot.bucket.refilled_at();
     let after = before.max(now);
-    pin_known(known, &mut conditions);
+    pin_snapshot(snapshot, &mut conditions);
     let mut drops_remainder = false;
     actions.push(Action::Set(REFILLED_AT.to_owned(), Value::number(after.as_millis())));
     let fills_up = |movement: &Movement| {
-        let cell = known.bucket.cell(movement.limit.as_str()).map(|(cell, _)| *cell);
+        let cell = snapshot.bucket.cell(movement.limit.as_str()).map(|(cell, _)| *cell);
         let gain = movement.gain();
         cell.unwrap_or_default().tokens.get() > movement.highest_below_ceiling(gain)
     };
-    // Attributes of remainders are there only as long as one is worth something.
-    let has_remainders = known.has_remainders
+    // Remainders have attributes only while one of them is not 0.
+    let has_remainders = snapshot.has_remainders
         || movements.iter().any(|movement| movement.remainder != 0 && !fills_up(movement));
     if has_remainders {
         actions.push(Action::Set(REMAINDERS_AT.to_owned(), Value::number(after.as_millis())));
     }
     for movement in movements {
-        if known.generation == 0 {
+        if snapshot.generation == 0 {
             movement.pin_rate(&mut conditions);
         }
         let tokens = movement.attribute("tk");
         let gain = movement.gain();
         let fills_up = fills_up(movement);
-        let cell = known.bucket.cell(movement.limit.as_str());
+        let cell = snapshot.bucket.cell(movement.limit.as_str());
         drops_remainder |= fills_up && cell.is_some_and(|(cell, _)| cell.remainder != 0);
         if fills_up {
-            // Whatever it is exactly, as long as it is enough: a full bucket is a full bucket.
+            // The exact balance does not matter as long as it reaches the ceiling.
             let capacity = movement.rate.capacity().get();
             let least = capacity.saturating_sub(gain);
             conditions.push(Condition::AtLeast(tokens.clone(), Value::number(least)));
@@ -423,20 +422,20 @@ pub fn refill(
         }
     }
     if drops_remainder && after == before {
-        actions.push(next_generation(known, after));
+        actions.push(next_generation(snapshot, after));
     }
-    if let Some(writes) = known.wcu {
+    if let Some(writes) = snapshot.wcu {
         count_write(&mut actions, writes, before, after);
     }
-    if known.generation == 0 {
-        conditions.push(same_shard_count(known.shard_count));
+    if snapshot.generation == 0 {
+        conditions.push(same_shard_count(snapshot.shard_count));
     }
     conditions.push(alive.condition());
     expiry.push(&mut actions);
     Update { key: key.item_key(), actions, conditions }
 }
 
-/// A remainder of nothing is no attribute: it keeps the item small.
+/// A remainder of 0 has no attribute, which keeps the item small.
 fn push_remainder(actions: &mut Vec<Action>, limit: &LimitName, remainder: u64) {
     let name = attribute(limit.as_str(), "rm");
     actions.push(match i64::try_from(remainder) {
@@ -445,7 +444,7 @@ fn push_remainder(actions: &mut Vec<Action>, limit: &LimitName, remainder: u64) 
     });
 }
 
-/// Refills the reserved limit and counts this write. It is advice, not a promise: nothing is pinned.
+/// Refills the reserved limit and counts this write. The count is an estimate, so nothing is pinned.
 fn count_write(actions: &mut Vec<Action>, writes: i64, before: Timestamp, after: Timestamp) {
     let elapsed = i64::try_from(after.millis_since(before)).unwrap_or(i64::MAX);
     let earned = elapsed.saturating_mul(WCU_CAPACITY / 1_000);
@@ -454,27 +453,27 @@ fn count_write(actions: &mut Vec<Action>, writes: i64, before: Timestamp, after:
     actions.push(Action::Add(attribute(WCU, "tc"), Value::number(ONE_WRITE)));
 }
 
-/// Whose bucket it is, for the copies that a bucket's item carries.
+/// The owner's attributes that a bucket's item has a copy of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner<'a> {
-    /// The entity above, if what is taken is also taken there.
+    /// The parent entity, if an acquire also takes from it.
     pub parent: Option<&'a EntityId>,
 }
 
-/// What a write makes of an item.
+/// An item's state after a write.
 #[derive(Clone, Copy, Debug)]
 pub struct After<'a> {
-    /// The shard's share of the limits, and what it holds.
+    /// The shard's share of the limits, and its balances.
     pub bucket: &'a Bucket,
-    /// The limits of the bucket, whole; the same names.
+    /// The limits of the whole bucket, with the same names.
     pub whole: &'a LimitSet,
-    /// Into how many shards the bucket is split.
+    /// How many shards the bucket has.
     pub shard_count: u32,
     /// When the stored configuration was read that the limits come from.
     pub limits_at: Option<Timestamp>,
 }
 
-/// A new item.
+/// Creates an item.
 pub fn create(key: &BucketItemKey, after: &After<'_>, owner: &Owner<'_>, expiry: Expiry) -> Update {
     let After { bucket, whole, shard_count, limits_at } = *after;
     let mut actions = Vec::new();
@@ -497,34 +496,34 @@ pub fn create(key: &BucketItemKey, after: &After<'_>, owner: &Owner<'_>, expiry:
     Update { key: key.item_key(), actions, conditions }
 }
 
-/// What a [`rewrite`] relies on about balances and expiry.
+/// What a [`rewrite`] requires of balances and expiry.
 #[derive(Clone, Copy, Debug)]
 pub enum Balances<'a> {
-    /// Both are as they are known.
+    /// Both are as in the snapshot.
     Exact,
-    /// The item is alive, and each balance lies within the bounds in which the write comes to the same:
-    /// others may take and give meanwhile. Where a ceiling cuts the balance it is pinned all the same.
-    /// The movements name the limits that the item keeps, each with the rate of the lowest ceiling that
-    /// applies to it on the way.
+    /// The item is alive, and each balance is within bounds in which the write has the same result, so
+    /// that other processes may take and refund meanwhile. A balance that a ceiling cuts is pinned
+    /// exactly. The movements name the limits that the item keeps, each with the rate of the lowest
+    /// ceiling that it passes.
     Within(&'a [Movement], Alive),
 }
 
-/// How the balance of a limit is written whose exact value is not pinned.
+/// How a balance is written whose exact value is not pinned.
 enum Bounded<'a> {
-    /// By a difference: no ceiling cuts it.
+    /// As a difference: no ceiling cuts it.
     Moved(&'a Movement),
-    /// It is full under its lowest ceiling, whatever it was exactly.
+    /// As full under its lowest ceiling, whatever it was exactly.
     Full(&'a Movement),
 }
 
 impl Balances<'_> {
-    /// `None` where a balance is pinned as it is known.
-    fn bounded(&self, known: &BucketItem, limit: &LimitName) -> Option<Bounded<'_>> {
+    /// `None` where the exact balance is pinned.
+    fn bounded(&self, snapshot: &BucketItem, limit: &LimitName) -> Option<Bounded<'_>> {
         let Self::Within(movements, _) = self else { return None };
         // Without a generation everything is pinned by itself.
-        let mut movements = movements.iter().filter(|_| known.generation != 0);
+        let mut movements = movements.iter().filter(|_| snapshot.generation != 0);
         let movement = movements.find(|movement| movement.limit == *limit)?;
-        let (cell, _) = known.bucket.cell(limit.as_str())?;
+        let (cell, _) = snapshot.bucket.cell(limit.as_str())?;
         match cell.tokens.get() <= movement.highest_below_ceiling(movement.gain()) {
             true => Some(Bounded::Moved(movement)),
             false if movement.charged == 0 && !movement.must_fit => Some(Bounded::Full(movement)),
@@ -533,11 +532,11 @@ impl Balances<'_> {
     }
 }
 
-/// Gives a known item other limits, or, where it has expired, a new life. Limits that it does not
-/// have afterwards are removed. Net consumption goes on counting.
+/// Gives an item other limits, or starts an expired one again. Limits that it no longer has are
+/// removed. Net consumption keeps counting.
 pub fn rewrite(
     key: &BucketItemKey,
-    known: &BucketItem,
+    snapshot: &BucketItem,
     after: &After<'_>,
     owner: &Owner<'_>,
     expiry: Expiry,
@@ -545,23 +544,23 @@ pub fn rewrite(
 ) -> Update {
     let After { bucket, whole, shard_count, limits_at } = *after;
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
-    let before = known.bucket.refilled_at();
-    pin_known(known, &mut conditions);
-    actions.push(next_generation(known, bucket.refilled_at()));
-    conditions.push(match (balances, known.expires_at) {
+    let before = snapshot.bucket.refilled_at();
+    pin_snapshot(snapshot, &mut conditions);
+    actions.push(next_generation(snapshot, bucket.refilled_at()));
+    conditions.push(match (balances, snapshot.expires_at) {
         (Balances::Within(_, alive), _) => alive.condition(),
         (_, Some(expiry)) => Condition::Equal(TTL.to_owned(), Value::number(ttl_of(expiry))),
         (_, None) => Condition::Absent(TTL.to_owned()),
     });
-    conditions.push(same_shard_count(known.shard_count));
-    if shard_count != known.shard_count {
+    conditions.push(same_shard_count(snapshot.shard_count));
+    if shard_count != snapshot.shard_count {
         actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(shard_count.into())));
     }
-    for name in known.whole.names() {
+    for name in snapshot.whole.names() {
         let is_dropped = bucket.limits().position(name.as_str()).is_none();
-        let is_free = matches!(balances, Balances::Within(..)) && known.generation != 0;
-        if balances.bounded(known, name).is_none() && !(is_dropped && is_free) {
-            pin_balance(known, name, &mut conditions);
+        let is_free = matches!(balances, Balances::Within(..)) && snapshot.generation != 0;
+        if balances.bounded(snapshot, name).is_none() && !(is_dropped && is_free) {
+            pin_balance(snapshot, name, &mut conditions);
         }
         if is_dropped {
             for suffix in ["tk", "cp", "ra", "rp", "tc", "rm", "bx"] {
@@ -572,7 +571,7 @@ pub fn rewrite(
     push_limits(&mut actions, bucket, whole);
     for (name, cell) in bucket.limits().names().iter().zip(bucket.cells()) {
         let tokens = attribute(name.as_str(), "tk");
-        match balances.bounded(known, name) {
+        match balances.bounded(snapshot, name) {
             Some(Bounded::Moved(movement)) => {
                 let gain = movement.gain();
                 let highest = Value::number(movement.highest_below_ceiling(gain));
@@ -580,7 +579,7 @@ pub fn rewrite(
                 let least = movement.least_needed(gain).map(Value::number);
                 conditions.extend(least.map(|least| Condition::AtLeast(tokens.clone(), least)));
                 let before =
-                    known.bucket.cell(name.as_str()).map_or(0, |(cell, _)| cell.tokens.get());
+                    snapshot.bucket.cell(name.as_str()).map_or(0, |(cell, _)| cell.tokens.get());
                 let difference = cell.tokens.get().saturating_sub(before);
                 actions.push(Action::Add(tokens, Value::number(difference)));
             }
@@ -593,16 +592,16 @@ pub fn rewrite(
             }
         }
     }
-    push_limits_at(&mut actions, limits_at, known.limits_at);
+    push_limits_at(&mut actions, limits_at, snapshot.limits_at);
     for (name, cell) in bucket.limits().names().iter().zip(bucket.cells()) {
-        let old = known.bucket.cell(name.as_str()).map_or(0, |(cell, _)| cell.consumed.get());
+        let old = snapshot.bucket.cell(name.as_str()).map_or(0, |(cell, _)| cell.consumed.get());
         let more = cell.consumed.get().saturating_sub(old);
-        if more != 0 || known.bucket.cell(name.as_str()).is_none() {
+        if more != 0 || snapshot.bucket.cell(name.as_str()).is_none() {
             actions.push(Action::Add(attribute(name.as_str(), "tc"), Value::number(more)));
         }
         actions.push(Action::Remove(attribute(name.as_str(), "bx")));
     }
-    match known.wcu {
+    match snapshot.wcu {
         Some(writes) => count_write(&mut actions, writes, before, bucket.refilled_at()),
         None => {
             push_whole_wcu(&mut actions);
@@ -624,7 +623,7 @@ pub fn rewrite(
     Update { key: key.item_key(), actions, conditions }
 }
 
-/// Shards do not expire. The first remembers how long the bucket has to live.
+/// Shards do not expire. The first one stores how long the bucket has to live.
 fn push_idle(actions: &mut Vec<Action>, key: &BucketItemKey, lives_ms: u64) {
     if key.shard == 0 {
         let seconds = u32::try_from(lives_ms.div_ceil(1_000)).unwrap_or(u32::MAX);
@@ -683,7 +682,7 @@ fn push_whole_wcu(actions: &mut Vec<Action>) {
     }
 }
 
-/// What other clients, and the indexes, look for on a bucket's item.
+/// The copies and index keys that other clients and the indexes read.
 fn push_copies(actions: &mut Vec<Action>, key: &BucketItemKey, owner: &Owner<'_>) {
     let BucketKey { namespace, entity, resource } = &key.bucket;
     let shard = key.shard;

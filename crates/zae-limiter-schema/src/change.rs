@@ -1,4 +1,4 @@
-//! What a change of a bucket's item says, read from the item before and after.
+//! Reading a change of a bucket's item: the item before, and after.
 
 use zae_limiter_core::{LimitName, Timestamp};
 
@@ -8,12 +8,12 @@ use crate::value::{Item, Malformed, Value};
 const REFILLED_AT: &str = "rf";
 const SHARD_COUNT: &str = "shard_count";
 const GENERATION: &str = "gn";
-/// Schedules by which later clients change what a limit refills, on the item and for one limit.
+/// Attributes of refill schedules, which later clients write: of the item, and of one limit.
 const SCHEDULES: [&str; 3] = ["sched", "rsched", "vu"];
 const LIMIT_SCHEDULES: [&str; 4] = ["_sched", "_rsched", "_ws", "_rsa"];
 
-/// By how much the net consumption of each limit differs, in millitokens. A new item counts from
-/// nothing; a limit that is gone takes its count with it. The reserved limit is none of the user's.
+/// By how much the net consumption of each limit differs, in millitokens. A new item counts from 0. A
+/// limit that was removed is left out, and so is the reserved limit.
 ///
 /// # Errors
 ///
@@ -35,7 +35,7 @@ pub fn consumption(
         .ok_or_else(|| malformed(attribute, "a whole number"))
     };
     let mut differences = Vec::new();
-    // The attributes of a map are in order, and those of buckets' limits stand together.
+    // The map is sorted, so all attributes of limits are in one range.
     let of_limits = new.range("b_".to_owned()..).take_while(|(name, _)| name.starts_with("b_"));
     for (attribute, value) in of_limits {
         let limit = attribute.strip_prefix("b_").and_then(|name| name.strip_suffix("_tc"));
@@ -46,7 +46,7 @@ pub fn consumption(
         }
         let before = before.map_or(Ok(0), |before| count(attribute, before))?;
         let difference = i64::try_from(count(attribute, value)? - before)
-            .map_err(|_| malformed(attribute, "not so far from what it was"))?;
+            .map_err(|_| malformed(attribute, "closer to its value before"))?;
         let limit =
             LimitName::new(limit).map_err(|_| malformed(attribute, "named after a legal limit"))?;
         if difference != 0 {
@@ -56,18 +56,18 @@ pub fn consumption(
     Ok(differences)
 }
 
-/// Up to when the item's time has been paid out.
+/// The item's refill time.
 pub fn refilled_at(item: &Item) -> Option<Timestamp> {
     item.get(REFILLED_AT).and_then(Value::as_i64).map(Timestamp::from_millis)
 }
 
-/// Into how many shards the item says that its bucket is split.
+/// The item's shard count.
 pub fn shard_count(item: &Item) -> u32 {
     let count = item.get(SHARD_COUNT).and_then(Value::as_i64);
     count.and_then(|count| u32::try_from(count).ok()).unwrap_or(1)
 }
 
-/// Whether the limits refill by more than their rates: then only those who know how may refill.
+/// Whether the item has refill schedules. A client that does not support them must not refill it.
 pub fn has_schedule(item: &Item) -> bool {
     let of_limit = |name: &String| {
         name.starts_with("b_") && LIMIT_SCHEDULES.iter().any(|suffix| name.ends_with(suffix))
@@ -75,8 +75,8 @@ pub fn has_schedule(item: &Item) -> bool {
     SCHEDULES.iter().any(|name| item.contains_key(*name)) || item.keys().any(of_limit)
 }
 
-/// Whether the change is one of those of which whoever remembers the item must notice. Those who
-/// split a bucket shard by shard, each with its share, say so; those who only raise the count do not.
+/// Whether the change has a new generation. Our clients change it when they split a bucket; other
+/// clients only raise the shard count.
 pub fn is_told_to_others(old: &Item, new: &Item) -> bool {
     old.get(GENERATION) != new.get(GENERATION)
 }
@@ -113,11 +113,11 @@ mod tests {
     fn consumption_is_the_difference_of_counts() {
         check(Some(&[("rpm", "1000")]), &[("rpm", "4000")], &[("rpm", 3_000)]);
         check(Some(&[("rpm", "4000")]), &[("rpm", "1500")], &[("rpm", -2_500)]);
-        // A new item, a new limit, a limit that is gone, and the reserved one.
+        // A new item, a new limit, a removed limit, and the reserved one.
         check(None, &[("rpm", "7000"), ("wcu", "1000")], &[("rpm", 7_000)]);
         check(Some(&[("rpm", "5")]), &[("rpm", "5"), ("tpm", "9")], &[("tpm", 9)]);
         check(Some(&[("rpm", "5"), ("tpm", "9")]), &[("rpm", "5")], &[]);
-        // Beyond our type the count goes on, and so does the difference.
+        // A count beyond the range of i64 still has a difference.
         let huge = "92233720368547758070000";
         check(Some(&[("rpm", huge)]), &[("rpm", "92233720368547758070001")], &[("rpm", 1)]);
         for bad in ["x", "1.5", ""] {

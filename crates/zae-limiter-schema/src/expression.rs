@@ -1,40 +1,40 @@
-//! Updates and conditions as data, and the one place where they become expressions.
+//! Updates and conditions as data, and their rendering as expressions.
 //!
-//! Values never stand in an expression themselves, and names only where nobody can take them for
-//! something else: names may contain `.` and `-`, and may be reserved words. They go through aliases
-//! numbered in the order of use. A name that needs no alias is shorter to send and cheaper to read.
+//! Values always have an alias. Names have one unless they are plain identifiers that cannot be reserved
+//! words: limit names may contain `.` and `-`. Aliases are numbered in the order of use. A name without
+//! an alias is shorter to send and cheaper to parse.
 
 use crate::value::Value;
 
-/// What an update does to one attribute.
+/// A change of one attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Gives it this value.
+    /// Sets the value.
     Set(String, Value),
-    /// Gives it this value unless it has one.
+    /// Sets the value unless the attribute exists.
     SetIfAbsent(String, Value),
-    /// Adds to a number (an absent one counts as 0), or texts to a set.
+    /// Adds to a number, where absent counts as 0, or adds texts to a set.
     Add(String, Value),
-    /// Takes it away.
+    /// Removes the attribute.
     Remove(String),
-    /// Takes texts out of a set; an empty set is no attribute.
+    /// Removes texts from a set. DynamoDB removes an empty set.
     Delete(String, Value),
 }
 
-/// What must be true of an item.
+/// What must hold for an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// It has the attribute.
+    /// The attribute exists.
     Exists(String),
-    /// It does not have the attribute.
+    /// The attribute does not exist.
     Absent(String),
-    /// The attribute is there and equal.
+    /// The attribute exists and equals the value.
     Equal(String, Value),
-    /// The attribute is there and at least so much.
+    /// The attribute exists and is not below the value.
     AtLeast(String, Value),
-    /// The attribute is there and at most so much.
+    /// The attribute exists and is not above the value.
     AtMost(String, Value),
-    /// At least one of these.
+    /// At least one of these holds.
     Any(Vec<Condition>),
 }
 
@@ -48,7 +48,7 @@ impl Action {
         }
     }
 
-    /// The attribute it changes.
+    /// The attribute that it changes.
     pub fn attribute(&self) -> &str {
         match self {
             Self::Set(name, _)
@@ -63,13 +63,13 @@ impl Action {
 /// Expressions with the names and values they refer to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rendered {
-    /// The update expression; empty where nothing is changed.
+    /// The update expression; empty without actions.
     pub update: String,
-    /// The condition expression; empty where nothing is asked.
+    /// The condition expression; empty without conditions.
     pub condition: String,
-    /// Aliases and the attributes they stand for.
+    /// Aliases and their attributes.
     pub names: Vec<(String, String)>,
-    /// Aliases and the values they stand for.
+    /// Aliases and their values.
     pub values: Vec<(String, Value)>,
 }
 
@@ -110,7 +110,7 @@ pub fn render_condition(conditions: &[Condition]) -> Rendered {
     render_update(&[], conditions)
 }
 
-/// The bounds that two conditions are to one attribute. DynamoDB refuses a range that nothing is in.
+/// The lower and upper bound of one attribute, if two conditions are that. DynamoDB refuses an empty range.
 fn bounds<'a>(one: &'a Condition, other: &'a Condition) -> Option<(&'a str, &'a Value, &'a Value)> {
     use Condition::{AtLeast, AtMost};
     let (name, low, same, high) = match (one, other) {
@@ -122,17 +122,16 @@ fn bounds<'a>(one: &'a Condition, other: &'a Condition) -> Option<(&'a str, &'a 
     is_range.then_some((name, low, high))
 }
 
-/// Whether a name can stand in an expression as it is. All reserved words are words: none begins like
-/// the attributes of a limit.
+/// Whether a name needs no alias. No reserved word of DynamoDB starts with `b_`.
 fn is_plain(name: &str) -> bool {
     let is_identifier = |name: &str| name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_');
     matches!(name, "rf" | "gn" | "rm_at") || (name.starts_with("b_") && is_identifier(name))
 }
 
-/// With more actions and conditions than this all names are aliases: an expression has 4 KiB.
+/// With more actions and conditions than this every name has an alias: an expression has at most 4 KiB.
 const PLAIN_TERMS_MAX: usize = 24;
 
-// By hand: there are dozens of them in every write, and `write!` was a tenth of its cost.
+// Without `write!`, which took a tenth of the time of a write: there are dozens of aliases in each.
 fn push_alias(into: &mut String, kind: &str, number: usize) {
     into.push_str(kind);
     let digit = |number: usize| char::from_digit(u32::try_from(number % 10).unwrap_or(0), 10);
@@ -162,7 +161,7 @@ impl<'a> Aliases<'a> {
         }
     }
 
-    /// A name, or one alias for it, however often it is used.
+    /// Renders a plain name, or its alias. A name has one alias, however often it is used.
     fn name(&mut self, into: &mut String, name: &'a str) {
         if self.may_be_plain && is_plain(name) {
             into.push_str(name);
@@ -203,7 +202,7 @@ impl<'a> Aliases<'a> {
         }
     }
 
-    /// Bounds of one attribute are one operator: DynamoDB takes no more than 300 in an expression, and
+    /// Renders two bounds of one attribute as one `BETWEEN`: an expression has at most 300 operators, and
     /// a bucket has up to 32 limits.
     fn all_of(&mut self, into: &mut String, conditions: &'a [Condition]) {
         let mut is_rendered = vec![false; conditions.len()];
@@ -267,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_needs_an_alias_has_one() {
+    fn names_that_need_an_alias_have_one() {
         let n = Value::number;
         let set = Value::Ss(BTreeSet::from(["gpt-4".to_owned()]));
         let actions = [
@@ -298,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nobody_can_take_for_something_else_stands_as_it_is() {
+    fn only_plain_identifiers_have_no_alias() {
         let condition = |name: &str| render_condition(&[Condition::Exists(name.to_owned())]);
         for name in ["rf", "gn", "b_rpm_tk", "b_RPM_2_tk"] {
             assert_eq!(condition(name).condition, format!("attribute_exists({name})"));
@@ -308,7 +307,7 @@ mod tests {
             assert_eq!(condition(name).condition, "attribute_exists(#a0)");
             assert_eq!(condition(name).names, [("#a0".to_owned(), name.to_owned())]);
         }
-        // Long expressions would grow too long.
+        // Aliases keep long expressions below 4 KiB.
         let many: Vec<Condition> =
             (0..25).map(|n| Condition::Exists(format!("b_{n}_tk"))).collect();
         assert_eq!(render_condition(&many[..24]).names.len(), 0);
@@ -316,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_are_one_operator_wherever_they_stand() {
+    fn two_bounds_of_an_attribute_are_one_operator() {
         let at_least = |name: &str, n| Condition::AtLeast(name.to_owned(), Value::number(n));
         let at_most = |name: &str, n| Condition::AtMost(name.to_owned(), Value::number(n));
         let check = |conditions: &[Condition], wanted: &str| {
@@ -326,7 +325,7 @@ mod tests {
         check(&[at_least("a", 1), at_most("a", 1)], range);
         check(&[at_most("a", 2), at_least("a", 1)], range);
         check(&[at_least("a", 1), at_most("b", 2)], alone);
-        // DynamoDB refuses a range that nothing is in; two comparisons are merely never met.
+        // DynamoDB refuses an empty range; two comparisons merely never hold.
         check(&[at_least("a", 2), at_most("a", 1)], "#a0 >= :v0 AND #a0 <= :v1");
         check(
             &[at_least("a", 1), at_least("b", 3), at_most("a", 2), at_least("a", 0)],

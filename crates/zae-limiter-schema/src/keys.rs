@@ -1,4 +1,4 @@
-//! Keys: how they are made, and what they say.
+//! Item keys: making and parsing them.
 
 use std::fmt;
 
@@ -7,28 +7,28 @@ use zae_limiter_core::{
     NamespaceName, ResourceName, Timestamp, UsageKey, Window,
 };
 
-/// The namespace in which the table keeps its own records: the version, and the other namespaces.
+/// The namespace of the table's own records: the version, the namespaces and the stream checkpoints.
 pub const REGISTRY: &str = "_";
 
-/// The first shard of a bucket, which always exists when any does.
+/// The first shard of a bucket. It exists if any other does.
 pub const SHARD_ZERO: u32 = 0;
 
 /// The primary key of an item.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ItemKey {
-    /// The partition.
+    /// The partition key.
     pub pk: String,
-    /// The place within it.
+    /// The sort key.
     pub sk: String,
 }
 
 impl ItemKey {
-    /// A key of these two parts.
+    /// A key from partition key and sort key.
     pub fn new(pk: impl Into<String>, sk: impl Into<String>) -> Self {
         Self { pk: pk.into(), sk: sk.into() }
     }
 
-    /// The item in which a record is kept. A bucket's is its first shard's.
+    /// The item of a record. A bucket's is that of its first shard.
     pub fn of(key: &Key) -> Self {
         match key {
             Key::Entity(ns, id) => Self::new(entity_partition(ns, id), "#META"),
@@ -75,12 +75,12 @@ impl ItemKey {
         Self::new(system_partition(REGISTRY), "#VERSION")
     }
 
-    /// The set of resources that have limits for everybody.
+    /// The registry of resources that have limits of their own.
     pub fn resources(ns: &NamespaceId) -> Self {
         Self::new(system_partition(ns.as_str()), "#RESOURCES")
     }
 
-    /// How many entities have limits of their own, for each resource.
+    /// The registry that counts, for each resource, the entities with limits of their own.
     pub fn entity_config_resources(ns: &NamespaceId) -> Self {
         Self::new(system_partition(ns.as_str()), "#ENTITY_CONFIG_RESOURCES")
     }
@@ -92,17 +92,17 @@ impl fmt::Display for ItemKey {
     }
 }
 
-/// One shard of a bucket.
+/// The key of one shard of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BucketItemKey {
-    /// Which bucket.
+    /// The bucket.
     pub bucket: BucketKey,
-    /// Which shard.
+    /// The number of the shard, from 0.
     pub shard: u32,
 }
 
 impl BucketItemKey {
-    /// Where it is kept.
+    /// The item's key.
     pub fn item_key(&self) -> ItemKey {
         ItemKey::new(bucket_partition(&self.bucket, self.shard), "#STATE")
     }
@@ -113,12 +113,12 @@ pub fn bucket_partition(key: &BucketKey, shard: u32) -> String {
     format!("{}/BUCKET#{}#{}#{shard}", key.namespace, key.entity, key.resource)
 }
 
-/// The partition of an entity, its limits and its usage; also its partition in [`Index::Entity`].
+/// The partition of an entity, its limits and its usage. It has the same one in [`Index::Entity`].
 pub fn entity_partition(ns: &NamespaceId, id: &EntityId) -> String {
     format!("{ns}/ENTITY#{id}")
 }
 
-/// The partition of what holds for a whole namespace.
+/// The partition of a namespace's own records.
 pub fn system_partition(ns: &str) -> String {
     format!("{ns}/SYSTEM#")
 }
@@ -133,8 +133,8 @@ pub fn resource_partition(ns: &NamespaceId, resource: &ResourceName) -> String {
     format!("{ns}/RESOURCE#{resource}")
 }
 
-/// The partition in [`Index::Entity`] of the entities with limits of their own for a resource, or
-/// for all resources.
+/// The partition in [`Index::Entity`] of the entities with limits of their own for a resource, or, with
+/// `None`, for all resources.
 pub fn entity_configs_partition(ns: &NamespaceId, resource: Option<&ResourceName>) -> String {
     format!("{ns}/ENTITY_CONFIG#{}", resource.map_or(DEFAULT_RESOURCE, ResourceName::as_str))
 }
@@ -147,22 +147,22 @@ pub fn namespace_partition(ns: &NamespaceId) -> String {
 /// The table's indexes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Index {
-    /// GSI1: from a parent to its children. All attributes.
+    /// GSI1: from a parent to its children. Projects all attributes.
     Parent,
-    /// GSI2: from a resource to its buckets and usage. Keys only, in our own tables.
+    /// GSI2: from a resource to its buckets and usage. Projects keys only in tables that we create.
     Resource,
     /// GSI3: from an entity to its buckets, and from a resource to the entities with limits of their
-    /// own for it. Keys only.
+    /// own for it. Projects keys only.
     Entity,
-    /// GSI4: everything in a namespace. Keys only.
+    /// GSI4: everything in a namespace. Projects keys only.
     Namespace,
 }
 
 impl Index {
-    /// All of them.
+    /// All indexes, GSI1 first.
     pub const ALL: [Self; 4] = [Self::Parent, Self::Resource, Self::Entity, Self::Namespace];
 
-    /// What the table calls it.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Parent => "GSI1",
@@ -172,7 +172,7 @@ impl Index {
         }
     }
 
-    /// The attribute that says in which of its partitions an item is.
+    /// The attribute with the partition key.
     pub fn pk(self) -> &'static str {
         match self {
             Self::Parent => "GSI1PK",
@@ -182,7 +182,7 @@ impl Index {
         }
     }
 
-    /// The attribute that says where in the partition it is.
+    /// The attribute with the sort key.
     pub fn sk(self) -> &'static str {
         match self {
             Self::Parent => "GSI1SK",
@@ -193,22 +193,22 @@ impl Index {
     }
 }
 
-/// What a key says.
+/// A parsed [`ItemKey`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ParsedKey {
     /// A record, or the first shard of a bucket.
     Record(Key),
     /// A further shard of a bucket.
     Shard(BucketItemKey),
-    /// The set of resources with limits for everybody.
+    /// The registry of resources with limits.
     Resources(NamespaceId),
-    /// The counts of entities with limits of their own.
+    /// The registry that counts entities with limits of their own.
     EntityConfigResources(NamespaceId),
-    /// The table's version.
+    /// The version record.
     Version,
 }
 
-/// Reads a key. `None` for one that no release of the format known here writes.
+/// Parses a key. `None` for a key that no supported release of the format writes.
 pub fn parse_key(key: &ItemKey) -> Option<ParsedKey> {
     let (ns, rest) = key.pk.split_once('/')?;
     let (kind, name) = rest.split_once('#')?;
@@ -267,14 +267,14 @@ fn parse_entity(ns: NamespaceId, id: EntityId, sk: &str) -> Option<Key> {
         };
         return Some(Key::Config(ns, level));
     }
-    // A resource has no `#`; a window's start has none either.
+    // Neither a resource nor the start of a window contains `#`.
     let (resource, start) = sk.strip_prefix("#USAGE#")?.split_once('#')?;
     let (window, start) = parse_window(start)?;
     let resource = ResourceName::new(resource).ok()?;
     Some(Key::Usage(UsageKey { namespace: ns, entity: id, resource, window, start }))
 }
 
-/// A shard is behind the last `#`, an entity id before the first: a resource has none.
+/// The entity ends at the first `#`, the shard starts after the last one. No name contains `#`.
 fn parse_bucket(ns: NamespaceId, name: &str) -> Option<BucketItemKey> {
     let (entity, rest) = name.split_once('#')?;
     let (resource, shard) = rest.rsplit_once('#')?;
@@ -284,7 +284,7 @@ fn parse_bucket(ns: NamespaceId, name: &str) -> Option<BucketItemKey> {
         resource: ResourceName::new(resource).ok()?,
     };
     let parsed = BucketItemKey { bucket: key, shard: shard.parse().ok()? };
-    // `+1` and `01` read as numbers too, but nobody writes them.
+    // `+1` and `01` parse as numbers too, but no client writes them.
     (parsed.shard.to_string() == shard).then_some(parsed)
 }
 
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_record_has_its_own_name() {
+    fn items_that_are_no_records_parse_and_other_keys_do_not() {
         let ns = NamespaceId::new("abcdefghijk").expect("legal");
         assert_eq!(parse_key(&ItemKey::version()), Some(ParsedKey::Version));
         assert_eq!(parse_key(&ItemKey::resources(&ns)), Some(ParsedKey::Resources(ns.clone())));

@@ -1,8 +1,9 @@
 //! The DynamoDB table of zae-limiter as data: keys, items, typed updates and conditions, and the
-//! handful of [calls](Table) that a store makes.
+//! six [calls](Table) that a store makes.
 //!
-//! Nothing here knows the AWS SDK. The SDK's adapter and the simulated table both implement
-//! [`Table`]; this crate is the one place where keys, attribute names and expressions are made.
+//! This crate does not depend on the AWS SDK. The SDK's adapter and the simulated table both implement
+//! [`Table`]. Keys, attribute names and expressions are made only here. `docs/schema.md` describes every
+//! item and attribute.
 
 pub mod bucket;
 pub mod change;
@@ -20,8 +21,8 @@ pub use keys::{
     resource_partition, system_partition,
 };
 pub use table::{
-    BatchRead, Change, Consistency, Consumed, PAGE_ITEMS_MAX, Query, QueryAnswer, Range, Step,
+    BatchRead, Change, Consistency, Consumed, PAGE_ITEMS_MAX, Query, QueryOutput, Range, Step,
     Table, TableError, TableErrorKind, Task, Transacted, Update, Updated,
 };
 pub use value::{Item, Malformed, Value, item_size};
-pub use writers::{WRITERS, Writer};
+pub use writers::{ATTRIBUTES, Attribute, WRITERS, Writer};

@@ -1,13 +1,12 @@
 //! The items of everything but buckets: how each record is read from its item and written to it.
 //!
-//! An item is never replaced. A record is written as updates of the attributes it is made of, and
-//! attributes of other clients stay. Where the record's own attributes have names of their own (a
-//! limit's, say), those that go must be named: such records are [encoded](encode) against the item
-//! as it was, and pin what they relied on.
+//! An item is never replaced. A write updates the record's own attributes and keeps those of other
+//! clients. Some records have attributes named after limits, and the write must name those to remove.
+//! Such records are [encoded](encode) against the item as it was read, and pin what they relied on.
 //!
-//! Texts and numbers are those that other clients read and write. What they cannot say, for example
-//! the milliseconds of a moment, stands beside them in an attribute whose name ends in `#ms`, and
-//! counts only as long as it agrees with them: whoever does not know it changes the other one.
+//! Texts and numbers have the form that other clients read and write. Timestamps have whole seconds
+//! there. Their milliseconds are in a second attribute, whose name ends in `#ms`. It counts only while it
+//! agrees with the first one: another client changes only that.
 
 mod audit;
 pub mod booking;
@@ -37,33 +36,33 @@ pub use json::to_object;
 pub use namespace::{encode_name, not_purging};
 pub use version::Version;
 
-/// What is known of the item that a record is written to.
+/// The item that a record is written to, as far as it was read.
 #[derive(Clone, Copy, Debug)]
 pub enum Before<'a> {
-    /// Nothing.
+    /// It was not read.
     Unknown,
-    /// There is none.
+    /// It does not exist.
     Absent,
-    /// This.
+    /// It exists.
     Item(&'a Item),
 }
 
-/// How a record is written.
+/// The write of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Encoded {
-    /// What makes the item the record's.
+    /// The changes of the item.
     pub actions: Vec<Action>,
-    /// What the actions rely on.
+    /// The conditions that the actions rely on.
     pub pins: Vec<Condition>,
 }
 
-/// Whether the way in which a record is written depends on the item as it is.
+/// Whether a record must be encoded against the item as it is.
 pub fn depends_on_before(record: &Record) -> bool {
     matches!(record, Record::Config(_) | Record::Usage(_))
 }
 
-/// Writes a record. One that [depends](depends_on_before) on what is there, of which nothing is
-/// known, leaves attributes behind that it no longer has.
+/// Encodes a record. With [`Before::Unknown`], one that [depends](depends_on_before) on the item leaves
+/// attributes of removed limits behind.
 pub fn encode(record: &Record, before: Before<'_>) -> Encoded {
     let (actions, pins) = match record {
         Record::Entity(entity) => (entity::encode(entity), Vec::new()),
@@ -76,8 +75,8 @@ pub fn encode(record: &Record, before: Before<'_>) -> Encoded {
     Encoded { actions, pins }
 }
 
-/// Reads the record under a key. `None` for a bucket, and for a record that a later release wrote
-/// and this one has no words for.
+/// Decodes the record under a key. `None` for a bucket, and for a record of a later release that this
+/// one cannot represent.
 ///
 /// # Errors
 ///
@@ -106,12 +105,12 @@ fn remove(actions: &mut Vec<Action>, name: &str) {
     actions.push(Action::Remove(name.to_owned()));
 }
 
-/// Text, or nothing said explicitly, as the first clients write it.
+/// Text, or the explicit null that the first clients write.
 fn text_or_null(text: Option<&str>) -> Value {
     text.map_or(Value::Null, Value::text)
 }
 
-/// Under which an item is found in its namespace: the partition it is in.
+/// Sets the keys of GSI4: the namespace, and the item's partition.
 fn push_namespace(actions: &mut Vec<Action>, ns: &NamespaceId, partition: &str) {
     set(actions, Index::Namespace.pk(), Value::text(crate::namespace_partition(ns)));
     set(actions, Index::Namespace.sk(), Value::text(partition));

@@ -1,5 +1,4 @@
-//! The narrow seam of the store: the calls it makes to the table. The SDK's adapter and the
-//! simulated table implement them, and nothing else knows the difference.
+//! The calls that a store makes to its table. The SDK's adapter and the simulated table implement them.
 
 use std::fmt;
 use std::future::Future;
@@ -15,10 +14,10 @@ use crate::value::Item;
 /// The most items that one page of a query asks for.
 pub const PAGE_ITEMS_MAX: usize = 1_000;
 
-/// Work that goes on by itself.
+/// A background task.
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
 
-/// What a call cost, indexes included.
+/// The capacity that a call consumed, indexes included.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Consumed {
     /// Write units.
@@ -34,27 +33,27 @@ impl std::ops::AddAssign for Consumed {
     }
 }
 
-/// One conditional update of one item, which creates the item where there is none.
+/// A conditional update of one item. It creates the item if there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Update {
-    /// Which item.
+    /// The item to update.
     pub key: ItemKey,
-    /// What to do to it. Never empty.
+    /// The changes. Never empty.
     pub actions: Vec<Action>,
-    /// What must be true of it, all of them. Without any the update always happens.
+    /// All of these must hold. Without any, the update always happens.
     pub conditions: Vec<Condition>,
 }
 
-/// What became of an update.
+/// The result of an update.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Updated {
-    /// It happened; the item as it is now.
+    /// It was applied. The item as it is now.
     Done(Item, Consumed),
-    /// A condition did not hold and nothing happened; the item as it is, if there is one.
+    /// A condition did not hold, and nothing changed. The item as it is, if there is one.
     Unmet(Option<Item>, Consumed),
 }
 
-/// One part of a transaction.
+/// One change of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Updates an item.
@@ -66,7 +65,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Which item.
+    /// The item that it is about.
     pub fn key(&self) -> &ItemKey {
         match self {
             Self::Update(update) => &update.key,
@@ -74,7 +73,7 @@ impl Change {
         }
     }
 
-    /// What must be true of it.
+    /// What must hold for the item.
     pub fn conditions(&self) -> &[Condition] {
         match self {
             Self::Update(update) => &update.conditions,
@@ -83,132 +82,132 @@ impl Change {
     }
 }
 
-/// What became of a transaction.
+/// The result of a transaction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Transacted {
-    /// All of it happened.
+    /// All changes were applied.
     Done(Consumed),
-    /// Conditions did not hold and nothing happened: for each part, whether its own failed, and
-    /// then the item as it is.
+    /// Conditions did not hold, and nothing changed. For each change: `None` if its own conditions held,
+    /// else the item as it is, if there is one.
     Unmet(Vec<Option<Option<Item>>>, Consumed),
 }
 
-/// How fresh a read must be.
+/// The consistency of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Consistency {
-    /// All that was answered before; twice the price.
+    /// Sees every write that completed before it. Costs twice as much.
     Strong,
-    /// Perhaps a little old.
+    /// May miss the latest writes.
     Eventual,
 }
 
 impl Consistency {
-    /// The freshest that can be had: an index is always eventual, and says no to anything else.
+    /// The strongest that is supported: DynamoDB refuses strong reads of an index.
     pub fn freshest(index: Option<Index>) -> Self {
         if index.is_some() { Self::Eventual } else { Self::Strong }
     }
 }
 
-/// Items, in no particular order; absent ones are missing.
+/// Items in no particular order, without those that do not exist.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BatchRead {
-    /// What was found.
+    /// The items that exist.
     pub items: Vec<Item>,
-    /// What it cost.
+    /// The capacity consumed.
     pub consumed: Consumed,
 }
 
-/// Which sort keys a query is about.
+/// The sort keys that a query covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Range {
-    /// All of the partition.
+    /// The whole partition.
     All,
-    /// Those that start so.
+    /// Those with this prefix.
     StartsWith(String),
     /// From the first to the second, both included.
     Between(String, String),
 }
 
-/// In which order a query goes through a partition.
+/// The order in which a query reads a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// By rising sort key.
+    /// By ascending sort key.
     Forward,
-    /// By falling sort key.
+    /// By descending sort key.
     Backward,
 }
 
-/// A page of one partition, of the table or of an index.
+/// One page of a partition, of the table or of an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// The index; the table itself where there is none.
+    /// The index to read; `None` reads the table itself.
     pub index: Option<Index>,
-    /// The partition.
+    /// The partition key.
     pub partition: String,
-    /// Which part of it.
+    /// The sort keys.
     pub range: Range,
-    /// In which order.
+    /// The order.
     pub step: Step,
-    /// At most so many items, 1 to [`PAGE_ITEMS_MAX`].
+    /// The most items to return, 1 to [`PAGE_ITEMS_MAX`].
     pub limit: usize,
-    /// The key behind which the page starts: the `next` of the page before.
+    /// The key after which the page starts: the `next` of the page before.
     pub after: Option<Item>,
-    /// How fresh; of an index eventual, or it is refused.
+    /// [`Consistency::Eventual`] for an index, or DynamoDB refuses the query.
     pub consistency: Consistency,
 }
 
-/// A page.
+/// The result of a [`Query`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct QueryAnswer {
-    /// The items in order; of an index that holds keys only, their keys.
+pub struct QueryOutput {
+    /// The items in order. An index that projects only keys returns only keys.
     pub items: Vec<Item>,
-    /// Where the next page starts; absent on the last one.
+    /// The key after which the next page starts; `None` on the last page.
     pub next: Option<Item>,
-    /// What it cost.
+    /// The capacity consumed.
     pub consumed: Consumed,
 }
 
-/// Why there is no answer.
+/// Why a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableErrorKind {
-    /// Unreachable, or failed inside.
+    /// The table is unreachable, did not answer in time, or failed internally.
     Unavailable,
-    /// More than the table as a whole may take.
+    /// The table or account is throttled.
     Throttled,
-    /// More than one partition can take: other keys still answer.
+    /// One partition is throttled; other keys are not.
     PartitionThrottled,
-    /// Another transaction was under way on the same item.
+    /// Another transaction is in progress on the same item.
     Conflict,
-    /// Credentials that are missing, wrong, expired or not allowed to do this.
+    /// Credentials are missing, invalid or expired, or lack a permission.
     Denied,
-    /// There is no such table.
+    /// The table does not exist.
     NoTable,
-    /// It is not a limiter's table, or one of a later release of the format.
+    /// The table is not a limiter's, or its format is of a later release.
     Incompatible,
-    /// The call is wrong, whenever it is made.
+    /// The call is invalid. Retrying does not help.
     Rejected,
 }
 
-/// A call without an answer.
+/// A failed call.
 #[derive(Debug)]
 pub struct TableError {
-    /// Of which kind.
+    /// What the caller can do about it.
     pub kind: TableErrorKind,
-    /// Whether the change may have been made all the same.
+    /// Whether the change may have been applied nevertheless.
     pub applied: Applied,
-    /// One sentence.
+    /// One sentence. It contains no entity id and no item key.
     pub message: String,
-    /// What lies behind it.
+    /// The underlying error.
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
 impl TableError {
-    /// An error before anything was changed.
+    /// An error of a call that changed nothing.
     pub fn new(kind: TableErrorKind, message: impl Into<String>) -> Self {
         Self { kind, applied: Applied::No, message: message.into(), source: None }
     }
 
-    /// After which the change may have been made.
+    /// The same error for a call that may have been applied.
     #[must_use]
     pub fn maybe_applied(mut self) -> Self {
         self.applied = Applied::Maybe;
@@ -230,13 +229,13 @@ impl std::error::Error for TableError {
 
 /// The calls that a store makes to its table.
 ///
-/// None of them is repeated by the implementation after an answer that may have been lost: whether
-/// that is safe is the caller's business. What DynamoDB leaves unprocessed is asked for again.
+/// An implementation never retries an update after an answer that may have been lost: only the caller
+/// knows whether that is safe. It does retry what DynamoDB leaves unprocessed.
 pub trait Table: fmt::Debug + Send + Sync + 'static {
     /// Updates one item.
     fn update<'a>(&'a self, update: &'a Update) -> BoxFuture<'a, Result<Updated, TableError>>;
 
-    /// Makes at most 100 changes to different items, all or none.
+    /// Applies at most 100 changes to different items, all or none.
     fn transact<'a>(
         &'a self,
         changes: &'a [Change],
@@ -249,23 +248,22 @@ pub trait Table: fmt::Debug + Send + Sync + 'static {
         consistency: Consistency,
     ) -> BoxFuture<'a, Result<BatchRead, TableError>>;
 
-    /// Reads a page of a partition.
-    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>>;
+    /// Reads one page of a partition.
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryOutput, TableError>>;
 
-    /// Deletes any number of items, whether they are there or not. May stop halfway.
+    /// Deletes any number of items, whether they exist or not. An error may leave some of them deleted.
     fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>>;
 
-    /// Completes when `wait` has passed, by the clock that the calls are made by.
+    /// Completes after `wait`, by the table's clock.
     fn pause(&self, wait: Duration) -> BoxFuture<'_, ()>;
 
-    /// Completes when a call that has been under way for so long is to be given up. A table in which no
-    /// time passes never does.
+    /// Completes when a call has exceeded its time limit. A simulated table without time never does.
     fn timeout(&self, limit: Duration) -> BoxFuture<'_, ()> {
         self.pause(limit)
     }
 
-    /// Runs a task where the calls of this table run. `Err` hands it back: then the store runs it on a
-    /// runtime of its own. A simulated table runs it in the simulated world.
+    /// Runs a task where the calls of this table run. On `Err` the store runs it on its own runtime. A
+    /// simulated table runs it in the simulation.
     ///
     /// # Errors
     ///

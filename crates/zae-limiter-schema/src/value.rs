@@ -10,23 +10,23 @@ use zae_limiter_core::EntityId;
 pub enum Value {
     /// Text.
     S(String),
-    /// A number, as DynamoDB writes it: up to 38 digits, perhaps with a fraction.
+    /// A number as DynamoDB writes it: up to 38 digits, with or without a fraction.
     N(String),
     /// True or false.
     Bool(bool),
-    /// Nothing, said explicitly.
+    /// The explicit null.
     Null,
-    /// Attributes within an attribute.
+    /// A map of attributes.
     M(BTreeMap<String, Value>),
     /// A list.
     L(Vec<Value>),
     /// A set of texts, never empty.
     Ss(BTreeSet<String>),
-    /// A kind of value that nothing of ours is stored as (binary, sets of numbers), with its size.
+    /// A type that we never write (binary, set of numbers, set of binaries), with its size in bytes.
     Other(usize),
 }
 
-/// An item, or a part of one: attributes by name.
+/// An item, or some attributes of one, by name.
 pub type Item = BTreeMap<String, Value>;
 
 impl Value {
@@ -40,7 +40,7 @@ impl Value {
         Self::S(text.into())
     }
 
-    /// The whole number, if it is one that fits.
+    /// The value as a whole number, if it is one and fits.
     pub fn as_i64(&self) -> Option<i64> {
         match self {
             Self::N(number) => number.parse().ok(),
@@ -48,7 +48,7 @@ impl Value {
         }
     }
 
-    /// The text, if it is one.
+    /// The value as text, if it is one.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Self::S(text) => Some(text),
@@ -56,11 +56,11 @@ impl Value {
         }
     }
 
-    /// The bytes it counts for when DynamoDB bills the item.
+    /// Its size in bytes, as DynamoDB bills it.
     pub fn size(&self) -> usize {
         match self {
             Self::S(text) => text.len(),
-            // Two digits to a byte, and one more; a sign takes another.
+            // Two digits a byte, one more byte, and another one for a minus sign.
             Self::N(number) => {
                 let digits = number.trim_start_matches('-').trim_start_matches('0');
                 let digits = digits.bytes().filter(u8::is_ascii_digit).count();
@@ -77,20 +77,20 @@ impl Value {
     }
 }
 
-/// The bytes an item counts for when DynamoDB bills it.
+/// The size of an item in bytes, as DynamoDB bills it.
 pub fn item_size(item: &Item) -> usize {
     item.iter().map(|(name, value)| name.len() + value.size()).sum()
 }
 
-/// An item that is not what its key says: which one, which attribute, and what is wrong with it. Its text
-/// goes into logs, so it names the entity by a hash; [`item`](Self::item) has the key itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An item with a missing or invalid attribute. Its text goes into logs, so it shows a hash in place of
+/// the entity id; [`item`](Self::item) has the key itself.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Malformed {
-    /// The item's key, where it is known.
+    /// The item's key, with the entity id.
     pub item: String,
-    /// The attribute.
+    /// The name of the attribute.
     pub attribute: String,
-    /// What it should be.
+    /// What the attribute should be.
     pub wanted: &'static str,
 }
 
@@ -101,7 +101,18 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// A key with the entity's hash instead of its id.
+// By hand: `{:?}` of an error goes into logs, too.
+impl fmt::Debug for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Malformed")
+            .field("item", &without_entity(&self.item))
+            .field("attribute", &self.attribute)
+            .field("wanted", &self.wanted)
+            .finish()
+    }
+}
+
+/// A key with a hash of the entity id in place of the id.
 fn without_entity(key: &str) -> String {
     for kind in ["/BUCKET#", "/ENTITY#", "/AUDIT#", "/PARENT#"] {
         let Some(start) = key.find(kind).map(|at| at + kind.len()) else { continue };
@@ -120,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_of_a_malformed_item_names_no_entity() {
+    fn the_text_of_a_malformed_item_contains_no_entity_id() {
         for (key, shown) in [
             (
                 "abcdefghijk/BUCKET#sk-1#gpt-4#0 #STATE",
@@ -132,6 +143,12 @@ mod tests {
             ("abcdefghijk/RESOURCE#gpt-4 #CONFIG", "abcdefghijk/RESOURCE#gpt-4 #CONFIG"),
         ] {
             assert_eq!(without_entity(key), shown);
+            let (item, attribute) = (key.to_owned(), "rf".to_owned());
+            let malformed = Malformed { item, attribute, wanted: "a whole number" };
+            for text in [malformed.to_string(), format!("{malformed:?}")] {
+                assert!(text.contains(shown), "{text}");
+                assert!(!text.contains("sk-1"), "{text}");
+            }
         }
     }
 

@@ -1,8 +1,9 @@
 //! Every writer of a bucket's item, with what it changes and what it pins.
 //!
-//! A write that was computed from remembered state must pin all it relied on, and whoever remembers
-//! must notice what others change. Both can only be seen with all writers side by side, so a writer
-//! that is not on this list, or does something else than the list says, fails a test.
+//! A write computed from a snapshot must pin everything it relied on, and other writers must not
+//! change anything else unnoticed. Both can only be checked with all writers side by side. A writer
+//! that is missing here, or does something else than the list says, fails a test. The page
+//! `docs/schema.md` is generated from [`WRITERS`] and [`ATTRIBUTES`].
 
 /// A function of [`bucket`](crate::bucket) that makes a write.
 ///
@@ -10,18 +11,26 @@
 /// all indexes.
 #[derive(Clone, Copy, Debug)]
 pub struct Writer {
-    /// The function.
+    /// The function in [`bucket`](crate::bucket).
     pub name: &'static str,
-    /// The attributes that it may change.
-    pub changes: &'static [&'static str],
+    /// One sentence for `docs/schema.md`, in Markdown.
+    pub purpose: &'static str,
+    /// The attributes that it may change, in groups. See [`changes`](Self::changes).
+    groups: &'static [&'static [&'static str]],
     /// The attributes that its conditions may name.
     pub pins: &'static [&'static str],
 }
 
-/// Everything that a shard consists of.
-const ALL: &[&str] = &[
+impl Writer {
+    /// The attributes that it may change.
+    pub fn changes(&self) -> impl Iterator<Item = &'static str> {
+        self.groups.iter().copied().flatten().copied()
+    }
+}
+
+/// The attributes of every shard that our clients create.
+const SHARD: &[&str] = &[
     "GSI*",
-    "b_*_bx",
     "b_*_cp",
     "b_*_ra",
     "b_*_rm",
@@ -45,41 +54,30 @@ const ALL: &[&str] = &[
     "ttl",
 ];
 
-/// The same, and what the first shard remembers.
-const ALL_AND_LIFE: &[&str] = &[
-    "GSI*",
-    "b_*_bx",
-    "b_*_cp",
-    "b_*_ra",
-    "b_*_rm",
-    "b_*_rp",
-    "b_*_tc",
-    "b_*_tk",
-    "b_wcu_cp",
-    "b_wcu_ra",
-    "b_wcu_rp",
-    "b_wcu_tc",
-    "b_wcu_tk",
-    "cascade",
-    "entity_id",
-    "gn",
-    "idle_s",
-    "limits_at",
-    "parent_id",
-    "resource",
-    "rf",
-    "rm_at",
-    "shard_count",
-    "ttl",
-];
+/// The burst that older clients store beside the ceiling.
+const BURST: &[&str] = &["b_*_bx"];
 
-/// All of them. Besides, a bucket is deleted as a whole, which pins nothing but the count of its shards: an
-/// absent bucket is a full one, and every other writer but `create` and `restore` pins something that an
-/// absent item does not have. `restore` pins the shard that the new one was split from.
+/// What only the first of several shards has.
+const IDLE: &[&str] = &["idle_s"];
+
+/// What a snapshot of one shard is pinned by.
+const SNAPSHOT: &[&str] =
+    &["b_*_cp", "b_*_ra", "b_*_rp", "b_*_tk", "gn", "rf", "shard_count", "ttl"];
+
+/// The same for two shards of one transaction, one of which may have to be absent.
+const SNAPSHOTS: &[&str] =
+    &["PK", "b_*_cp", "b_*_ra", "b_*_rp", "b_*_tk", "gn", "rf", "shard_count", "ttl"];
+
+/// All writers of a bucket.
+///
+/// An absent bucket counts as a full one, so `delete_together` pins only the counts of shards. Every other
+/// writer but `create` and `restore` pins something that an absent item does not have. `restore` pins the
+/// shard that the new one was split from.
 pub const WRITERS: &[Writer] = &[
     Writer {
         name: "add",
-        changes: &["b_*_tc", "b_*_tk", "b_wcu_tc", "b_wcu_tk", "ttl"],
+        purpose: "Takes, charges and refunds without moving `rf`.",
+        groups: &[&["b_*_tc", "b_*_tk", "b_wcu_tc", "b_wcu_tk", "ttl"]],
         pins: &[
             "b_*_cp",
             "b_*_ra",
@@ -92,85 +90,182 @@ pub const WRITERS: &[Writer] = &[
             "ttl",
         ],
     },
-    Writer { name: "restore", changes: ALL, pins: &["PK", "gn", "rf", "shard_count"] },
-    Writer { name: "carry_shard_count", changes: &["shard_count"], pins: &["PK", "shard_count"] },
+    Writer {
+        name: "restore",
+        purpose: "Creates a shard that is missing, with no tokens.",
+        groups: &[SHARD, BURST],
+        pins: &["PK", "gn", "rf", "shard_count"],
+    },
+    Writer {
+        name: "carry_shard_count",
+        purpose: "Raises the count of an existing shard. Only the aggregator does this.",
+        groups: &[&["shard_count"]],
+        pins: &["PK", "shard_count"],
+    },
     Writer {
         name: "create",
-        changes: &[
-            "GSI*",
-            "b_*_cp",
-            "b_*_ra",
-            "b_*_rm",
-            "b_*_rp",
-            "b_*_tc",
-            "b_*_tk",
-            "b_wcu_cp",
-            "b_wcu_ra",
-            "b_wcu_rp",
-            "b_wcu_tc",
-            "b_wcu_tk",
-            "cascade",
-            "entity_id",
-            "gn",
-            "limits_at",
-            "parent_id",
-            "resource",
-            "rf",
-            "rm_at",
-            "shard_count",
-            "ttl",
-        ],
+        purpose: "Creates the first shard of a bucket: full, less what the request takes.",
+        groups: &[SHARD],
         pins: &["PK"],
     },
-    // Deletes all of it, which is no change of an attribute.
-    Writer { name: "delete_together", changes: &[], pins: &["PK", "shard_count", "shards_seen"] },
+    Writer {
+        name: "delete_together",
+        purpose: "Deletes all shards of a bucket in one transaction.",
+        // Deleting an item changes no attribute.
+        groups: &[],
+        pins: &["PK", "shard_count", "shards_seen"],
+    },
     Writer {
         name: "refill",
-        changes: &[
+        purpose: "Moves `rf` to now and adds what every limit has earned; takes, charges and refunds.",
+        groups: &[&[
             "b_*_rm", "b_*_tc", "b_*_tk", "b_wcu_tc", "b_wcu_tk", "gn", "rf", "rm_at", "ttl",
-        ],
-        pins: &["b_*_cp", "b_*_ra", "b_*_rp", "b_*_tk", "gn", "rf", "shard_count", "ttl"],
+        ]],
+        pins: SNAPSHOT,
     },
     Writer {
         name: "rewrite",
-        changes: ALL_AND_LIFE,
-        pins: &["b_*_cp", "b_*_ra", "b_*_rp", "b_*_tk", "gn", "rf", "shard_count", "ttl"],
+        purpose: "Gives a shard other limits, or starts an expired bucket again.",
+        groups: &[SHARD, BURST, IDLE],
+        pins: SNAPSHOT,
     },
     Writer {
         name: "split",
-        changes: ALL_AND_LIFE,
-        pins: &["PK", "b_*_cp", "b_*_ra", "b_*_rp", "b_*_tk", "gn", "rf", "shard_count", "ttl"],
+        purpose: "Splits one shard in two, in one transaction.",
+        groups: &[SHARD, BURST, IDLE],
+        pins: SNAPSHOTS,
     },
     Writer {
         name: "merge",
-        changes: &[
-            "GSI*",
-            "b_*_cp",
-            "b_*_ra",
-            "b_*_rm",
-            "b_*_rp",
-            "b_*_tc",
-            "b_*_tk",
-            "b_wcu_cp",
-            "b_wcu_ra",
-            "b_wcu_rp",
-            "b_wcu_tc",
-            "b_wcu_tk",
-            "cascade",
-            "entity_id",
-            "gn",
-            "idle_s",
-            "limits_at",
-            "parent_id",
-            "resource",
-            "rf",
-            "rm_at",
-            "shard_count",
-            "shards_seen",
-            "ttl",
-        ],
-        pins: &["PK", "b_*_cp", "b_*_ra", "b_*_rp", "b_*_tk", "gn", "rf", "shard_count", "ttl"],
+        purpose: "Merges two shards into one, in one transaction.",
+        groups: &[SHARD, IDLE, &["shards_seen"]],
+        pins: SNAPSHOTS,
     },
+];
+
+/// An attribute of a bucket's item, as `docs/schema.md` explains it.
+#[derive(Clone, Copy, Debug)]
+pub struct Attribute {
+    /// Its name, with `*` for the name of a limit and `GSI*` for the keys of all indexes.
+    pub name: &'static str,
+    /// The unit of a number; the type of anything else.
+    pub unit: &'static str,
+    /// What it means, in Markdown.
+    pub meaning: &'static str,
+}
+
+const fn attribute(name: &'static str, unit: &'static str, meaning: &'static str) -> Attribute {
+    Attribute { name, unit, meaning }
+}
+
+/// Every attribute that [`WRITERS`] name.
+pub const ATTRIBUTES: &[Attribute] = &[
+    attribute("PK", "text", "The partition key. A condition on it asks whether the item exists."),
+    attribute("GSI*", "text", "The keys of the indexes GSI2, GSI3 and GSI4. They never change."),
+    attribute(
+        "b_*_tk",
+        "millitokens",
+        "The shard's balance of the limit. It is negative while the shard owes tokens.",
+    ),
+    attribute(
+        "b_*_cp",
+        "millitokens",
+        "The ceiling of the whole bucket. The shard's share follows from its number and `shard_count`.",
+    ),
+    attribute(
+        "b_*_ra",
+        "millitokens",
+        "What the whole bucket earns in one period. The shard earns its share.",
+    ),
+    attribute("b_*_rp", "milliseconds", "The period in which the bucket earns `b_*_ra`."),
+    attribute(
+        "b_*_tc",
+        "millitokens",
+        "Net consumption: taken and charged, less refunded. It is never reset. The aggregator books \
+         usage from its differences.",
+    ),
+    attribute(
+        "b_*_rm",
+        "millitokens × milliseconds",
+        "The refill remainder: what was earned beyond the last whole millitoken. Absent is 0. It \
+         counts only while `rm_at` equals `rf`.",
+    ),
+    attribute(
+        "b_*_bx",
+        "millitokens",
+        "The burst of older clients. The ceiling is the larger of `b_*_cp` and this. Our writers \
+         only remove it.",
+    ),
+    attribute(
+        "b_wcu_tk",
+        "1/1,000 writes",
+        "How many writes the shard can still take, of 1,000 a second. The store splits a bucket when \
+         this runs low. The limit `wcu` is reserved and invisible to users.",
+    ),
+    attribute("b_wcu_cp", "1/1,000 writes", "The ceiling of `wcu`: always 1,000,000."),
+    attribute("b_wcu_ra", "1/1,000 writes", "What `wcu` earns in one period: always 1,000,000."),
+    attribute("b_wcu_rp", "milliseconds", "The period of `wcu`: always 1,000."),
+    attribute("b_wcu_tc", "1/1,000 writes", "How many writes the shard has seen."),
+    attribute("entity_id", "text", "A copy of the entity's id."),
+    attribute("resource", "text", "A copy of the resource's name."),
+    attribute(
+        "cascade",
+        "true or false",
+        "Whether an acquire on this entity also takes from its parent.",
+    ),
+    attribute(
+        "parent_id",
+        "text or null",
+        "The parent that an acquire also takes from. Null without `cascade`.",
+    ),
+    attribute(
+        "rf",
+        "epoch milliseconds",
+        "The refill time that all limits share: what was earned until then is in the balances. It is \
+         also the optimistic lock of a refill.",
+    ),
+    attribute(
+        "rm_at",
+        "epoch milliseconds",
+        "The `rf` that the remainders belong to. Other clients move `rf` and leave the remainders \
+         behind; those are then worth nothing.",
+    ),
+    attribute(
+        "gn",
+        "number",
+        "The generation. It changes with the limits and with `shard_count`, so one condition pins \
+         all of them. Absent is 0; other clients do not write it.",
+    ),
+    attribute(
+        "limits_at",
+        "epoch milliseconds",
+        "When the stored configuration was read that the limits come from. A process with an older \
+         copy does not undo them. Absent where a call passed its own limits.",
+    ),
+    attribute(
+        "shard_count",
+        "shards",
+        "How many shards the bucket has, as far as this shard knows. Shard 0 has the highest count. \
+         Absent is 1. A shard whose number is not below its count is retired and holds nothing.",
+    ),
+    attribute(
+        "shards_seen",
+        "shards",
+        "On shard 0: the highest `shard_count` that the bucket ever had. Deleting the bucket deletes \
+         so many shards.",
+    ),
+    attribute(
+        "idle_s",
+        "seconds",
+        "On shard 0 of several: how long the bucket had to live when it was split. Shards do not \
+         expire; the merged bucket does again.",
+    ),
+    attribute(
+        "ttl",
+        "epoch seconds",
+        "When the item counts as absent, and DynamoDB may delete it. Only buckets on default limits \
+         have it, and retired shards (one day). A bucket never expires before it is full.",
+    ),
 ];
 
 #[cfg(test)]
@@ -193,7 +288,7 @@ mod tests {
         Action, BucketItemKey, Change, Condition, Item, SHARD_ZERO, Update, Value, render_update,
     };
 
-    /// The source files below a folder, with what they say.
+    /// The source files below a folder, with their text.
     fn sources(folder: &Path) -> Vec<(PathBuf, String)> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir(folder).expect("a folder of sources") {
@@ -213,8 +308,8 @@ mod tests {
         let functions = source.split("\npub fn ").skip(1);
         let makes = |function: &&str| {
             let signature = function.split('{').next().unwrap_or_default();
-            let answer = signature.split("->").nth(1).unwrap_or_default();
-            answer.contains("Update") || answer.contains("Change")
+            let output = signature.split("->").nth(1).unwrap_or_default();
+            output.contains("Update") || output.contains("Change")
         };
         let name =
             |function: &str| function.split(['(', '<']).next().unwrap_or_default().to_owned();
@@ -235,9 +330,9 @@ mod tests {
         assert_eq!(written, listed);
     }
 
-    /// Who makes an update of a bucket elsewhere escapes the list.
+    /// An update of a bucket that is made elsewhere would be missing from the list.
     #[test]
-    fn no_bucket_is_written_behind_the_list() {
+    fn no_other_module_writes_a_bucket() {
         let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the folder of crates");
         for (path, source) in sources(crates) {
             let is_program = path.iter().any(|part| part == "src");
@@ -246,12 +341,12 @@ mod tests {
                 continue;
             }
             let source = source.split("#[cfg(test)]").next().unwrap_or_default();
-            // Its key, or the names of its attributes, are what such an update cannot do without.
+            // Such an update needs the bucket's key or the names of its attributes.
             let makes_updates = source.contains("Update {") && source.contains("actions");
             let knows_buckets = source.contains(".item_key()") || source.contains("\"b_");
             assert!(
                 !(makes_updates && knows_buckets),
-                "{} makes an update of a bucket; make it in bucket.rs, and put it on the list",
+                "{} makes an update of a bucket; make it in bucket.rs, and add it to WRITERS",
                 path.display()
             );
         }
@@ -282,7 +377,7 @@ mod tests {
         Bucket::from_parts(Arc::new(limits), cells, at(1_000))
     }
 
-    fn known(generation: i64, wcu: Option<i64>, expires_at: Option<Timestamp>) -> BucketItem {
+    fn snapshot(generation: i64, wcu: Option<i64>, expires_at: Option<Timestamp>) -> BucketItem {
         let bucket = bucket([Limit::per_minute("rpm", 100), Limit::per_day("tpm", 1_000)]);
         BucketItem {
             shard: 0,
@@ -315,7 +410,7 @@ mod tests {
         moved.collect()
     }
 
-    /// So that nothing is left over beyond the ceilings.
+    /// Movements that fill every limit up to its ceiling.
     fn fill_up(item: &BucketItem) -> Vec<Movement> {
         let full = |movement: Movement| Movement { earned: 2_000_000, ..movement };
         movements(item).into_iter().map(full).collect()
@@ -327,7 +422,7 @@ mod tests {
     }
 
     /// The same item as one of several shards.
-    fn parted(item: &BucketItem, shard: u32, shard_count: u32) -> BucketItem {
+    fn shard_of(item: &BucketItem, shard: u32, shard_count: u32) -> BucketItem {
         BucketItem { shard, shard_count, ..item.clone() }
     }
 
@@ -339,12 +434,12 @@ mod tests {
         changes.into_iter().flatten().map(update).collect()
     }
 
-    /// Writes of that kind which together show all that it can do.
+    /// Writes of this writer that together change and pin everything it can.
     fn samples(writer: &str) -> Vec<Update> {
         let parent = EntityId::new("team").expect("an id");
         let (alone, below) = (Owner { parent: None }, Owner { parent: Some(&parent) });
-        let (first, later) = (known(0, None, None), known(2, Some(5_000), Some(at(99_000))));
-        let whole = BucketItem { has_remainders: false, ..known(2, Some(5_000), None) };
+        let (first, later) = (snapshot(0, None, None), snapshot(2, Some(5_000), Some(at(99_000))));
+        let whole = BucketItem { has_remainders: false, ..snapshot(2, Some(5_000), None) };
         let other = bucket([Limit::per_minute("rpm", 50), Limit::per_minute("new", 5)]);
         let (forever, after) = (Alive::Forever, Alive::After(at(1_500)));
         let until = Alive::Until(at(1_500));
@@ -353,10 +448,10 @@ mod tests {
             "add" => {
                 let moved = movements(&first);
                 let guessed = Since::Guessed(at(900));
-                let known = Since::Known(at(1_000), 2);
+                let snapshot = Since::Snapshot(at(1_000), 2);
                 vec![
                     add(&key(), &moved, guessed, Expiry::Keep, true, 1, forever),
-                    add(&key(), &moved, known, expiring, false, 2, after),
+                    add(&key(), &moved, snapshot, expiring, false, 2, after),
                 ]
                 .into_iter()
                 .flatten()
@@ -374,13 +469,13 @@ mod tests {
                 refill(&key(), &whole, &fill_up(&whole), expiring, until, at(2_000)),
             ],
             "restore" => {
-                let (retired, origin) = (parted(&first, 1, 1), parted(&later, 0, 2));
+                let (retired, origin) = (shard_of(&first, 1, 1), shard_of(&later, 0, 2));
                 let after = after_of(&other, 2);
                 let made = [None, Some(&retired)].map(|left| {
                     let mut changes = restore(&key(), left, &origin, &after, &below);
-                    // The other one is only looked at.
-                    let looked_at = changes.pop();
-                    assert!(matches!(looked_at, Some(Change::Check(_, pins)) if !pins.is_empty()));
+                    // The shard it was split from is only checked.
+                    let checked = changes.pop();
+                    assert!(matches!(checked, Some(Change::Check(_, pins)) if !pins.is_empty()));
                     changes
                 });
                 updates(made)
@@ -409,10 +504,10 @@ mod tests {
                     Expiry::Never,
                     Balances::Exact,
                 ),
-                // Whole again after it had expired in several shards.
+                // One shard again, after it expired in several.
                 rewrite(
                     &key(),
-                    &parted(&later, 0, 4),
+                    &shard_of(&later, 0, 4),
                     &after_of(&other, 1),
                     &below,
                     expiring,
@@ -421,7 +516,7 @@ mod tests {
                 // One of several shards, which do not expire.
                 rewrite(
                     &key(),
-                    &parted(&later, 0, 4),
+                    &shard_of(&later, 0, 4),
                     &after_of(&later.bucket, 4),
                     &alone,
                     expiring,
@@ -438,11 +533,11 @@ mod tests {
                 ),
             ],
             "split" => {
-                // Beside a shard that was merged with this one, under other limits.
+                // The other shard is retired and has other limits.
                 let retired = BucketItem {
                     whole: Arc::clone(other.limits()),
                     bucket: other.clone(),
-                    ..parted(&first, 1, 1)
+                    ..shard_of(&first, 1, 1)
                 };
                 let alone = Halves { low: &first, high: None };
                 let beside = Halves { low: &later, high: Some(&retired) };
@@ -450,16 +545,16 @@ mod tests {
                 updates([split(&key(), alone, now), split(&key(), beside, now)])
             }
             "merge" => {
-                let (low, high) = (parted(&later, 0, 2), parted(&later, 1, 2));
+                let (low, high) = (shard_of(&later, 0, 2), shard_of(&later, 1, 2));
                 let whole = merge(&key(), Halves { low: &low, high: Some(&high) }, at(9_000));
                 let alone = merge(&key(), Halves { low: &low, high: None }, at(9_000));
                 updates(whole.into_iter().chain(alone))
             }
-            _ => panic!("{writer} has no samples: show here all that it can do"),
+            _ => panic!("{writer} has no samples; add writes that show all it can do"),
         }
     }
 
-    /// As on the list: without the names of limits and of indexes.
+    /// The name as on the list: without the names of limits and of indexes.
     fn general(name: &str) -> String {
         let of_limit = name.strip_prefix("b_").and_then(|name| name.rsplit_once('_'));
         match of_limit {
@@ -488,9 +583,9 @@ mod tests {
             let pinned = samples.iter().flat_map(|update| &update.conditions).flat_map(named);
             let changed: BTreeSet<String> = changed.map(general).collect();
             let pinned: BTreeSet<String> = pinned.map(general).collect();
-            let listed = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-            let (changes, pins): (BTreeSet<String>, BTreeSet<String>) =
-                (listed(writer.changes), listed(writer.pins));
+            let changes: BTreeSet<String> = writer.changes().map(str::to_owned).collect();
+            let pins: BTreeSet<String> =
+                writer.pins.iter().map(|name| (*name).to_owned()).collect();
             assert_eq!(changed, changes, "what {} changes", writer.name);
             assert_eq!(pinned, pins, "what {} pins", writer.name);
         }

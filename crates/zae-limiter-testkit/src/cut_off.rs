@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use zae_limiter_core::BoxFuture;
 use zae_limiter_schema::{
-    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table, TableError,
+    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryOutput, Table, TableError,
     TableErrorKind, Transacted, Update, Updated,
 };
 
@@ -56,7 +56,7 @@ impl<T: Table> Table for CutOff<T> {
         self.table.read(keys, consistency)
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryOutput, TableError>> {
         self.table.query(query)
     }
 

@@ -22,7 +22,7 @@ use zae_limiter_core::BoxFuture;
 use fastrand::Rng;
 use tokio::sync::oneshot;
 use zae_limiter_schema::{
-    BatchRead, Change, Consistency, Consumed, Index, Item, ItemKey, Query, QueryAnswer, Table,
+    BatchRead, Change, Consistency, Consumed, Index, Item, ItemKey, Query, QueryOutput, Table,
     TableError, TableErrorKind, Task, Transacted, Update, Updated,
 };
 
@@ -506,7 +506,7 @@ impl Table for SimTable {
         self.call(Box::new(move |site| Ok(site.read(&keys, consistency))))
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryOutput, TableError>> {
         let query = query.clone();
         self.call(Box::new(move |site| site.query(&query)))
     }

@@ -1,4 +1,4 @@
-//! Between our values and the SDK's.
+//! Converts our values to the SDK's, and back.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ fn value_to_sdk(value: Value) -> AttributeValue {
         Value::S(text) => AttributeValue::S(text),
         Value::N(number) => AttributeValue::N(number),
         Value::Bool(bool) => AttributeValue::Bool(bool),
-        // Nothing of another kind is ever written.
+        // We never write other types.
         Value::Null | Value::Other(_) => AttributeValue::Null(true),
         Value::M(members) => AttributeValue::M(to_sdk(members)),
         Value::L(members) => AttributeValue::L(members.into_iter().map(value_to_sdk).collect()),
@@ -44,7 +44,7 @@ pub(super) fn from_sdk(item: HashMap<String, AttributeValue>) -> Item {
     item.into_iter().map(|(name, value)| (name, value_from_sdk(value))).collect()
 }
 
-/// DynamoDB refuses an empty map of names, as it does one of values.
+/// `None` for no names: DynamoDB refuses an empty map of names or values.
 pub(super) fn names_to_sdk(names: Vec<(String, String)>) -> Option<HashMap<String, String>> {
     (!names.is_empty()).then(|| names.into_iter().collect())
 }

@@ -1,4 +1,4 @@
-//! Creating the table, for development and tests. In an account the stack does it.
+//! Creating the table, for development and tests. In an AWS account the stack creates it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,20 +15,20 @@ use zae_limiter_schema::records::Version;
 use zae_limiter_schema::{Index, Table as _, TableError, TableErrorKind};
 
 use super::AwsTable;
-use super::errors::told;
-use super::retries::{Sending, patient};
+use super::errors::table_error;
+use super::retries::{CallSettings, table_change_settings};
 
-/// How often the new table is looked at before it is given up, and how long in between.
-const LOOKS_MAX: u32 = 300;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+/// How often the status of the new table is checked, and the wait in between: 30 s in all.
+const CHECKS_MAX: u32 = 300;
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What the index by resource holds.
+/// What the index by resource projects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResourceIndex {
-    /// Keys: a write of a bucket does not write the index.
+    /// Keys only: an acquire does not write the index.
     #[default]
     KeysOnly,
-    /// Everything, as readers of the Python client expect; every write counts twice.
+    /// All attributes, as readers of the Python client expect. Every write costs twice as much.
     All,
 }
 
@@ -41,33 +41,33 @@ pub struct CreateTable {
 }
 
 impl CreateTable {
-    /// A table of that name.
+    /// A table of this name.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), stream: false, resource_index: ResourceIndex::default() }
     }
 
-    /// With a stream of its changes.
+    /// With a change stream.
     #[must_use]
     pub fn with_stream(mut self) -> Self {
         self.stream = true;
         self
     }
 
-    /// With another kind of index by resource.
+    /// Sets the projection of the index by resource.
     #[must_use]
     pub fn resource_index(mut self, kind: ResourceIndex) -> Self {
         self.resource_index = kind;
         self
     }
 
-    /// Creates the table and waits until it can be used. One that exists is left as it is.
+    /// Creates the table and waits until it is active. A table that exists stays as it is.
     ///
     /// # Errors
     ///
-    /// What DynamoDB says.
+    /// [`TableError`] when a call fails, or the table is not active after 30 s.
     pub async fn create(self, client: &Client, clock: &Arc<dyn Clock>) -> Result<(), TableError> {
         let rejected = |error: BuildError| {
-            let message = format!("the table cannot be described: {error}");
+            let message = format!("cannot build a request: {error}");
             TableError::new(TableErrorKind::Rejected, message)
         };
         let mut request = client
@@ -93,14 +93,14 @@ impl CreateTable {
                 .build();
             request = request.stream_specification(stream.map_err(rejected)?);
         }
-        match request.customize().config_override(patient()).send().await {
+        match request.customize().config_override(table_change_settings()).send().await {
             Ok(_) => {}
             Err(error)
                 if error.as_service_error().is_some_and(|e| e.is_resource_in_use_exception()) =>
             {
                 return Ok(());
             }
-            Err(error) => return Err(told(&self.name, error)),
+            Err(error) => return Err(table_error(&self.name, error)),
         }
         self.wait(client, clock).await?;
         let expiry = TimeToLiveSpecification::builder().enabled(true).attribute_name("ttl").build();
@@ -108,8 +108,8 @@ impl CreateTable {
             .update_time_to_live()
             .table_name(&self.name)
             .time_to_live_specification(expiry.map_err(rejected)?);
-        let expiry = expiry.customize().config_override(patient()).send().await;
-        expiry.map_err(|error| told(&self.name, error))?;
+        let expiry = expiry.customize().config_override(table_change_settings()).send().await;
+        expiry.map_err(|error| table_error(&self.name, error))?;
         self.write_version(client, clock).await
     }
 
@@ -144,22 +144,22 @@ impl CreateTable {
     }
 
     async fn wait(&self, client: &Client, clock: &Arc<dyn Clock>) -> Result<(), TableError> {
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..CHECKS_MAX {
             let description = client
                 .describe_table()
                 .table_name(&self.name)
                 .customize()
-                .config_override(Sending::through(client).repeatedly())
+                .config_override(CallSettings::for_client(client).with_retries())
                 .send()
                 .await;
-            let description = description.map_err(|error| told(&self.name, error))?;
+            let description = description.map_err(|error| table_error(&self.name, error))?;
             let status = description.table.and_then(|table| table.table_status);
             if status == Some(TableStatus::Active) {
                 return Ok(());
             }
-            clock.sleep(BETWEEN_LOOKS).await;
+            clock.sleep(CHECK_INTERVAL).await;
         }
-        let message = format!("table {} is still being created; look again later", self.name);
+        let message = format!("table {} is still being created; try again later", self.name);
         Err(TableError::new(TableErrorKind::Unavailable, message))
     }
 }

@@ -1,4 +1,4 @@
-//! What the SDK's errors mean, and what to do about them.
+//! Errors of the SDK as errors of the table, with advice.
 
 use std::error::Error as StdError;
 use std::io;
@@ -13,12 +13,12 @@ use zae_limiter_schema::{TableError, TableErrorKind};
 /// An earlier attempt under the same token is in progress, and may yet be applied.
 pub(super) const IN_PROGRESS: &str = "TransactionInProgressException";
 
-/// The error as the store sees it.
-pub(super) fn told<E>(table: &str, error: SdkError<E>) -> TableError
+/// An SDK error as a [`TableError`].
+pub(super) fn table_error<E>(table: &str, error: SdkError<E>) -> TableError
 where
     E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
 {
-    let known = match &error {
+    let described = match &error {
         SdkError::ServiceError(service) => Refusal {
             code: service.err().code().unwrap_or_default(),
             message: service.err().message().unwrap_or_default(),
@@ -32,13 +32,13 @@ where
         SdkError::TimeoutError(_) => no_answer(table, "did not answer in time", Applied::Maybe),
         _ => no_answer(table, UNREADABLE, Applied::Maybe),
     };
-    TableError { source: Some(Box::new(Said(chain(&error)))), ..known }
+    TableError { source: Some(Box::new(SdkMessage(chain(&error)))), ..described }
 }
 
-const UNREADABLE: &str = "gave an answer that cannot be read";
+const UNREADABLE: &str = "sent an answer that cannot be parsed";
 
-/// What the service said, if it refused the call: a status of success or of a failure inside is no
-/// refusal, whatever the body says.
+/// The service's error, if it refused the call with a 4xx status. Any other status is no refusal, whatever
+/// the body says.
 pub(super) fn refusal<E>(error: &SdkError<E>) -> Option<&E> {
     match error {
         SdkError::ServiceError(service)
@@ -50,8 +50,8 @@ pub(super) fn refusal<E>(error: &SdkError<E>) -> Option<&E> {
     }
 }
 
-/// Why a transaction was cancelled, unless conditions alone did it. A reason that time does not mend
-/// comes before one that passes. Nothing was done, whatever the reason.
+/// Why a transaction was cancelled, unless only conditions failed. A permanent reason comes before a transient
+/// one. A cancelled transaction changes nothing.
 pub(super) fn of_cancellation(table: &str, reasons: &[CancellationReason]) -> Option<TableError> {
     let errors = reasons.iter().filter_map(|reason| {
         let code = reason.code().unwrap_or_default();
@@ -59,27 +59,28 @@ pub(super) fn of_cancellation(table: &str, reasons: &[CancellationReason]) -> Op
         let is_error = !["", "None", "ConditionalCheckFailed"].contains(&code);
         is_error.then(|| Refusal { code, message, status: 400, reasons: &[] }.on(table))
     });
-    let is_lasting = |error: &TableError| error.kind == TableErrorKind::Rejected;
-    let error = errors.reduce(
-        |first, next| {
-            if is_lasting(&next) && !is_lasting(&first) { next } else { first }
-        },
-    );
+    let is_permanent = |error: &TableError| error.kind == TableErrorKind::Rejected;
+    let error =
+        errors.reduce(
+            |first, next| {
+                if is_permanent(&next) && !is_permanent(&first) { next } else { first }
+            },
+        );
     error.map(|error| TableError { applied: Applied::No, ..error })
 }
 
-/// A repeat found its conditions unmet, and perhaps it was the attempt before that changed the items.
+/// The conditions of a retry failed, perhaps because the attempt before it was applied.
 pub(super) fn unmet_after_lost_answer(table: &str) -> TableError {
     no_answer(table, "lost the answer to a transaction", Applied::Maybe)
 }
 
-/// An error of the service.
+/// An error response of the service.
 struct Refusal<'a> {
-    /// May have a namespace in front; in a cancellation, the ending `Exception` is missing.
+    /// May have a namespace in front. In a cancellation it lacks the suffix `Exception`.
     code: &'a str,
     message: &'a str,
     status: u16,
-    /// Why it throttles; empty from endpoints that do not say.
+    /// Why the service throttles; empty if the endpoint gives no reasons.
     reasons: &'a [ThrottlingReason],
 }
 
@@ -90,18 +91,20 @@ impl Refusal<'_> {
         match code {
             // A success status whose body does not parse.
             _ if status < 400 => no_answer(table, UNREADABLE, Applied::Maybe),
-            _ if status >= 500 => no_answer(table, "failed inside", Applied::Maybe),
+            _ if status >= 500 => no_answer(table, "had an internal error", Applied::Maybe),
             "InternalServerError"
             | "InternalServerErrorException"
             | "InternalFailure"
             | "ServiceUnavailable"
-            | "ServiceUnavailableException" => no_answer(table, "failed inside", Applied::Maybe),
+            | "ServiceUnavailableException" => {
+                no_answer(table, "had an internal error", Applied::Maybe)
+            }
             "RequestTimeout" | "RequestTimeoutException" => {
-                no_answer(table, "did not get all of the call in time", Applied::Maybe)
+                no_answer(table, "did not receive the whole request in time", Applied::Maybe)
             }
             "ResourceNotFoundException" => no_table(table),
             "ThrottlingException" | "ThrottlingError" | "Throttling" => self.throttled(table),
-            // On-demand tables throttle so for one partition; with reasons, those decide.
+            // On-demand tables send this for one partition; if there are reasons, those decide.
             "ProvisionedThroughputExceededException" | "ProvisionedThroughputExceeded" => {
                 if self.reasons.is_empty() {
                     partition_throttled(table)
@@ -109,7 +112,7 @@ impl Refusal<'_> {
                     self.throttled(table)
                 }
             }
-            // The account, or the number of tables that change at once.
+            // Limits of the account, or of table changes at the same time.
             "RequestLimitExceeded"
             | "LimitExceededException"
             | "ThrottledException"
@@ -123,7 +126,7 @@ impl Refusal<'_> {
             | "TransactionCanceledException"
             | "ReplicatedWriteConflictException" => {
                 let message =
-                    format!("another transaction is under way on the same item of {table}");
+                    format!("another transaction is in progress on the same item of table {table}");
                 TableError::new(TableErrorKind::Conflict, message)
             }
             IN_PROGRESS => no_answer(table, "has not finished the transaction", Applied::Maybe),
@@ -145,10 +148,10 @@ impl Refusal<'_> {
                 "AWS does not accept the credentials; check access key, secret and clock"
                     .to_owned(),
             ),
-            // `ValidationException`, `ItemCollectionSizeLimitExceeded`, `DuplicateItem` and whatever else
-            // the same call would get again.
+            // `ValidationException`, `ItemCollectionSizeLimitExceeded`, `DuplicateItem` and others that a
+            // retry would get again.
             _ => {
-                let message = format!("{table} refused the call: {code} {message}");
+                let message = format!("table {table} refused the call: {code} {message}");
                 TableError::new(TableErrorKind::Rejected, message.trim_end().to_owned())
             }
         }
@@ -164,7 +167,7 @@ impl Refusal<'_> {
     }
 }
 
-/// Throttling concerns one partition, of the table or of an index: others may still take writes.
+/// Whether one partition of the table or of an index is throttled: others may still accept writes.
 fn names_a_key_range(reason: &str) -> bool {
     reason.contains("KeyRange")
 }
@@ -181,12 +184,12 @@ fn throttling_reasons<'a>(error: &'a (dyn StdError + 'static)) -> &'a [Throttlin
 }
 
 fn table_throttled(table: &str) -> TableError {
-    let message = format!("{table} is throttled: too many calls for the table or account");
+    let message = format!("table {table} is throttled: too many calls for the table or account");
     TableError::new(TableErrorKind::Throttled, message)
 }
 
 fn partition_throttled(table: &str) -> TableError {
-    let message = format!("a partition of {table} takes no more writes now");
+    let message = format!("a partition of table {table} is throttled");
     TableError::new(TableErrorKind::PartitionThrottled, message)
 }
 
@@ -214,7 +217,7 @@ fn unsent(table: &str, error: &(dyn StdError + 'static)) -> TableError {
     if is_about_credentials(error) {
         return no_credentials();
     }
-    let message = format!("the call to {table} cannot be made as it is");
+    let message = format!("the SDK cannot build the call to table {table}");
     TableError::new(TableErrorKind::Rejected, message)
 }
 
@@ -222,7 +225,7 @@ fn undelivered(table: &str, error: &(dyn StdError + 'static)) -> TableError {
     if is_about_credentials(error) {
         return no_credentials();
     }
-    // A connection that was never made has delivered nothing.
+    // Without a connection nothing was sent.
     if is_unknown_host(error) {
         return no_answer(
             table,
@@ -248,17 +251,17 @@ fn undelivered(table: &str, error: &(dyn StdError + 'static)) -> TableError {
     if is_timeout(error) {
         return no_answer(table, "did not answer in time", Applied::Maybe);
     }
-    no_answer(table, "was cut off before it answered", Applied::Maybe)
+    no_answer(table, "closed the connection before it answered", Applied::Maybe)
 }
 
-/// Whether a connection that was never made is the reason: then nothing was delivered.
+/// Whether there was never a connection, so that nothing was sent.
 pub(super) fn is_undelivered(error: &(dyn StdError + 'static)) -> bool {
     is_unknown_host(error) || is_unconnected(error) || is_connect_timeout(error)
 }
 
 fn no_credentials() -> TableError {
     denied(
-        "there are no usable AWS credentials; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and \
+        "found no usable AWS credentials; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and \
          AWS_SECRET_ACCESS_KEY, or log in"
             .to_owned(),
     )
@@ -297,30 +300,30 @@ fn is_timeout(error: &(dyn StdError + 'static)) -> bool {
         .any(|cause| cause.downcast_ref::<ConnectorError>().is_some_and(ConnectorError::is_timeout))
 }
 
-/// The type of this error is private to the SDK: its text is all there is.
+/// By its text: the type of this error is private to the SDK.
 fn is_connect_timeout(error: &(dyn StdError + 'static)) -> bool {
     causes(error).any(|cause| cause.to_string().starts_with("HTTP connect timeout"))
 }
 
-/// All that the SDK said, in one line: its errors hide their causes from `Display`.
+/// The texts of all causes in one line: the SDK's errors leave them out of `Display`.
 fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut said: Vec<String> = Vec::new();
+    let mut messages: Vec<String> = Vec::new();
     for cause in causes(error) {
         let text = cause.to_string();
-        if said.last().is_none_or(|last| !last.contains(&text)) {
-            said.push(text);
+        if messages.last().is_none_or(|last| !last.contains(&text)) {
+            messages.push(text);
         }
     }
-    said.join(": ")
+    messages.join(": ")
 }
 
 #[derive(Debug)]
-struct Said(String);
+struct SdkMessage(String);
 
-impl std::fmt::Display for Said {
+impl std::fmt::Display for SdkMessage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl StdError for Said {}
+impl StdError for SdkMessage {}

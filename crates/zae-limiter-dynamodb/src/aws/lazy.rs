@@ -1,5 +1,6 @@
-//! A table by its address, connected when it is first used.
+//! A table that connects, and is checked, when it is first used.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,22 +14,22 @@ use tokio::sync::OnceCell;
 use zae_limiter_core::{BoxFuture, Clock, SystemClock};
 use zae_limiter_schema::records::Version;
 use zae_limiter_schema::{
-    BatchRead, Change, Consistency, Consumed, Index, ItemKey, Query, QueryAnswer, Table,
+    BatchRead, Change, Consistency, Consumed, Index, ItemKey, Query, QueryOutput, Table,
     TableError, TableErrorKind, Transacted, Update, Updated,
 };
 
-use super::lasting::{Lasting, LastingCredentials};
+use super::detached::{Detached, DetachedCredentials};
 use super::retries::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
-use super::{AwsTable, told};
+use super::{AwsTable, table_error};
 
-/// Where a table is.
+/// The address of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DynamoAddress {
-    /// What it is called.
+    /// The name of the table.
     pub table: String,
-    /// In which region; where none is given, the environment's or the profile's.
+    /// The AWS region; without it, the one of the environment or the profile.
     pub region: Option<String>,
-    /// At which endpoint, if not at AWS's own.
+    /// The URL of the endpoint, if it is not AWS's own.
     pub endpoint: Option<String>,
 }
 
@@ -49,7 +50,7 @@ impl DynamoAddress {
         Client::from_conf(config.timeout_config(timeouts).build())
     }
 
-    /// What clients of other services at this address are made from.
+    /// The configuration for clients of other AWS services at this address.
     pub async fn config(&self) -> SdkConfig {
         let http = Builder::new()
             .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
@@ -64,7 +65,7 @@ impl DynamoAddress {
         }
         if self.is_on_this_machine() {
             let named = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-            // An endpoint on this machine asks for no account, but the SDK for credentials.
+            // A local endpoint needs no credentials, but the SDK does.
             if !named("AWS_ACCESS_KEY_ID") && !named("AWS_PROFILE") {
                 loader = loader.credentials_provider(local_credentials());
             }
@@ -77,7 +78,7 @@ impl DynamoAddress {
         }
         let config = loader.load().await;
         let Some(credentials) = config.credentials_provider() else { return config };
-        let credentials = SharedCredentialsProvider::new(LastingCredentials::new(credentials));
+        let credentials = SharedCredentialsProvider::new(DetachedCredentials::new(credentials));
         config.into_builder().credentials_provider(credentials).build()
     }
 }
@@ -86,29 +87,54 @@ fn local_credentials() -> aws_credential_types::Credentials {
     aws_credential_types::Credentials::new("local", "local", None, None, "local")
 }
 
-/// A table that is connected, and looked at, when it is first used.
+/// A table that connects when it is first used, and is checked then: its keys, its indexes, and the release of
+/// its format.
 ///
-/// A caller that gives up while the table is being looked at stops that; the next caller starts again, over
-/// another connection. Finding region and credentials goes on without callers: on some machines it takes
-/// longer than a caller waits.
-#[derive(Debug)]
+/// A caller that gives up during the check cancels it, and the next caller starts again over another
+/// connection. Loading region and credentials continues without callers: on some machines it takes longer than
+/// a caller waits.
 pub struct LazyTable {
-    address: DynamoAddress,
-    /// Not the table's: a pause must end also when there is no connection.
+    name: String,
+    source: ClientSource,
+    /// Its own clock: a pause must end also without a connection.
     clock: Arc<dyn Clock>,
-    loading: Lasting<Client>,
-    /// Kept while the table is looked at, with the credentials that it has loaded.
+    loading: Detached<Client>,
+    /// Kept between checks, with the credentials that it has loaded.
     client: OnceCell<Client>,
     table: OnceCell<AwsTable>,
 }
 
+/// Where the client comes from.
+enum ClientSource {
+    Address(DynamoAddress),
+    User(Client),
+}
+
+// By hand: a client shows all of its settings.
+impl fmt::Debug for LazyTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LazyTable").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
 impl LazyTable {
-    /// The table at this address.
+    /// The table at this address, with credentials from the environment, a profile, or the machine.
     pub fn new(address: DynamoAddress) -> Self {
+        Self::from_source(address.table.clone(), ClientSource::Address(address))
+    }
+
+    /// The table of this name, through a client that the program has built. See
+    /// [`DynamoStore::from_client`](crate::DynamoStore::from_client).
+    pub fn from_client(client: Client, table: impl Into<String>) -> Self {
+        Self::from_source(table.into(), ClientSource::User(client))
+    }
+
+    fn from_source(name: String, source: ClientSource) -> Self {
         Self {
-            address,
+            name,
+            source,
             clock: Arc::new(SystemClock),
-            loading: Lasting::default(),
+            loading: Detached::default(),
             client: OnceCell::new(),
             table: OnceCell::new(),
         }
@@ -117,13 +143,18 @@ impl LazyTable {
     async fn client(&self) -> Result<&Client, TableError> {
         self.client
             .get_or_try_init(|| async {
-                let address = self.address.clone();
-                // Boxed: it is rare and large, and every call on the table would carry it along.
-                let load = Box::pin(async move { address.client().await });
-                let client = self.loading.run(load).await;
+                let (client, advice) = match &self.source {
+                    ClientSource::User(client) => (client.clone(), "set one on the client"),
+                    ClientSource::Address(address) => {
+                        let address = address.clone();
+                        // Boxed: it is rare and large, and would be part of every call's future.
+                        let load = Box::pin(async move { address.client().await });
+                        let client = self.loading.run(load).await;
+                        (client, "give one with the address, or set AWS_REGION")
+                    }
+                };
                 if client.config().region().is_none() {
-                    let message = "no AWS region is set; give one with the address, \
-                                   or set AWS_REGION";
+                    let message = format!("no AWS region is set; {advice}");
                     return Err(TableError::new(TableErrorKind::Rejected, message));
                 }
                 Ok(client)
@@ -135,7 +166,7 @@ impl LazyTable {
         self.table
             .get_or_try_init(|| async {
                 let client = self.client().await?.clone();
-                let table = AwsTable::new(client, &self.address.table, Arc::clone(&self.clock));
+                let table = AwsTable::new(client, &self.name, Arc::clone(&self.clock));
                 check(&table).await?;
                 check_version(&table).await?;
                 Ok(table)
@@ -144,7 +175,7 @@ impl LazyTable {
     }
 }
 
-/// Refuses a table that is not a limiter's.
+/// Checks that the keys and indexes are a limiter's.
 async fn check(table: &AwsTable) -> Result<(), TableError> {
     let name = table.name();
     let description = table
@@ -152,14 +183,14 @@ async fn check(table: &AwsTable) -> Result<(), TableError> {
         .describe_table()
         .table_name(name)
         .customize()
-        .config_override(table.sending.repeatedly())
+        .config_override(table.settings.with_retries())
         .send()
         .await;
     let description = match description {
         Ok(description) => description.table,
         Err(error) => {
-            let error = told(name, error);
-            // A role that may only acquire need not be allowed to describe the table.
+            let error = table_error(name, error);
+            // A role that may only acquire has no permission to describe the table.
             return match error.kind {
                 TableErrorKind::Denied if error.message.contains("permission") => Ok(()),
                 _ => Err(error),
@@ -196,13 +227,12 @@ async fn check(table: &AwsTable) -> Result<(), TableError> {
     Ok(())
 }
 
-/// Refuses a table of a later release of the format. One without a version record is fine: the
-/// first client to find it so writes one.
+/// Checks that the table's format is not of a later release. A table without a version record is fine.
 async fn check_version(table: &AwsTable) -> Result<(), TableError> {
     let read = table.read(&[ItemKey::version()], Consistency::Eventual).await;
     let item = match read {
         Ok(read) => read.items.into_iter().next(),
-        // A role bound to a namespace may not read the table's own records.
+        // A role bound to a namespace has no permission to read the table's own records.
         Err(error) if error.kind == TableErrorKind::Denied => return Ok(()),
         Err(error) => return Err(error),
     };
@@ -210,7 +240,7 @@ async fn check_version(table: &AwsTable) -> Result<(), TableError> {
     let name = table.name();
     let incompatible = |message| TableError::new(TableErrorKind::Incompatible, message);
     let version = Version::decode(&item).map_err(|malformed| {
-        incompatible(format!("table {name} does not say of which release it is: {malformed}"))
+        incompatible(format!("table {name} has an invalid version record: {malformed}"))
     })?;
     if release(&version.schema) > release(Version::SCHEMA) {
         return Err(incompatible(format!(
@@ -223,7 +253,7 @@ async fn check_version(table: &AwsTable) -> Result<(), TableError> {
     Ok(())
 }
 
-/// Major and minor: the rest changes nothing that a reader has to know.
+/// Major and minor: a patch release is compatible.
 fn release(version: &str) -> (u64, u64) {
     let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(u64::MAX));
     (numbers.next().unwrap_or(u64::MAX), numbers.next().unwrap_or(u64::MAX))
@@ -249,7 +279,7 @@ impl Table for LazyTable {
         Box::pin(async move { self.table().await?.read(keys, consistency).await })
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryOutput, TableError>> {
         Box::pin(async move { self.table().await?.query(query).await })
     }
 

@@ -1,13 +1,13 @@
 //! The table over the AWS SDK.
 //!
-//! The SDK's own retries are off for single updates, also through a client of the user's own: after an answer
-//! that was lost, whether to try again depends on what the update does, and that is the store's business. The
-//! SDK repeats reads, deletions, and transactions, which carry one token over all attempts (`retries.rs`).
+//! The SDK's own retries are off for single updates, also through a client of the user's own: after a lost
+//! answer, only the store knows whether a retry is safe. The SDK retries reads, deletions, and transactions,
+//! which carry one token over all attempts (`retries.rs`).
 
 mod convert;
 mod create;
+mod detached;
 mod errors;
-mod lasting;
 mod lazy;
 mod retries;
 mod scan;
@@ -28,7 +28,7 @@ use aws_sdk_dynamodb::types::{
 };
 use zae_limiter_core::{BoxFuture, Clock};
 use zae_limiter_schema::{
-    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Range, Rendered, Step,
+    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryOutput, Range, Rendered, Step,
     Table, TableError, TableErrorKind, Transacted, Update, Updated, item_size, render_condition,
     render_update,
 };
@@ -37,14 +37,14 @@ pub use create::{CreateTable, ResourceIndex};
 pub use lazy::{DynamoAddress, LazyTable};
 
 use convert::{from_sdk, names_to_sdk, to_sdk, values_to_sdk};
-use errors::{refusal, told};
-use retries::{LostAnswer, Sending};
+use errors::{refusal, table_error};
+use retries::{CallSettings, LostAnswer};
 
-/// How many keys one BatchGetItem names.
+/// The most keys in one BatchGetItem.
 const BATCH_GET_MAX: usize = 100;
-/// How many deletions one BatchWriteItem makes.
+/// The most deletions in one BatchWriteItem.
 const BATCH_WRITE_MAX: usize = 25;
-/// How often what DynamoDB left unprocessed is asked for again, and how long the first wait is.
+/// How often a batch is sent while DynamoDB leaves some of it unprocessed, and the first wait in between.
 const UNPROCESSED_ATTEMPTS_MAX: u32 = 8;
 const UNPROCESSED_WAIT: Duration = Duration::from_millis(20);
 
@@ -53,8 +53,8 @@ pub struct AwsTable {
     client: Client,
     name: String,
     clock: Arc<dyn Clock>,
-    sending: Sending,
-    /// For single updates, which are sent once.
+    settings: CallSettings,
+    /// For single updates, which are sent once: a client without retries.
     updates: Client,
 }
 
@@ -65,15 +65,15 @@ impl fmt::Debug for AwsTable {
 }
 
 impl AwsTable {
-    /// The table of that name, through a client that is ready to use. `clock` paces what has to be
-    /// asked for again.
+    /// The table of this name, through a client that is ready to use. `clock` paces the retries of
+    /// unprocessed items.
     pub fn new(client: Client, name: impl Into<String>, clock: Arc<dyn Clock>) -> Self {
-        let sending = Sending::through(&client);
-        let updates = sending.once(&client);
-        Self { client, name: name.into(), clock, sending, updates }
+        let settings = CallSettings::for_client(&client);
+        let updates = settings.single_attempt(&client);
+        Self { client, name: name.into(), clock, settings, updates }
     }
 
-    /// What the table is called.
+    /// The name of the table.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -103,11 +103,11 @@ impl AwsTable {
             Err(error) => match unmet(&error) {
                 Some(item) => {
                     let item = item.map(from_sdk);
-                    // A failed condition is billed, but the answer does not say how much.
+                    // DynamoDB bills a failed condition, but does not report how much.
                     let size = item.as_ref().map_or(0, item_size);
                     Ok(Updated::Unmet(item, failed_write(size)))
                 }
-                None => Err(told(&self.name, error)),
+                None => Err(table_error(&self.name, error)),
             },
         }
     }
@@ -122,7 +122,7 @@ impl AwsTable {
             .set_transact_items(Some(items?))
             .return_consumed_capacity(ReturnConsumedCapacity::Total)
             .customize()
-            .config_override(self.sending.repeatedly())
+            .config_override(self.settings.with_retries())
             .interceptor(lost.clone())
             .send()
             .await;
@@ -140,8 +140,8 @@ impl AwsTable {
                 match cancelled {
                     Some(Ok(unmet)) if !lost.happened() => Ok(unmet),
                     Some(Ok(_)) => Err(errors::unmet_after_lost_answer(&self.name)),
-                    Some(Err(error)) => Err(lost.in_view_of(error)),
-                    None => Err(lost.in_view_of(told(&self.name, error))),
+                    Some(Err(error)) => Err(lost.apply_to(error)),
+                    None => Err(lost.apply_to(table_error(&self.name, error))),
                 }
             }
         }
@@ -149,7 +149,7 @@ impl AwsTable {
 
     fn transact_item(&self, change: &Change) -> Result<TransactWriteItem, TableError> {
         let wrong = |error: aws_sdk_dynamodb::error::BuildError| {
-            TableError::new(TableErrorKind::Rejected, format!("a change cannot be sent: {error}"))
+            TableError::new(TableErrorKind::Rejected, format!("cannot build a request: {error}"))
         };
         let rendered = match change {
             Change::Update(update) => render_update(&update.actions, &update.conditions),
@@ -201,8 +201,8 @@ impl AwsTable {
         Ok(item.build())
     }
 
-    /// A transaction is cancelled by conditions, by others, or by throttling; only the first is an
-    /// answer. `None` where the cancellation gives no reasons.
+    /// Why a transaction was cancelled: by conditions, which is a result, or by a conflict or throttling,
+    /// which is an error. `None` if the cancellation has no reasons.
     fn why_cancelled(
         &self,
         count: usize,
@@ -240,10 +240,10 @@ impl AwsTable {
                     .request_items(&self.name, keys)
                     .return_consumed_capacity(ReturnConsumedCapacity::Total)
                     .customize()
-                    .config_override(self.sending.repeatedly())
+                    .config_override(self.settings.with_retries())
                     .send()
                     .await
-                    .map_err(|error| told(&self.name, error))?;
+                    .map_err(|error| table_error(&self.name, error))?;
                 for capacity in sent.consumed_capacity.unwrap_or_default() {
                     read.consumed.read += capacity.capacity_units.unwrap_or_default();
                 }
@@ -268,11 +268,14 @@ impl AwsTable {
             .consistent_read(consistency == Consistency::Strong)
             .build()
             .map_err(|error| {
-                TableError::new(TableErrorKind::Rejected, format!("keys cannot be sent: {error}"))
+                TableError::new(
+                    TableErrorKind::Rejected,
+                    format!("cannot build a request: {error}"),
+                )
             })
     }
 
-    async fn query_once(&self, query: &Query) -> Result<QueryAnswer, TableError> {
+    async fn query_once(&self, query: &Query) -> Result<QueryOutput, TableError> {
         let (pk, sk) = query.index.map_or(("PK", "SK"), |index| (index.pk(), index.sk()));
         let text = |text: &str| AttributeValue::S(text.to_owned());
         let mut request = self
@@ -308,13 +311,13 @@ impl AwsTable {
         let output = request
             .key_condition_expression(condition)
             .customize()
-            .config_override(self.sending.repeatedly())
+            .config_override(self.settings.with_retries())
             .send()
             .await
-            .map_err(|error| told(&self.name, error))?;
+            .map_err(|error| table_error(&self.name, error))?;
         let capacity = output.consumed_capacity.as_ref();
         let read = capacity.and_then(|capacity| capacity.capacity_units).unwrap_or_default();
-        Ok(QueryAnswer {
+        Ok(QueryOutput {
             items: output.items.unwrap_or_default().into_iter().map(from_sdk).collect(),
             next: output.last_evaluated_key.filter(|key| !key.is_empty()).map(from_sdk),
             consumed: Consumed { write: 0.0, read },
@@ -336,12 +339,12 @@ impl AwsTable {
                     .request_items(&self.name, left)
                     .return_consumed_capacity(ReturnConsumedCapacity::Total)
                     .customize()
-                    .config_override(self.sending.repeatedly())
+                    .config_override(self.settings.with_retries())
                     .interceptor(lost.clone())
                     .send()
                     .await
                     .map_err(|error| {
-                        let error = told(&self.name, error);
+                        let error = table_error(&self.name, error);
                         if is_begun || lost.happened() { error.maybe_applied() } else { error }
                     })?;
                 is_begun = true;
@@ -358,7 +361,7 @@ impl AwsTable {
     }
 }
 
-/// Waits, longer each time, before what was left unprocessed is asked for again.
+/// Waits, twice as long each time, before unprocessed items are sent again.
 struct Attempts<'a> {
     table: &'a AwsTable,
     made: u32,
@@ -372,7 +375,8 @@ impl<'a> Attempts<'a> {
 
     async fn next(&mut self) -> Result<(), TableError> {
         if self.made == UNPROCESSED_ATTEMPTS_MAX {
-            let message = format!("{} leaves calls unprocessed; try again later", self.table.name);
+            let message =
+                format!("table {} leaves requests unprocessed; try again later", self.table.name);
             return Err(TableError::new(TableErrorKind::Throttled, message).maybe_applied());
         }
         self.made += 1;
@@ -392,7 +396,7 @@ fn key_to_sdk(key: &ItemKey) -> HashMap<String, AttributeValue> {
 fn delete_request(key: &ItemKey) -> Result<WriteRequest, TableError> {
     let request = DeleteRequest::builder().set_key(Some(key_to_sdk(key))).build();
     let request = request.map_err(|error| {
-        TableError::new(TableErrorKind::Rejected, format!("a key cannot be sent: {error}"))
+        TableError::new(TableErrorKind::Rejected, format!("cannot build a request: {error}"))
     })?;
     Ok(WriteRequest::builder().delete_request(request).build())
 }
@@ -401,7 +405,7 @@ fn not_empty(expression: String) -> Option<String> {
     (!expression.is_empty()).then_some(expression)
 }
 
-/// What a write costs that did not happen: as much as if it had.
+/// The cost of a write whose condition failed: the same as if it had been applied.
 #[expect(clippy::cast_precision_loss, reason = "a few units")]
 fn failed_write(size: usize) -> Consumed {
     Consumed { write: size.div_ceil(1_024).max(1) as f64, read: 0.0 }
@@ -412,7 +416,7 @@ fn written(capacity: Option<&ConsumedCapacity>) -> Consumed {
     Consumed { write: units, read: 0.0 }
 }
 
-/// The item that stood in the way of a condition, if that is what happened.
+/// The item whose condition failed, if that is the error.
 fn unmet(error: &SdkError<UpdateItemError>) -> Option<Option<HashMap<String, AttributeValue>>> {
     match refusal(error)? {
         UpdateItemError::ConditionalCheckFailedException(failed) => Some(failed.item.clone()),
@@ -449,7 +453,7 @@ impl Table for AwsTable {
         Box::pin(self.read_all(keys, consistency))
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryOutput, TableError>> {
         Box::pin(self.query_once(query))
     }
 

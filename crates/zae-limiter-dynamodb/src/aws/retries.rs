@@ -1,4 +1,4 @@
-//! Which calls the SDK repeats, and how long it waits for each attempt.
+//! Which calls the SDK retries, and the time limit of each attempt.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,33 +16,32 @@ use zae_limiter_schema::{TableError, TableErrorKind};
 
 use super::errors;
 
-/// A connection: DNS, TCP and TLS together. 1.5 s: a lost SYN is sent again after 1 s, and the farthest
-/// region is four round trips of 300 ms away.
+/// The time limit of connecting: DNS, TCP and TLS together. 1.5 s: TCP repeats a lost SYN after 1 s, and
+/// connecting to the farthest region takes four round trips of 300 ms.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// From sending a request, the connection included, to the first bytes of the answer. 2 s: DynamoDB
+/// The time limit from sending a request, connecting included, to the first bytes of the answer. 2 s: DynamoDB
 /// answers in some 10 ms, so after 2 s the connection is dead. The attempt ends, its connection closes, and a
-/// call that may be repeated goes over a new one. The transfer of a large page does not count, nor does
-/// loading credentials. All calls have the same limit: the SDK pools connections by it.
+/// retry uses a new one. The transfer of a large page does not count, nor does loading credentials. All calls
+/// have the same limit, because the SDK pools connections by it.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// The same for changes of the table itself, which take longer than calls on items: seconds on an emulator that
-/// has just started.
+/// The same for changes of the table itself. They take longer: seconds on an emulator that has just started.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Reads, deletions and transactions are sent at most so often.
+/// The most attempts of reads, deletions and transactions.
 const ATTEMPTS_MAX: u32 = 4;
-/// The SDK waits up to this long before the first repeat, and up to twice as long before each further one.
-/// 25 ms, as the other SDKs do for DynamoDB: three repeats then cost less than 200 ms.
+/// The longest wait before the first retry; it doubles with each further one. 25 ms, as other SDKs have it for
+/// DynamoDB: three retries then wait less than 200 ms.
 const BACKOFF: Duration = Duration::from_millis(25);
 
-/// How calls of one client are sent.
+/// Retries and time limits of the calls through one client.
 #[derive(Clone, Debug)]
-pub(super) struct Sending {
-    /// Absent where the client's own limits hold: the SDK reads an empty `TimeoutConfig` as "no limits".
+pub(super) struct CallSettings {
+    /// `None` if the client has limits of its own: the SDK reads an empty `TimeoutConfig` as "no limits".
     timeouts: Option<TimeoutConfig>,
 }
 
-impl Sending {
-    /// A client that has limits of its own for answers keeps them.
-    pub(super) fn through(client: &Client) -> Self {
+impl CallSettings {
+    /// A client that has a read, attempt or operation timeout keeps it.
+    pub(super) fn for_client(client: &Client) -> Self {
         let is_limited = client.config().timeout_config().is_some_and(|limits| {
             limits.read_timeout().is_some()
                 || limits.operation_attempt_timeout().is_some()
@@ -52,16 +51,16 @@ impl Sending {
         Self { timeouts: (!is_limited).then(timeouts) }
     }
 
-    /// A client like this one for single updates: one attempt, whatever retries the client has. After an
-    /// answer that was lost, a second one could refund twice. Both use the same connections. Settings that are
-    /// given with each call cost more: the SDK then puts its components together anew.
-    pub(super) fn once(&self, client: &Client) -> Client {
+    /// A copy of the client for single updates: one attempt, whatever retries the client has. After a lost
+    /// answer, a second attempt could refund twice. Both clients share connections. A copy is cheaper than
+    /// overriding settings per call: then the SDK would assemble its components for every call.
+    pub(super) fn single_attempt(&self, client: &Client) -> Client {
         let config = client.config().to_builder().retry_config(RetryConfig::disabled());
         Client::from_conf(self.limit(config).build())
     }
 
-    /// For calls that can be repeated without harm: reads, deletions, and transactions by their token.
-    pub(super) fn repeatedly(&self) -> Builder {
+    /// For calls that are safe to retry: reads, deletions, and transactions, which carry a token.
+    pub(super) fn with_retries(&self) -> Builder {
         let retries = RetryConfig::standard();
         self.with(retries.with_max_attempts(ATTEMPTS_MAX).with_initial_backoff(BACKOFF))
     }
@@ -78,20 +77,20 @@ impl Sending {
     }
 }
 
-/// For changes of the table itself, with the retries of the client.
-pub(super) fn patient() -> Builder {
+/// For changes of the table itself. The client's retries apply.
+pub(super) fn table_change_settings() -> Builder {
     let timeouts = TimeoutConfig::builder().read_timeout(CHANGE_TIMEOUT).build();
     Builder::new().timeout_config(timeouts)
 }
 
-/// Remembers whether an attempt of a call may have been applied although its answer was lost. The SDK reports the
-/// last attempt only: without this, "throttled" after a lost answer would read as "nothing was done".
+/// Records whether an attempt of a call may have been applied although its answer was lost. The SDK reports only
+/// the last attempt: without this, "throttled" after a lost answer would mean "nothing was done".
 #[derive(Clone, Debug, Default)]
 pub(super) struct LostAnswer(Arc<Attempts>);
 
 #[derive(Debug, Default)]
 struct Attempts {
-    /// The attempt under way has credentials and a signature, and is handed to the connection.
+    /// The current attempt is signed and was handed to the connection.
     is_sent: AtomicBool,
     is_lost: AtomicBool,
 }
@@ -101,13 +100,13 @@ impl LostAnswer {
         self.0.is_lost.load(Ordering::Relaxed)
     }
 
-    /// The error of the last attempt as an error of the whole call.
-    pub(super) fn in_view_of(&self, error: TableError) -> TableError {
+    /// Turns the error of the last attempt into the error of the whole call.
+    pub(super) fn apply_to(&self, error: TableError) -> TableError {
         if !self.happened() {
             return error;
         }
         let kind = match error.kind {
-            // These say of the last attempt that nothing was done.
+            // These only say that the last attempt did nothing.
             TableErrorKind::Throttled
             | TableErrorKind::PartitionThrottled
             | TableErrorKind::Conflict => TableErrorKind::Unavailable,
@@ -141,7 +140,7 @@ impl Intercept for LostAnswer {
         let is_sent = self.0.is_sent.swap(false, Ordering::Relaxed);
         let Some(Err(error)) = context.output_or_error() else { return Ok(()) };
         let is_lost = match context.response() {
-            // Only a refusal says that nothing was done; except that an earlier attempt is in progress.
+            // Only a refusal means that nothing was done, unless an earlier attempt is in progress.
             Some(response) => {
                 let body = response.body().bytes().unwrap_or_default();
                 !(400..500).contains(&response.status().as_u16())

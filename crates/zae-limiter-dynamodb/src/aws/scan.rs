@@ -1,18 +1,18 @@
-//! Reading the table from one end to the other, for migrations.
+//! Reading the whole table, for migrations.
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use zae_limiter_schema::{Item, ItemKey, TableError};
 
 use super::convert::from_sdk;
-use super::errors::told;
+use super::errors::table_error;
 use super::{AwsTable, key_to_sdk};
 
 impl AwsTable {
-    /// A page of items behind that key, from the beginning without one, and where to go on.
+    /// Reads a page of items after a key, or the first page, and returns the key for the next one.
     ///
     /// # Errors
     ///
-    /// What DynamoDB says.
+    /// [`TableError`] when the call fails.
     pub async fn scan_page(
         &self,
         after: Option<&ItemKey>,
@@ -24,10 +24,10 @@ impl AwsTable {
             .consistent_read(true)
             .set_exclusive_start_key(after.map(key_to_sdk))
             .customize()
-            .config_override(self.sending.repeatedly())
+            .config_override(self.settings.with_retries())
             .send()
             .await
-            .map_err(|error| told(&self.name, error))?;
+            .map_err(|error| table_error(&self.name, error))?;
         let next = sent.last_evaluated_key.and_then(|key| {
             let text = |name: &str| match key.get(name) {
                 Some(AttributeValue::S(text)) => Some(text.clone()),

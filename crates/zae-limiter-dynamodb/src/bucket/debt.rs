@@ -1,5 +1,5 @@
-//! Debt of a bucket in several shards. A charge that one shard cannot bear is spread over all of them, and so is
-//! what is given back while shards owe tokens: none of them goes on admitting while the bucket as a whole owes.
+//! Debt of a bucket with several shards. A charge that is too large for one shard is spread over all of them, and
+//! so is a refund while shards owe tokens: no shard keeps admitting while the bucket as a whole owes.
 
 use zae_limiter_core::{
     Applied, Millitokens, Placement, Settlement, StoreError, Take, Takes, Timestamp,
@@ -9,37 +9,37 @@ use zae_limiter_schema::{BucketItemKey, Change, Transacted};
 
 use super::decide::{Request, Snapshot, decide_batch};
 use super::flow::{Note, Port};
-use super::message::{Caller, Reply, Waiting};
+use super::message::{Caller, Queued, Reply};
 use super::reshard::{read_all, restore};
 use super::shards::Shards;
 use crate::error::CallError;
 
-/// How often a charge is spread again because others wrote meanwhile. After that it stays with its shard.
+/// How often spreading a charge is tried while other processes write. After that its own shard bears it.
 const SPREADS_MAX: u32 = 16;
 
-/// Charges all shards of a bucket, or else those that the settlements name. All are under the same limits.
+/// Charges all shards of a bucket, or else the shards of the settlements. All have the same limits.
 pub(crate) async fn charge_all_shards<C: Caller>(
     port: &Port<C>,
-    batch: Vec<(Waiting<C>, Settlement)>,
+    batch: Vec<(Queued<C>, Settlement)>,
 ) {
     let Some(sum) = sum_of(batch.iter().map(|(_, charges)| charges)) else { return };
     let done = spread(port, &sum).await;
-    for (mut waiting, charges) in batch {
+    for (mut queued, charges) in batch {
         match done.clone().map_err(StoreError::from) {
-            Ok(true) => port.note(Note::Reply(waiting, Ok(Reply::Settled))),
+            Ok(true) => port.note(Note::Reply(queued, Ok(Reply::Settled))),
             Err(error) if error.applied() == Applied::Maybe => {
-                port.note(Note::Reply(waiting, Err(error)));
+                port.note(Note::Reply(queued, Err(error)));
             }
-            // Nothing was written. Its own shard bears it, or tells why not.
+            // Nothing was written. Its own shard bears it, or replies with an error.
             Ok(false) | Err(_) => {
-                waiting.request = Request::SettleRest(charges);
-                port.note(Note::Dispatch(waiting));
+                queued.request = Request::SettleRest(charges);
+                port.note(Note::Dispatch(queued));
             }
         }
     }
 }
 
-/// All charges in one, limit by limit.
+/// The sum of all charges, by limit.
 fn sum_of<'a>(mut charges: impl Iterator<Item = &'a Settlement>) -> Option<Settlement> {
     let mut sum = charges.next()?.clone();
     for charge in charges.flat_map(|one| &one.differences) {
@@ -51,7 +51,7 @@ fn sum_of<'a>(mut charges: impl Iterator<Item = &'a Settlement>) -> Option<Settl
     Some(sum)
 }
 
-/// Spreads charges, or refunds, in one transaction; false when that cannot be done now, and nothing was.
+/// Spreads charges, or refunds, in one transaction. False if that is not possible now; nothing was written then.
 pub(crate) async fn spread<C>(port: &Port<C>, charges: &Settlement) -> Result<bool, CallError> {
     for _ in 0..SPREADS_MAX {
         let all = read_all(port).await?;
@@ -78,7 +78,7 @@ pub(crate) async fn spread<C>(port: &Port<C>, charges: &Settlement) -> Result<bo
     Ok(false)
 }
 
-/// The writes of all shards that are charged; `None` when one of them cannot be.
+/// The writes to all charged shards; `None` if one of them is not possible.
 fn changes(charges: &Settlement, all: &Shards, now: Timestamp) -> Option<Vec<Change>> {
     let items: Vec<&BucketItem> = all.iter().map(|(_, item)| item).collect();
     let mut by_shard: Vec<Takes> = vec![Takes::new(); items.len()];
@@ -105,7 +105,7 @@ fn changes(charges: &Settlement, all: &Shards, now: Timestamp) -> Option<Vec<Cha
     charged.map(change).collect()
 }
 
-/// What a shard holds of a limit, and its ceiling. A limit that it lacks is full.
+/// A shard's balance of a limit, and its ceiling. A missing limit counts as full.
 fn held_of(item: &BucketItem, charges: &Settlement, limit: usize, now: Timestamp) -> (i64, i64) {
     let limits = charges.target.limits();
     let mut bucket = item.bucket.clone();
@@ -119,12 +119,12 @@ fn held_of(item: &BucketItem, charges: &Settlement, limit: usize, now: Timestamp
     }
 }
 
-/// Portions of a charge that leave shards with the same part of their ceilings, as far as none has less
-/// already. `held` is what each holds, and its ceiling; the portions add up to the charge.
+/// Splits a charge so that shards end at the same fraction of their ceilings, except those that have less
+/// already. `held` is the balance and ceiling of each. The portions add up to the charge.
 fn portions(held: &[(i64, i64)], charge: i64) -> Vec<i64> {
     let whole: i128 = held.iter().map(|(_, ceiling)| i128::from(*ceiling)).sum();
     let wide = |(tokens, ceiling): &(i64, i64)| (i128::from(*tokens), i128::from(*ceiling));
-    // What each pays so that no more is left than its part of `level`, which is of the whole bucket.
+    // What each shard pays so that its balance is at most its fraction of `level`, the bucket's balance.
     let paid = |level: i128| {
         let pay = move |(tokens, ceiling): (i128, i128)| {
             (tokens - (level * ceiling).div_euclid(whole.max(1))).max(0)
@@ -133,7 +133,7 @@ fn portions(held: &[(i64, i64)], charge: i64) -> Vec<i64> {
     };
     let charge = i128::from(charge);
     let spread: i128 = held.iter().map(|(tokens, _)| i128::from(*tokens).abs()).sum();
-    // The lowest level at which they pay no more than the charge.
+    // The lowest level at which together they pay at most the charge.
     let (mut low, mut high) = (-(spread + charge), (spread + 1) * whole.max(1));
     while low < high {
         let middle = low + (high - low).div_euclid(2);
@@ -143,7 +143,7 @@ fn portions(held: &[(i64, i64)], charge: i64) -> Vec<i64> {
         }
     }
     let mut paid: Vec<i128> = paid(low).collect();
-    // What rounding has left is less than a millitoken for each shard.
+    // Rounding leaves less than a millitoken for each shard.
     let mut rest = charge - paid.iter().sum::<i128>();
     let len = i128::try_from(paid.len().max(1)).unwrap_or(1);
     for portion in &mut paid {
@@ -154,8 +154,9 @@ fn portions(held: &[(i64, i64)], charge: i64) -> Vec<i64> {
     paid.into_iter().map(|portion| i64::try_from(portion).unwrap_or(i64::MAX)).collect()
 }
 
-/// Portions of a refund that leave shards with the same part of their ceilings, as far as none has more already.
-/// They add up to the refund, and are as negative; what is too much for a full bucket is the first one's.
+/// Splits a refund so that shards end at the same fraction of their ceilings, except those that have more
+/// already. The portions are negative and add up to the refund. The first one includes what a full bucket
+/// cannot hold.
 fn refunds(held: &[(i64, i64)], refund: i64) -> Vec<i64> {
     let whole: i128 = held.iter().map(|(_, ceiling)| i128::from(*ceiling)).sum();
     let gains = |level: i128| {
@@ -165,7 +166,7 @@ fn refunds(held: &[(i64, i64)], refund: i64) -> Vec<i64> {
         })
     };
     let refund = -i128::from(refund);
-    // The highest level at which they gain no more than the refund: full at the most.
+    // The highest level, up to full, at which together they gain at most the refund.
     let lowest: i128 = held.iter().map(|(tokens, _)| i128::from(*tokens).min(0)).sum();
     let (mut low, mut high) = (lowest * whole.max(1) - 1, whole);
     while low < high {
@@ -178,7 +179,7 @@ fn refunds(held: &[(i64, i64)], refund: i64) -> Vec<i64> {
     let mut gains: Vec<i128> = gains(low).collect();
     let mut rest = refund - gains.iter().sum::<i128>();
     for (gain, (tokens, ceiling)) in gains.iter_mut().zip(held) {
-        // Rounding leaves a millitoken for some.
+        // Rounding leaves one millitoken for some shards.
         if rest > 0 && i128::from(*tokens) + *gain < i128::from(*ceiling) {
             *gain += 1;
             rest -= 1;
@@ -197,17 +198,17 @@ mod tests {
     use super::{portions, refunds};
 
     #[test]
-    fn a_charge_leaves_all_shards_with_the_same_part_of_their_ceilings() {
+    fn a_charge_leaves_all_shards_at_the_same_fraction_of_their_ceilings() {
         let check = |held: &[(i64, i64)], charge, left: &[i64]| {
             let paid = portions(held, charge);
             let after: Vec<i64> = held.iter().zip(paid).map(|(one, paid)| one.0 - paid).collect();
             assert_eq!(after, left, "{held:?} less {charge}");
         };
         check(&[(250, 250), (250, 250), (250, 250), (250, 250)], 400, &[150, 150, 150, 150]);
-        // The one that holds more pays first.
+        // The shard with the higher balance pays first.
         check(&[(0, 250), (200, 250)], 100, &[0, 100]);
         check(&[(0, 250), (200, 250)], 300, &[-50, -50]);
-        // One that owes more already pays nothing.
+        // A shard that owes more already pays nothing.
         check(&[(-900, 250), (100, 250)], 300, &[-900, -200]);
         check(&[(0, 100), (0, 300)], 400, &[-100, -300]);
         check(&[(0, 250), (0, 250)], 1, &[-1, 0]);
@@ -225,7 +226,7 @@ mod tests {
         check(&[(-100, 250), (-50, 250)], -100, &[-25, -25]);
         check(&[(-100, 250), (-50, 250)], -200, &[25, 25]);
         check(&[(-10, 250), (0, 250)], -11, &[1, 0]);
-        // Too much for a full bucket: cut at the ceiling when it is written.
+        // More than a full bucket holds: the write cuts it at the ceiling.
         check(&[(-10, 250), (250, 250)], -300, &[290, 250]);
     }
 

@@ -1,5 +1,5 @@
-//! One write to one shard of a bucket: what it decides, and how it is written. Pure: everything it
-//! depends on is handed in.
+//! Decides the requests of one batch on one shard, and computes their write. Pure: it depends only on its
+//! arguments.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,15 +14,15 @@ use zae_limiter_schema::bucket::{
 };
 use zae_limiter_schema::{BucketItemKey, Update};
 
-/// What somebody wants of a bucket.
+/// A request to a bucket.
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
-    /// Tokens, all of them or none.
+    /// Takes all amounts, or none.
     Take(Leg),
-    /// Differences, whatever is there.
+    /// Applies differences, whatever the balance.
     Settle(Settlement),
-    /// Differences, after every shard of the bucket has taken what it had room for: what is still
-    /// given back is lost, because the bucket is full.
+    /// Applies differences after every shard has taken the refund it had room for. The rest of a refund is
+    /// dropped, because the bucket is full.
     SettleRest(Settlement),
 }
 
@@ -41,7 +41,7 @@ impl Request {
         }
     }
 
-    /// What is to be settled, if it is about that.
+    /// The settlement, if it is one.
     pub(crate) fn settlement(&self) -> Option<&Settlement> {
         match self {
             Self::Take(_) => None,
@@ -49,13 +49,13 @@ impl Request {
         }
     }
 
-    /// Whether it settles for more than was taken.
+    /// Whether it charges more than was taken, for any limit.
     pub(crate) fn charges(&self) -> bool {
         let differences = self.settlement().map_or(&[][..], |settlement| &settlement.differences);
         differences.iter().any(|one| one.amount > Millitokens::ZERO)
     }
 
-    /// Whether it changes nothing at all.
+    /// Whether all its amounts are 0.
     pub(crate) fn is_empty(&self) -> bool {
         self.amounts().iter().all(|take| take.amount == Millitokens::ZERO)
     }
@@ -64,31 +64,31 @@ impl Request {
 /// What the last answer said of a shard's item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Snapshot {
-    /// There is none.
+    /// It does not exist.
     Absent,
-    /// This.
+    /// It exists.
     Item(BucketItem),
 }
 
-/// What becomes of a request, as far as the snapshot goes.
+/// The outcome of a request, according to the snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// It is part of the write.
     Written,
-    /// It needs no write: nothing is asked, or there is nothing to settle with.
+    /// It needs no write: its amounts are 0, or it is a refund to an absent bucket or limit.
     Nothing,
     /// It cannot be admitted.
     Refused(Vec<LimitStatus>),
-    /// It cannot be carried out at all.
+    /// It is invalid.
     Rejected(StoreErrorKind, String),
 }
 
-/// A write, and what it means for each request, in their order.
+/// A write, and the outcome of each request, in their order.
 #[derive(Clone, Debug)]
 pub(crate) struct Decision {
     pub(crate) update: Option<Update>,
     pub(crate) outcomes: Vec<Outcome>,
-    /// What is given back and finds no room in this shard of the bucket, by the request's place.
+    /// What other shards must settle, by the request's index.
     pub(crate) left_over: Vec<(usize, Takes)>,
 }
 
@@ -98,8 +98,7 @@ impl Decision {
     }
 }
 
-/// Decides requests on a known state, in the order in which a bucket would see them: what is given
-/// back, what is charged, then what is taken, first come first served.
+/// Decides requests on a snapshot: refunds first, then charges, then takes, first come first served.
 pub(crate) fn decide_batch(
     key: &BucketItemKey,
     snapshot: &Snapshot,
@@ -113,16 +112,16 @@ pub(crate) fn decide_batch(
     }
 }
 
-/// A limit to which nothing happens: its name, the shard's share of its rate, and the whole rate.
+/// An unchanged limit: its name, the shard's share of its rate, and the whole rate.
 fn at_rest(((name, rate), whole): ((&LimitName, &Rate), &Rate)) -> Movement {
     Movement::none(name.clone(), *rate, *whole)
 }
 
-/// The movements of a round, by limit.
+/// The movements of a batch, by limit.
 struct Movements(Vec<Movement>);
 
 impl Movements {
-    /// All limits of an item, with what time has earned them.
+    /// All limits of an item, with what they have earned.
     fn of(item: &BucketItem, now: Timestamp) -> Self {
         let limits = item.bucket.limits().iter().zip(item.whole.rates());
         let mut movements = Self(limits.map(at_rest).collect());
@@ -130,7 +129,7 @@ impl Movements {
         movements
     }
 
-    /// What time has earned up to a moment.
+    /// Adds what was earned until a moment.
     fn pay_out(&mut self, item: &BucketItem, until: Timestamp) {
         let elapsed = until.millis_since(item.bucket.refilled_at());
         for (movement, cell) in self.0.iter_mut().zip(item.bucket.cells()) {
@@ -139,9 +138,9 @@ impl Movements {
         }
     }
 
-    /// Pins what must be left of each limit for the bucket to be full again before it expires:
-    /// others may have taken more than is known. `bucket` is what is known to be left. With `of_all` that goes
-    /// for limits that are not touched, too.
+    /// Pins the balance from which each limit is full before the bucket expires: other processes may have
+    /// taken more than the snapshot says. `bucket` is the state after the write. `of_all` includes limits that
+    /// the write does not touch.
     fn keep_enough(
         &mut self,
         item: &BucketItem,
@@ -156,8 +155,8 @@ impl Movements {
             (Expiry::At(moment), None) => (moment, Alive::After(now)),
             (Expiry::At(moment), Some(_)) => (moment, Alive::Until(now)),
             (Expiry::Keep, Some(expires_at)) => {
-                // Halfway, so that neither a slightly shorter life nor a slightly lower balance
-                // than is known stands in the way.
+                // Halfway, so that the write still succeeds if the expiry is a little earlier, or the
+                // balance a little lower, than in the snapshot.
                 let full = now.saturating_add(bucket.wait_until_full(now));
                 let until = full.saturating_add_millis(expires_at.millis_since(full) / 2);
                 let before = Timestamp::from_millis(until.as_millis().saturating_sub(1));
@@ -176,7 +175,7 @@ impl Movements {
         alive
     }
 
-    /// The bucket takes on other limits on the way: the lowest ceiling is the one that cuts.
+    /// The write gives the bucket other limits: the lowest ceiling cuts the balance.
     fn pass_under(&mut self, limits: &LimitSet) {
         for movement in &mut self.0 {
             let Some(at) = limits.position(movement.limit.as_str()) else { continue };
@@ -186,7 +185,7 @@ impl Movements {
         }
     }
 
-    /// What a write of other limits relies on. `bucket` is what is known to be left.
+    /// What a write of other limits requires. `bucket` is the state after the write.
     fn within(
         &mut self,
         item: &BucketItem,
@@ -233,7 +232,7 @@ fn on_item(
         return Decision::without_write(outcomes, left_over);
     }
     let expiry = match taking.last_target {
-        // A bucket in several shards does not expire: its shards would, one by one.
+        // A bucket with several shards does not expire: its shards would expire one by one.
         _ if item.shard_count > 1 && item.expires_at.is_some() => Expiry::Never,
         _ if item.shard_count > 1 => Expiry::Keep,
         Some(target) => expiry_of(target, &bucket, item.expires_at, now),
@@ -244,7 +243,7 @@ fn on_item(
         let shard_count = item.shard_count;
         let (whole, limits_at) = (&*taking.whole, taking.limits_at);
         let after = After { bucket: &bucket, whole, shard_count, limits_at };
-        // Which limits are dropped where there are too many depends on their balances.
+        // If there are too many limits, the balances decide which ones are dropped.
         let keeps = |name: &LimitName| bucket.limits().position(name.as_str()).is_some();
         let balances = match item.whole.names().iter().all(keeps) {
             true => movements.within(item, &bucket, expiry, now),
@@ -258,7 +257,7 @@ fn on_item(
     Decision { update: Some(update), outcomes, left_over }
 }
 
-/// Gives a live shard exactly the target's limits and lifetime.
+/// The write that gives a live shard exactly the target's limits and lifetime.
 pub(crate) fn reconfigured(
     key: &BucketItemKey,
     item: &BucketItem,
@@ -271,7 +270,7 @@ pub(crate) fn reconfigured(
     bucket.replace_limits(&item.share_of(target.limits()), now);
     movements.pass_under(bucket.limits());
     let expiry = target.expiry(&bucket, now).map_or(Expiry::Never, Expiry::At);
-    // Shards do not expire; the first remembers how long the bucket will have to live.
+    // Shards do not expire; the first one stores how long the bucket has to live.
     let own_expiry = if item.shard_count == 1 { expiry } else { Expiry::Never };
     let owner = Owner { parent: target.parent() };
     let (shard_count, limits_at) = (item.shard_count, target.limits_read_at());
@@ -280,8 +279,8 @@ pub(crate) fn reconfigured(
     bucket::rewrite(key, item, &after, &owner, expiry, balances)
 }
 
-/// Without moving the refill time where that comes to the same: then other processes that do
-/// likewise are not in the way.
+/// Prefers a write that does not move the refill time: then concurrent writes of other processes do not fail each
+/// other's conditions.
 fn add_or_refill(
     key: &BucketItemKey,
     item: &BucketItem,
@@ -294,7 +293,7 @@ fn add_or_refill(
         cell.is_some_and(|(cell, _)| movement.can_be_added_to(cell.tokens.get()))
     };
     if movements.0.iter().all(fits) && !item.has_writes_to_pay_out(now) {
-        let since = Since::Known(item.bucket.refilled_at(), item.generation);
+        let since = Since::Snapshot(item.bucket.refilled_at(), item.generation);
         let counts_writes = item.wcu.is_some();
         let shards = item.shard_count;
         if let Some(add) =
@@ -306,8 +305,7 @@ fn add_or_refill(
     bucket::refill(key, item, &movements.0, expiry, alive, now)
 }
 
-/// Nothing is there, which is the same as a full bucket: takes and charges are from that. What is given
-/// back is passed over.
+/// An absent bucket counts as a full one: takes and charges apply to that. Refunds are ignored.
 fn on_nothing(
     key: &BucketItemKey,
     expired: Option<&BucketItem>,
@@ -320,7 +318,7 @@ fn on_nothing(
         return Decision::without_write(outcomes, Vec::new());
     };
     let mut bucket = full(first, expired, now);
-    // Wherever it was split before: a new bucket is whole.
+    // A new bucket has one shard, however many it had before.
     let shard = (key.shard, 1);
     let whole = Arc::clone(bucket.limits());
     let whole = add_charged(&mut bucket, (shard, &whole), requests, now);
@@ -333,8 +331,7 @@ fn on_nothing(
     let owner = owner_of(Some(taking.last_target.unwrap_or(first)));
     let expiry = match taking.last_target {
         Some(target) => expiry_of(target, &bucket, expired.and_then(|item| item.expires_at), now),
-        // A charge that comes late keeps the bucket no longer than it takes to fill: its entity may
-        // have been deleted.
+        // After a late charge the bucket expires as soon as it is full: its entity may have been deleted.
         None => Expiry::At(now.saturating_add(bucket.wait_until_full(now))),
     };
     let (whole, limits_at) = (&*taking.whole, taking.limits_at);
@@ -346,7 +343,7 @@ fn on_nothing(
     Decision { update: Some(update), outcomes, left_over: Vec::new() }
 }
 
-/// A full bucket; net consumption goes on counting where there was a bucket before.
+/// A full bucket. Net consumption continues from an expired one.
 fn full(target: &Target, expired: Option<&BucketItem>, now: Timestamp) -> Bucket {
     let limits = target.limits();
     let cells = limits.iter().map(|(name, rate)| {
@@ -355,13 +352,13 @@ fn full(target: &Target, expired: Option<&BucketItem>, now: Timestamp) -> Bucket
         Cell { tokens: rate.capacity(), consumed, ..Cell::default() }
     });
     let cells: Vec<Cell> = cells.collect();
-    // Time never runs back, not even for an item that starts anew.
+    // The refill time never moves back, not even for a new bucket.
     let since = expired.map_or(now, |item| item.bucket.refilled_at().max(now));
     Bucket::from_parts(Arc::clone(limits), cells, since)
 }
 
-/// Limits that are charged and that the bucket lacks are full: it has them from here on. Returns its
-/// limits, whole.
+/// Adds the limits that are charged and that the bucket lacks, as full ones. Returns the limits of the whole
+/// bucket.
 fn add_charged(
     bucket: &mut Bucket,
     ((shard, shard_count), whole): ((u32, u32), &Arc<LimitSet>),
@@ -385,7 +382,7 @@ fn add_charged(
     whole
 }
 
-/// Charges a bucket that was not there a moment ago.
+/// Applies the charges to a new bucket.
 fn charge_all(bucket: &mut Bucket, requests: &[&Request], outcomes: &mut [Outcome]) {
     for (request, outcome) in requests.iter().zip(outcomes) {
         let Some(settlement) = request.settlement() else { continue };
@@ -409,8 +406,8 @@ fn charge_all(bucket: &mut Bucket, requests: &[&Request], outcomes: &mut [Outcom
     }
 }
 
-/// Books what is settled, and returns what of it belongs into other shards of the bucket: what `is_last`
-/// says of a request is whether there is nowhere else.
+/// Applies the settlements, and returns the amounts that other shards must settle. `is_last` tells whether no
+/// other shard can settle a request.
 fn settle_all(
     is_last: impl Fn(&Request) -> bool,
     movements: &mut Movements,
@@ -425,15 +422,15 @@ fn settle_all(
         let Some(settlement) = request.settlement() else { continue };
         let names = settlement.target.limits().names();
         let moved = settlement.differences.iter().filter(|one| one.amount != Millitokens::ZERO);
-        let (known, lacking): (SmallVec<[&Take; 2]>, SmallVec<[&Take; 2]>) =
+        let (present, lacking): (SmallVec<[&Take; 2]>, SmallVec<[&Take; 2]>) =
             moved.partition(|one| bucket.limits().position(names[one.cell].as_str()).is_some());
         if !is_last(request) {
-            // Another shard may have the limit: not all of them learn of a change at once.
+            // Another shard may have the limit: new limits reach the shards one by one.
             lacking.into_iter().for_each(|rest| leave_over(&mut left_over, place, *rest));
         }
-        // One after the other: together they may be too much where each by itself is not.
+        // One after the other: their sum may overflow where each by itself does not.
         let mut next = charged.clone();
-        let too_much = known.iter().any(|one| {
+        let too_much = present.iter().any(|one| {
             let at = next.limits().position(names[one.cell].as_str());
             at.is_some_and(|at| next.charge(at, one.amount.max(Millitokens::ZERO)).is_err())
         });
@@ -442,12 +439,12 @@ fn settle_all(
                 Outcome::Rejected(StoreErrorKind::Rejected, zae_limiter_core::Overflow.to_string());
             continue;
         }
-        // All shards bear it then. What is given back stays here.
-        let is_spread = !is_last(request) && is_long_in_debt(&next, &known, names);
+        // A spread charge goes to all shards; the refunds stay here.
+        let is_spread = !is_last(request) && is_long_in_debt(&next, &present, names);
         if !is_spread {
             charged = next;
         }
-        for difference in known {
+        for difference in present {
             if is_spread && difference.amount > Millitokens::ZERO {
                 leave_over(&mut left_over, place, *difference);
                 continue;
@@ -456,25 +453,25 @@ fn settle_all(
             *outcome = Outcome::Written;
         }
     }
-    // First what is given back: then it cannot be lost to a ceiling that a charge would lower.
+    // Refunds first, then charges: as `decide_batch` says.
     charges.sort_by_key(|(_, difference, _)| difference.amount > Millitokens::ZERO);
     for (place, Take { cell, mut amount }, limit) in charges {
         let at = bucket.limits().position(limit.as_str());
         let Some(movement) = movements.get(&limit) else {
             if amount < Millitokens::ZERO && !is_last(requests[place]) {
-                // It was taken where the limit is, and belongs there.
+                // It was taken from a shard that has the limit, and belongs there.
                 leave_over(&mut left_over, place, Take { cell, amount });
                 continue;
             }
-            // The item has it only from this write on, which is a rewrite.
+            // This write, a rewrite, adds the limit to the item.
             let _ = at.map(|at| bucket.charge(at, amount));
             continue;
         };
         if amount < Millitokens::ZERO && !is_last(requests[place]) {
-            // What is too much for a shard is not too much for the bucket.
+            // Other shards may have room for what this shard cannot hold.
             let held = bucket.cell(limit.as_str()).map_or(0, |(cell, _)| cell.tokens.get());
             let room = match held < 0 {
-                // Other shards owe as much: all of them share it.
+                // Other shards owe, too: all of them share the refund.
                 true => 0,
                 false => movement.rate.capacity().get().saturating_sub(held).max(0),
             };
@@ -493,13 +490,13 @@ fn settle_all(
         } else {
             movement.credited = movement.credited.saturating_add(amount.get().saturating_neg());
         }
-        // It fits: checked one by one above, and all together they are few and bounded.
+        // It does not overflow: each was checked above, and their number is bounded.
         let _ = at.map(|at| bucket.charge(at, amount));
     }
     left_over
 }
 
-/// Whether a shard would owe what was charged for so long that other shards must not go on meanwhile.
+/// Whether a shard would owe the charge for longer than [`DEBT_MAX`].
 fn is_long_in_debt(charged: &Bucket, charges: &[&Take], names: &[LimitName]) -> bool {
     charges.iter().filter(|charge| charge.amount > Millitokens::ZERO).any(|charge| {
         let cell = charged.cell(names[charge.cell].as_str());
@@ -509,7 +506,8 @@ fn is_long_in_debt(charged: &Bucket, charges: &[&Take], names: &[LimitName]) -> 
     })
 }
 
-/// A shard that owes less than it earns in this time bears a charge by itself.
+/// A shard bears a charge alone if it repays its debt in this time. Otherwise the other shards would keep
+/// admitting while the bucket owes.
 const DEBT_MAX: Duration = Duration::from_secs(1);
 
 fn leave_over(left_over: &mut Vec<(usize, Takes)>, place: usize, rest: Take) {
@@ -519,25 +517,25 @@ fn leave_over(left_over: &mut Vec<(usize, Takes)>, place: usize, rest: Take) {
     }
 }
 
-/// What the taking came to.
+/// The result of all takes of a batch.
 struct Taking<'a> {
-    /// By limit.
+    /// The amounts, by limit.
     taken: Vec<(LimitName, Millitokens)>,
     /// The target of the last request that was admitted.
     last_target: Option<&'a Arc<Target>>,
-    /// Whether the bucket has taken on other limits.
+    /// Whether the bucket got other limits.
     followed: bool,
-    /// The shares of limits that it has taken on, one after the other.
+    /// The shard's shares of those limits, one set after the other.
     passed: Vec<Arc<LimitSet>>,
-    /// Its limits afterwards, whole.
+    /// The limits of the whole bucket afterwards.
     whole: Arc<LimitSet>,
     /// When the stored configuration was read that they come from.
     limits_at: Option<Timestamp>,
 }
 
-/// The limits that a bucket takes on for a target, and when these were read. A target that was read
-/// before the bucket's own limits is older: it brings only limits that the bucket lacks. Otherwise
-/// processes that have not heard of a change yet would undo it, and those that have would redo it.
+/// The limits that a target gives a bucket, and when they were read. If the target's limits are older than the
+/// bucket's own, only those that the bucket lacks. Otherwise processes with a stale configuration would undo a
+/// change, and others would redo it.
 fn limits_to_follow(
     target: &Target,
     bucket: &Bucket,
@@ -553,18 +551,18 @@ fn limits_to_follow(
     (Arc::new(LimitSet::from_rates(lacking).unwrap_or_default()), limits_at)
 }
 
-/// Whether a target's limits were read before those that an item has. A moment that lies ahead was written by
-/// a clock that was wrong: it says nothing.
+/// Whether a target's limits were read before an item's. A time too far in the future comes from a wrong clock
+/// and is ignored.
 pub(crate) fn is_older(target: &Target, limits_at: Option<Timestamp>, now: Timestamp) -> bool {
     let latest = now.saturating_add_millis(AHEAD_MAX_MS);
     let limits_at = limits_at.filter(|at| *at <= latest);
     matches!((target.limits_read_at(), limits_at), (Some(read), Some(at)) if read < at)
 }
 
-/// By how much another process's clock may be ahead before it is taken for wrong.
+/// 10 s: a clock that is further ahead counts as wrong.
 const AHEAD_MAX_MS: u64 = 10_000;
 
-/// What a shard holds at a moment, as a leg sees it.
+/// A shard's balances at a moment, under a leg's limits.
 pub(crate) fn held_for(leg: &Leg, item: &BucketItem, now: Timestamp) -> Bucket {
     let mut bucket = item.bucket.clone();
     let (limits, _) = limits_to_follow(&leg.target, &bucket, item.limits_at, now);
@@ -573,7 +571,7 @@ pub(crate) fn held_for(leg: &Leg, item: &BucketItem, now: Timestamp) -> Bucket {
     bucket
 }
 
-/// The limits of a shard that has taken on others, whole.
+/// The limits of the whole bucket after a shard got other ones.
 fn whole_after(bucket: &Bucket, before: &Arc<LimitSet>, target: &Arc<LimitSet>) -> Arc<LimitSet> {
     if bucket.limits().len() == target.len() {
         return Arc::clone(target);
@@ -602,7 +600,7 @@ fn take_all<'a>(
     };
     for (request, outcome) in requests.iter().zip(outcomes) {
         let Request::Take(leg) = request else { continue };
-        // A refused request must leave nothing behind, not even its limits.
+        // A refused request must change nothing, not even the limits.
         let mut tried = bucket.clone();
         let (limits, limits_at) = limits_to_follow(&leg.target, &tried, taking.limits_at, now);
         tried.follow(&share_of(&limits, shard, shard_count), now);
@@ -656,7 +654,7 @@ fn expiry_of(
     }
 }
 
-/// The lifetime stays that of the last acquire; only a debt can need more time.
+/// Keeps the expiry of the last acquire, unless the bucket needs longer to be full.
 fn expiry_after_settling(bucket: &Bucket, current: Option<Timestamp>, now: Timestamp) -> Expiry {
     let full = now.saturating_add(bucket.wait_until_full(now));
     match current {
@@ -665,9 +663,8 @@ fn expiry_after_settling(bucket: &Bucket, current: Option<Timestamp>, now: Times
     }
 }
 
-/// A write for requests about whose bucket nothing is known, all under the same limits: it happens
-/// if the balance is there and the refill time so recent that no refill is needed. `None` when
-/// nothing is asked.
+/// A write without a snapshot, for requests under the same limits. It succeeds if the balance is sufficient and
+/// the refill time so recent that no refill is needed. `None` if all amounts are 0.
 pub(crate) fn blind(
     key: &BucketItemKey,
     shard_count: u32,
@@ -675,8 +672,8 @@ pub(crate) fn blind(
     now: Timestamp,
 ) -> Option<Update> {
     let whole = requests.first()?.target().limits();
-    // Whoever waits for a shard may still when the count is known to be lower. An item there that
-    // holds nothing any more has a lower count too, and must not be written to.
+    // A request may be queued for a shard that was merged meanwhile. The retired item has a lower count and must
+    // not be written to.
     let shard_count = shard_count.max((key.shard + 1).next_power_of_two());
     let limits = share_of(whole, key.shard, shard_count);
     let mut movements: Vec<Movement> = limits.iter().zip(whole.rates()).map(at_rest).collect();
@@ -692,8 +689,8 @@ pub(crate) fn blind(
             *sum = sum.saturating_add(amount.saturating_abs());
         }
     }
-    // How far back the refill time may lie: so that what it has earned is no more than half of the
-    // room between what is needed and the ceiling.
+    // How old the refill time may be: what was earned since is at most half of the room between what is needed
+    // and the ceiling.
     let touched = || movements.iter().filter(|movement| movement.is_touched());
     let windows = touched().map(|movement| {
         let capacity = movement.rate.capacity().get();
@@ -703,18 +700,18 @@ pub(crate) fn blind(
         u64::try_from(window.as_millis()).unwrap_or(u64::MAX)
     });
     let window_ms = windows.min()?.saturating_sub(1);
-    // It must not expire before it is full again, from nothing at the worst.
+    // It must not expire before it is full, starting from 0 at worst.
     let fills = touched().map(|movement| movement.rate.time_to_fill());
     let alive = Alive::After(now.saturating_add(fills.max().unwrap_or_default()));
     for movement in &mut movements {
         let (earned, _) = movement.rate.earned(window_ms, movement.rate.period_ms() - 1);
         movement.earned = earned.get();
         if movement.charged > 0 {
-            // No debt without knowing how deep.
+            // Without a snapshot no charge may leave debt.
             movement.least_left = Some(0);
         }
         if movement.credited > 0 && shard_count > 1 {
-            // What is given back to a shard in debt may belong to others.
+            // A refund to a shard in debt is shared by all shards.
             let without_debt = movement.credited - movement.taken - movement.charged;
             movement.least_left = movement.least_left.max(Some(without_debt));
         }
@@ -749,12 +746,12 @@ mod tests {
     }
 
     #[test]
-    fn a_blind_write_never_meets_a_shard_that_was_merged_with_another() {
+    fn a_write_without_a_snapshot_requires_a_count_above_the_shard_number() {
         let equal = |count| vec![Condition::Equal("shard_count".to_owned(), Value::number(count))];
         assert_eq!(requirement_on_count(3, 4), equal(4));
-        // The item of shard 3 says one of these when it holds nothing any more.
-        for known in [1, 2] {
-            assert_eq!(requirement_on_count(3, known), equal(4));
+        // A retired shard 3 has one of these counts.
+        for count in [1, 2] {
+            assert_eq!(requirement_on_count(3, count), equal(4));
         }
         assert_eq!(requirement_on_count(1, 1), equal(2));
     }

@@ -1,8 +1,8 @@
 //! Flows: procedures of several table calls, written as straight-line code that does no IO.
 //!
-//! A flow stops at each call. The machine hands the call out as a command and resumes the flow with the
-//! answer. Nothing else wakes a flow, so that it is as pure as the machine: the same answers give the
-//! same calls and notes.
+//! A flow stops at each call. The machine returns the call as a command and resumes the flow with the result.
+//! Nothing else wakes a flow, so it is as deterministic as the machine: the same results give the same calls and
+//! notes.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -15,46 +15,46 @@ use zae_limiter_schema::bucket::BucketItem;
 use zae_limiter_schema::{BucketItemKey, Change, TableErrorKind, Transacted, Update, Updated};
 
 use super::decide::Snapshot;
-use super::message::{Answer, Answered, Call, Counted, Reply, Waiting, decode};
+use super::message::{Call, CallResult, Counted, Queued, Reply, Response, decode};
 use crate::error::{COLLISIONS_MAX, CallError};
 
-/// What a flow tells its machine.
+/// A message from a flow to its machine.
 #[derive(Debug)]
 pub(crate) enum Note<C> {
-    /// The bucket has so many shards.
+    /// The bucket has this many shards.
     Count(u32),
-    /// What is known of a shard no longer holds.
+    /// Drop the snapshot of this shard.
     Forget(u32),
-    /// All shards together have seen so many writes.
+    /// All shards together have counted this many writes.
     Writes(i64),
     Counted(Counted),
-    /// Those who wait for a split may go on.
+    /// Requests that wait for a split continue.
     Unpark,
-    Reply(Waiting<C>, Result<Reply, StoreError>),
+    Reply(Queued<C>, Result<Reply, StoreError>),
     /// The reply to a task.
     Finish(C, Result<Option<u32>, StoreError>),
-    /// Ask this shard.
-    Enqueue(u32, Waiting<C>),
-    /// Ask the shard that seems right.
-    Dispatch(Waiting<C>),
-    /// These asked a shard that is not there; its share is at another, or knows more of it.
+    /// Queue the request at this shard.
+    Enqueue(u32, Queued<C>),
+    /// Queue the request at the shard that the machine chooses.
+    Dispatch(Queued<C>),
+    /// The shard `from` is missing or retired. These requests go to the shard that has its share.
     Redirect {
         from: u32,
         to: Result<u32, CallError>,
-        batch: Vec<Waiting<C>>,
+        batch: Vec<Queued<C>>,
     },
 }
 
 struct Slots<C> {
-    asked: Option<Call>,
-    answered: Option<Answered>,
+    call: Option<Call>,
+    result: Option<CallResult>,
     notes: Vec<Note<C>>,
     count: u32,
 }
 
-/// The flow's side: where it puts calls and notes.
+/// The flow's side: it sends calls and notes.
 pub(crate) struct Port<C> {
-    // A std mutex: only the one who polls the flow ever holds it.
+    // A std mutex: only the task that polls the flow ever holds it.
     slots: Arc<Mutex<Slots<C>>>,
     pub(crate) bucket: BucketKey,
     pub(crate) now: Timestamp,
@@ -69,7 +69,7 @@ impl<C> Port<C> {
         locked(&self.slots).notes.push(note);
     }
 
-    /// How many shards the bucket has, as far as the machine knows.
+    /// How many shards the bucket has, by the machine's snapshots.
     pub(crate) fn count(&self) -> u32 {
         locked(&self.slots).count
     }
@@ -78,19 +78,19 @@ impl<C> Port<C> {
         BucketItemKey { bucket: self.bucket.clone(), shard }
     }
 
-    async fn call(&self, call: Call) -> Answered {
-        locked(&self.slots).asked = Some(call);
-        poll_fn(|_| match locked(&self.slots).answered.take() {
-            Some(answered) => Poll::Ready(answered),
+    async fn call(&self, call: Call) -> CallResult {
+        locked(&self.slots).call = Some(call);
+        poll_fn(|_| match locked(&self.slots).result.take() {
+            Some(result) => Poll::Ready(result),
             None => Poll::Pending,
         })
         .await
     }
 
-    /// Reads shards, in the order of their numbers given.
+    /// Reads shards, in the order given.
     pub(crate) async fn read(&self, shards: &[u32]) -> Result<Vec<Option<BucketItem>>, CallError> {
         let keys: Vec<BucketItemKey> = shards.iter().map(|shard| self.key(*shard)).collect();
-        let Answer::Read(items) = self.call(Call::Read(keys.clone())).await? else {
+        let Response::Read(items) = self.call(Call::Read(keys.clone())).await? else {
             unreachable!("a read is answered by a read")
         };
         let decode = |(key, item): (&BucketItemKey, Option<_>)| match decode(key, item.as_ref())? {
@@ -100,18 +100,18 @@ impl<C> Port<C> {
         keys.iter().zip(items).map(decode).collect()
     }
 
-    /// Whether the update happened, and the item as it is now.
+    /// Updates a shard. Returns whether the update was applied, and the item as it is now.
     pub(crate) async fn update(
         &self,
         shard: u32,
         update: Update,
     ) -> Result<(bool, Snapshot), CallError> {
         match self.call(Call::Update(shard, update)).await? {
-            Answer::Updated(Updated::Done(item, _)) => {
+            Response::Updated(Updated::Done(item, _)) => {
                 let decoded = decode(&self.key(shard), Some(&item));
                 Ok((true, decoded.map_err(CallError::maybe_applied)?))
             }
-            Answer::Updated(Updated::Unmet(item, _)) => {
+            Response::Updated(Updated::Unmet(item, _)) => {
                 Ok((false, decode(&self.key(shard), item.as_ref())?))
             }
             _ => unreachable!("an update is answered by an update"),
@@ -123,7 +123,7 @@ impl<C> Port<C> {
         loop {
             sent += 1;
             match self.call(Call::Transact(changes.to_vec())).await {
-                Ok(Answer::Transacted(transacted)) => return Ok(transacted),
+                Ok(Response::Transacted(transacted)) => return Ok(transacted),
                 Ok(_) => unreachable!("a transaction is answered by a transaction"),
                 Err(error) if error.is(TableErrorKind::Conflict) && sent < COLLISIONS_MAX => {}
                 Err(error) => return Err(error),
@@ -132,7 +132,7 @@ impl<C> Port<C> {
     }
 
     pub(crate) async fn pause(&self, wait: Duration) {
-        // A pause that failed was long enough.
+        // A failed pause counts as over.
         let _ = self.call(Call::Pause(wait)).await;
     }
 }
@@ -145,28 +145,28 @@ pub(crate) struct Flow<C> {
 }
 
 impl<C: Send + 'static> Flow<C> {
-    /// A flow that has not begun.
+    /// A flow that has not started.
     pub(crate) fn new<F>(bucket: BucketKey, now: Timestamp, work: impl FnOnce(Port<C>) -> F) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let slots = Slots { asked: None, answered: None, notes: Vec::new(), count: 1 };
+        let slots = Slots { call: None, result: None, notes: Vec::new(), count: 1 };
         let slots = Arc::new(Mutex::new(slots));
         let port = Port { slots: Arc::clone(&slots), bucket, now };
         Self { now, work: Box::pin(work(port)), slots }
     }
 
-    /// Goes on to the next call, or to the end where there is none.
-    fn resume(&mut self, answered: Option<Answered>, count: u32) -> (Vec<Note<C>>, Option<Call>) {
+    /// Runs to the next call, or to the end.
+    fn resume(&mut self, result: Option<CallResult>, count: u32) -> (Vec<Note<C>>, Option<Call>) {
         {
             let mut slots = locked(&self.slots);
-            slots.answered = answered;
+            slots.result = result;
             slots.count = count;
         }
         let is_over = self.work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
         let mut slots = locked(&self.slots);
         let notes = std::mem::take(&mut slots.notes);
-        (notes, slots.asked.take().filter(|_| !is_over))
+        (notes, slots.call.take().filter(|_| !is_over))
     }
 }
 
@@ -179,26 +179,26 @@ impl<C> std::fmt::Debug for Flow<C> {
 /// Why a flow runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FlowKind {
-    /// It changes the number of shards: one at a time.
+    /// It changes the number of shards. At most one runs.
     Reshard,
     Gather,
-    /// It charges all shards: one at a time.
+    /// It charges all shards. At most one runs.
     Charge,
-    /// It restores a shard for the lane, which is busy meanwhile.
+    /// It restores a shard. The lane of the shard is busy meanwhile.
     Restore(u32),
     Other,
 }
 
-/// The flows of a machine that have not ended.
+/// The running flows of a machine.
 #[derive(Debug)]
 pub(crate) struct Flows<C>(Vec<(u64, FlowKind, Flow<C>)>);
 
-/// How far a flow has come.
+/// The state of a flow after it was resumed.
 pub(crate) struct Resumed<C> {
-    /// When it was asked for.
+    /// When it was started.
     pub(crate) now: Timestamp,
     pub(crate) notes: Vec<Note<C>>,
-    /// Its next call; or it has ended, and this is what it was for.
+    /// Its next call, or its kind if it has ended.
     pub(crate) next: Result<Call, FlowKind>,
 }
 
@@ -218,22 +218,22 @@ impl<C: Send + 'static> Flows<C> {
         self.0.iter().filter(|(_, one, _)| *one == kind).count()
     }
 
-    /// When a flow was asked for.
+    /// When a flow was started.
     pub(crate) fn now_of(&self, id: u64) -> Option<Timestamp> {
         self.0.iter().find(|(one, ..)| *one == id).map(|(.., flow)| flow.now)
     }
 
-    /// Takes a flow on to its next call, or to its end: then it is no longer here.
+    /// Runs a flow to its next call, or to its end, and then removes it.
     pub(crate) fn resume(
         &mut self,
         id: u64,
-        answered: Option<Answered>,
+        result: Option<CallResult>,
         count: u32,
     ) -> Option<Resumed<C>> {
         let at = self.0.iter().position(|(one, ..)| *one == id)?;
         let (_, kind, flow) = &mut self.0[at];
         let (kind, now) = (*kind, flow.now);
-        let (notes, call) = flow.resume(answered, count);
+        let (notes, call) = flow.resume(result, count);
         if call.is_none() {
             self.0.swap_remove(at);
         }

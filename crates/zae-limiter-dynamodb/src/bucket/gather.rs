@@ -1,5 +1,5 @@
-//! Gathering: what no shard has, all of them together may have. And the opposite: what is refunded
-//! beyond the ceiling of one shard goes to the one with the most room.
+//! Gathering: taking one request from several shards in one transaction. And the opposite: a refund beyond the
+//! ceiling of one shard goes to the shard with the most room.
 
 use std::sync::Arc;
 
@@ -14,36 +14,36 @@ use zae_limiter_schema::{BucketItemKey, Change, SHARD_ZERO, Transacted};
 use super::debt;
 use super::decide::{Request, Snapshot, decide_batch};
 use super::flow::{Note, Port};
-use super::message::{Caller, Counted, Reply, Waiting};
+use super::message::{Caller, Counted, Queued, Reply};
 use super::reshard::{read_all, restore};
 use super::shards;
 use crate::error::contended;
 
-/// How often all shards are read because they changed meanwhile: others split or merge them, one by one.
+/// How often all shards are read while other processes split or merge them, one by one.
 const GATHERINGS_MAX: u32 = 128;
 
-/// How often a request goes to another shard.
+/// The most times that a request moves to another shard.
 pub(crate) const MOVES_MAX: u32 = 128;
 
-/// Takes from as many shards as it needs, or refuses because all of them have too little.
-pub(crate) async fn gather<C: Caller>(port: &Port<C>, mut waiting: Waiting<C>) {
-    let Request::Take(leg) = waiting.request.clone() else { return };
-    match gathered(port, &leg, &waiting).await {
-        Ok(Gathered::Reply(reply)) => port.note(Note::Reply(waiting, Ok(reply))),
-        Ok(Gathered::NoBucket) if waiting.moves < MOVES_MAX => {
-            waiting.moves += 1;
-            waiting.tried.clear();
-            port.note(Note::Enqueue(SHARD_ZERO, waiting));
+/// Takes from as many shards as needed, or refuses if all together have too little.
+pub(crate) async fn gather<C: Caller>(port: &Port<C>, mut queued: Queued<C>) {
+    let Request::Take(leg) = queued.request.clone() else { return };
+    match gathered(port, &leg, &queued).await {
+        Ok(Gathered::Reply(reply)) => port.note(Note::Reply(queued, Ok(reply))),
+        Ok(Gathered::NoBucket) if queued.moves < MOVES_MAX => {
+            queued.moves += 1;
+            queued.tried.clear();
+            port.note(Note::Enqueue(SHARD_ZERO, queued));
         }
-        Ok(Gathered::NoBucket) => port.note(Note::Reply(waiting, Err(contended(MOVES_MAX)))),
+        Ok(Gathered::NoBucket) => port.note(Note::Reply(queued, Err(contended(MOVES_MAX)))),
         Ok(Gathered::Abandoned) => {}
-        Err(error) => port.note(Note::Reply(waiting, Err(error))),
+        Err(error) => port.note(Note::Reply(queued, Err(error))),
     }
 }
 
 enum Gathered {
     Reply(Reply),
-    /// It is gone, and starts anew at its first shard.
+    /// The bucket does not exist: it starts again at its first shard.
     NoBucket,
     Abandoned,
 }
@@ -51,11 +51,11 @@ enum Gathered {
 async fn gathered<C: Caller>(
     port: &Port<C>,
     leg: &Leg,
-    waiting: &Waiting<C>,
+    queued: &Queued<C>,
 ) -> Result<Gathered, StoreError> {
     let now = port.now;
     for _ in 0..GATHERINGS_MAX {
-        if waiting.is_abandoned() {
+        if queued.is_abandoned() {
             return Ok(Gathered::Abandoned);
         }
         let all = read_all(port).await?;
@@ -96,38 +96,38 @@ async fn gathered<C: Caller>(
     Err(contended(GATHERINGS_MAX))
 }
 
-/// A shard is full, or in debt, but a refund belongs to the bucket. Where shards owe tokens, all of them share
-/// it. Otherwise it goes to the shard that has the most room; when none has any, the bucket is full.
+/// Refunds to other shards what a full or indebted shard cannot take. If shards owe tokens, all of them share
+/// the refund. Otherwise it goes to the shard with the most room. Without any room, the bucket is full.
 pub(crate) async fn credit_other_shards<C: Caller>(
     port: &Port<C>,
-    mut waiting: Waiting<C>,
+    mut queued: Queued<C>,
     rest: Settlement,
 ) {
-    waiting.is_begun = true;
-    waiting.moves += 1;
+    queued.is_begun = true;
+    queued.moves += 1;
     let all = match read_all(port).await {
         Ok(all) => all,
-        Err(error) => return port.note(Note::Reply(waiting, Err(error.to_store_error()))),
+        Err(error) => return port.note(Note::Reply(queued, Err(error.to_store_error()))),
     };
     if all.iter().any(|(_, item)| owes(item, &rest, port.now)) {
         match debt::spread(port, &rest).await {
-            Ok(true) => return port.note(Note::Reply(waiting, Ok(Reply::Settled))),
+            Ok(true) => return port.note(Note::Reply(queued, Ok(Reply::Settled))),
             Ok(false) => {}
-            Err(error) => return port.note(Note::Reply(waiting, Err(error.to_store_error()))),
+            Err(error) => return port.note(Note::Reply(queued, Err(error.to_store_error()))),
         }
     }
     let roomiest = all.iter().max_by_key(|(_, item)| room(item, &rest, port.now));
     let roomiest = roomiest.filter(|(_, item)| room(item, &rest, port.now) > 0);
-    waiting.request = match roomiest.filter(|_| waiting.moves <= MOVES_MAX) {
+    queued.request = match roomiest.filter(|_| queued.moves <= MOVES_MAX) {
         Some((shard, _)) => {
             Request::Settle(Settlement { placement: Placement::new(shard), ..rest })
         }
         None => Request::SettleRest(rest),
     };
-    port.note(Note::Dispatch(waiting));
+    port.note(Note::Dispatch(queued));
 }
 
-/// How much of a refund a shard has room for.
+/// How much of a refund fits into a shard.
 fn room(item: &BucketItem, rest: &Settlement, now: Timestamp) -> i64 {
     let rooms = held(item, rest, now).into_iter().map(|(tokens, rate, refund)| {
         rate.capacity().get().saturating_sub(tokens).min(refund.saturating_neg())
@@ -135,12 +135,12 @@ fn room(item: &BucketItem, rest: &Settlement, now: Timestamp) -> i64 {
     rooms.max().unwrap_or(0)
 }
 
-/// Whether a shard owes tokens of a limit that is given back.
+/// Whether a shard owes tokens of a refunded limit.
 fn owes(item: &BucketItem, rest: &Settlement, now: Timestamp) -> bool {
     held(item, rest, now).into_iter().any(|(tokens, ..)| tokens < 0)
 }
 
-/// What a shard holds of the limits that are settled, their rates there, and the differences.
+/// For each settled limit: the shard's balance, its share of the rate, and the difference.
 fn held(item: &BucketItem, rest: &Settlement, now: Timestamp) -> SmallVec<[(i64, Rate, i64); 2]> {
     let mut bucket = item.bucket.clone();
     bucket.refill(now);
@@ -152,7 +152,7 @@ fn held(item: &BucketItem, rest: &Settlement, now: Timestamp) -> SmallVec<[(i64,
     held.collect()
 }
 
-/// Which shard gives how much: the fullest first, so that few are needed. Together they have it.
+/// How much each shard gives: the fullest first, so that few are needed. Together they have enough.
 fn spread(leg: &Leg, buckets: &[(u32, Bucket)]) -> Vec<(u32, Takes)> {
     let names = leg.target.limits().names();
     let held = |bucket: &Bucket, take: &Take| {
@@ -182,7 +182,7 @@ fn spread(leg: &Leg, buckets: &[(u32, Bucket)]) -> Vec<(u32, Takes)> {
     taken
 }
 
-/// What one shard gives.
+/// The write that takes one shard's portion.
 fn change(leg: &Leg, item: &BucketItem, takes: &Takes, now: Timestamp) -> Option<Change> {
     let key = BucketItemKey { bucket: leg.target.key().clone(), shard: item.shard };
     let leg = Leg { target: Arc::clone(&leg.target), takes: takes.clone() };

@@ -1,4 +1,4 @@
-//! The queue of a shard, and the requests that go together in one write.
+//! The queue of a shard, and batches: the requests of one write.
 
 use std::collections::VecDeque;
 
@@ -6,14 +6,14 @@ use zae_limiter_core::{Millitokens, Takes, Timestamp};
 use zae_limiter_schema::SHARD_ZERO;
 
 use super::decide::{Request, Snapshot};
-use super::message::{Caller, Waiting};
+use super::message::{Caller, Queued};
 
 /// The queue of one shard.
 #[derive(Debug)]
 pub(crate) struct Lane<C> {
     shard: u32,
-    pub(crate) queue: VecDeque<Waiting<C>>,
-    /// A batch is under way, or the lane pauses.
+    pub(crate) queue: VecDeque<Queued<C>>,
+    /// A batch is in progress, or the lane pauses.
     pub(crate) is_busy: bool,
 }
 
@@ -39,43 +39,43 @@ impl<C: Caller> Lanes<C> {
         &mut self.0[at]
     }
 
-    /// How many wait in all queues.
-    pub(crate) fn waiting(&self) -> usize {
+    /// The length of all queues together.
+    pub(crate) fn queued(&self) -> usize {
         self.0.iter().map(|lane| lane.queue.len()).sum()
     }
 
-    /// Whether no call is under way, and nobody waits.
+    /// Whether all queues are empty and no batch is in progress.
     pub(crate) fn are_idle(&self) -> bool {
         self.0.iter().all(|lane| !lane.is_busy && lane.queue.is_empty())
     }
 
-    /// Forgets callers who have gone.
+    /// Removes the requests of callers that were dropped.
     pub(crate) fn sweep(&mut self) {
         self.0.iter_mut().for_each(|lane| lane.queue.retain(|one| !one.is_abandoned()));
     }
 }
 
-/// Requests that go in one write, and what it is computed from.
+/// The requests of one write, and the snapshot it is computed from.
 #[derive(Debug)]
 pub(crate) struct Batch<C> {
     pub(crate) shard: u32,
-    /// The latest moment of them.
+    /// The latest time of the requests.
     pub(crate) now: Timestamp,
-    pub(crate) members: Vec<Waiting<C>>,
+    pub(crate) members: Vec<Queued<C>>,
     pub(crate) attempt: u32,
     pub(crate) snapshot: Option<Snapshot>,
-    /// Recent enough to refuse by.
+    /// The snapshot is recent enough to refuse requests.
     pub(crate) is_fresh: bool,
-    /// Seen in this batch, so that what is missing there may be passed over.
+    /// The snapshot is from this batch, so that refunds to limits it lacks can be ignored.
     pub(crate) is_just_seen: bool,
-    /// The members that the write under way is for, by their places.
+    /// The indexes of the members that the current write is for.
     pub(crate) written: Vec<usize>,
-    /// What some of them must settle elsewhere.
+    /// What other shards must settle, by the member's index.
     pub(crate) left_over: Vec<(usize, Takes)>,
 }
 
 impl<C> Batch<C> {
-    /// Whether a shard other than the first holds no share.
+    /// Whether the batch is for a shard, other than the first, that holds no share.
     pub(crate) fn is_no_shard(&self) -> bool {
         match &self.snapshot {
             None => false,
@@ -84,8 +84,8 @@ impl<C> Batch<C> {
         }
     }
 
-    /// Whether a refund would be passed over, but only by memory: somebody may have brought the
-    /// bucket, or the limit, back since.
+    /// Whether a refund would be ignored because an old snapshot lacks the bucket or the limit. Another process
+    /// may have created it since.
     pub(crate) fn is_unsure_of(&self, request: &Request) -> bool {
         let Some(settlement) = request.settlement() else { return false };
         let bucket = match &self.snapshot {

@@ -1,9 +1,9 @@
-//! The machine of one bucket: owns all that a process knows of the bucket and its shards, and all who
-//! wait for it. Events go in, commands come out; nothing in here waits, reads a clock or calls anybody.
+//! The state machine of one bucket: it owns the snapshots of the bucket's shards and all queued requests. It
+//! takes events and returns commands. It never waits, reads a clock or does IO.
 //!
-//! Each shard has a lane. While a write of a lane is under way, later requests wait in it and go
-//! together in the next write. What the last answer said of a shard is remembered, so that the next write
-//! needs no read, and a request that cannot be admitted yet needs no write.
+//! Each shard has a lane. While a write of a lane is in progress, later requests queue in it and share the next
+//! write. The machine keeps a snapshot of each shard from the last answer, so that the next write needs no read,
+//! and a refusal needs no call.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,56 +19,54 @@ use super::debt;
 use super::decide::{Outcome, Request, Snapshot, blind, decide_batch};
 use super::flow::{Flow, FlowKind, Flows, Note, Port};
 use super::gather::{self, MOVES_MAX};
-use super::known::{Known, amounts};
 use super::lane::{Batch, Lanes};
 use super::message::{
-    Answer, Answered, Call, Caller, Command, Event, Op, Reply, Task, Waiting, decode,
+    Call, CallResult, Caller, Command, Event, Op, Queued, Reply, Response, Task, decode,
 };
 use super::reshard::{self, ATTEMPTS_MAX};
 use super::shards::origin_of;
+use super::snapshots::{Snapshots, amounts};
 use super::task;
 use crate::error::{CallError, contended};
 use crate::options::DynamoOptions;
 
-/// How many requests go into one write at most.
+/// The most requests in one write.
 const BATCH_MAX: usize = 1_024;
 
-/// Without group commit: how often others may be first before the bucket is split, so that fewer are
-/// in each other's way.
+/// Without group commit: after this many failed attempts of a write the bucket is split, to reduce contention.
 const CONTENDED_AFTER: u32 = 3;
 
-/// How many shards a take asks before all of them are read together.
+/// The most shards that a take tries before all of them are read and gathered from.
 const SHARDS_TRIED_MAX: usize = 3;
 
-/// How often throttled shards turn a request away before its caller hears of it: whether and when it is
-/// worth another try is the caller's business.
+/// How often a request is rerouted from throttled shards before its caller gets the error. Whether to retry then
+/// is up to the caller.
 const THROTTLED_MAX: u32 = 4;
 
-/// How often a settlement is tried that was turned away, and the first pause before it is tried again.
-/// Pauses double up to 1.6 s: half a minute in all.
+/// How often a failed settlement is retried, and the first pause before that. Pauses double up to 1.6 s: half a
+/// minute in all.
 const SETTLE_TRIES_MAX: u32 = 24;
 const SETTLE_PAUSE: Duration = Duration::from_millis(50);
 
-/// How many requests are gathered at once. More would read the same shards at the same time.
+/// The most gathers at the same time. More would only read the same shards.
 const GATHERS_MAX: usize = 8;
 
-/// A shard is hot when it can take fewer writes than this at once.
+/// A shard is hot when it has fewer writes left than this.
 const WRITES_LEFT_MIN: i64 = 150;
 
-/// How long a new count is given to make a difference before throttling counts again: DynamoDB
-/// throttles by the second.
+/// How long throttling is ignored after the shard count has changed: DynamoDB throttles by the second.
 const PATIENCE_MS: u64 = 1_500;
 
-/// The same for calls that were in each other's way.
+/// The same for contention.
 const CONTENDED_PATIENCE_MS: u64 = 300;
 
-/// What an answer is for.
+/// What a call is for.
 #[derive(Debug)]
 enum Pending<C> {
     Batch(Box<Batch<C>>),
     /// The pause of a lane.
     Pause(u32),
-    /// A flow, and what was known of the shards that it reads when it asked.
+    /// A flow, and the versions of the snapshots of the shards that it reads.
     Flow(u64, Vec<(u32, u64)>),
 }
 
@@ -78,30 +76,30 @@ pub(crate) struct BucketMachine<C> {
     key: BucketKey,
     options: Arc<DynamoOptions>,
     lanes: Lanes<C>,
-    known: Known,
+    snapshots: Snapshots,
     pending: Vec<(Op, Pending<C>)>,
     flows: Flows<C>,
-    /// Those who go on when the split under way has made a difference, and the throttled shard.
-    parked: Vec<(u32, Waiting<C>)>,
-    /// Lanes that are busy until then.
+    /// Requests that wait for the current split, each with its throttled shard.
+    parked: Vec<(u32, Queued<C>)>,
+    /// Lanes that wait for the current split.
     parked_lanes: Vec<u32>,
-    to_gather: VecDeque<Waiting<C>>,
-    /// What all shards are to be charged.
-    to_charge: VecDeque<(Waiting<C>, Settlement)>,
+    to_gather: VecDeque<Queued<C>>,
+    /// Charges for all shards.
+    to_charge: VecDeque<(Queued<C>, Settlement)>,
     tasks: VecDeque<(Task, Timestamp, C)>,
     /// The number of the next call or flow.
     next: u64,
-    /// How many callers have gone since they were last swept out of the queues.
-    gone: usize,
+    /// How many callers were dropped since the queues were last swept.
+    abandoned: usize,
     out: Vec<Command<C>>,
 }
 
 impl<C: Caller> BucketMachine<C> {
-    /// A machine that knows nothing. Its calls are numbered from `next` on.
+    /// A machine without snapshots. Its calls are numbered from `next` on.
     pub(crate) fn new(key: BucketKey, options: Arc<DynamoOptions>, next: u64) -> Self {
         Self {
             key,
-            known: Known::new(Arc::clone(&options)),
+            snapshots: Snapshots::new(Arc::clone(&options)),
             options,
             lanes: Lanes::default(),
             pending: Vec::new(),
@@ -112,109 +110,110 @@ impl<C: Caller> BucketMachine<C> {
             to_charge: VecDeque::new(),
             tasks: VecDeque::new(),
             next,
-            gone: 0,
+            abandoned: 0,
             out: Vec::new(),
         }
     }
 
-    /// Takes note of an event and says what is to be done about it.
+    /// Handles an event and returns the commands that follow.
     pub(crate) fn on(&mut self, event: Event<C>) -> Vec<Command<C>> {
         match event {
-            Event::Asked(waiting) => self.ask(waiting),
-            Event::Tasked(task, now, caller) => self.start_task(task, now, caller),
-            Event::Answered(op, answered) => self.answered(op, answered),
+            Event::Request(queued) => self.ask(queued),
+            Event::Task(task, now, caller) => self.start_task(task, now, caller),
+            Event::Answered(op, result) => self.on_result(op, result),
             Event::Abandoned => {
-                self.gone += 1;
-                if self.gone > 64 + self.waiting() / 8 {
+                self.abandoned += 1;
+                if self.abandoned > 64 + self.queued() / 8 {
                     self.sweep();
                 }
             }
-            Event::Deleted => self.known.forget(),
+            Event::Deleted => self.snapshots.forget(),
         }
         std::mem::take(&mut self.out)
     }
 
-    /// A machine in place of this one that knows nothing. Answers to calls of this one pass it by.
+    /// An empty machine to replace this one. It ignores responses to this one's calls.
     pub(crate) fn anew(&self) -> Self {
         Self::new(self.key.clone(), Arc::clone(&self.options), self.next)
     }
 
-    /// How many wait in queues.
-    fn waiting(&self) -> usize {
-        self.lanes.waiting() + self.parked.len() + self.to_gather.len() + self.to_charge.len()
+    /// The number of queued requests.
+    fn queued(&self) -> usize {
+        self.lanes.queued() + self.parked.len() + self.to_gather.len() + self.to_charge.len()
     }
 
-    fn ask(&mut self, waiting: Waiting<C>) {
+    fn ask(&mut self, queued: Queued<C>) {
         let queue_max = self.options.queue_max;
-        if self.gone > 0 && self.waiting() >= queue_max {
+        if self.abandoned > 0 && self.queued() >= queue_max {
             self.sweep();
         }
-        // A settlement was let in with its lease: refused, its tokens would be lost.
-        if self.waiting() >= queue_max && matches!(waiting.request, Request::Take(_)) {
-            let message = format!("{queue_max} callers wait for this bucket already; try later");
-            return self.reply(waiting, Err(StoreError::new(StoreErrorKind::Busy, message)));
+        // A settlement is always queued: its tokens would be lost otherwise.
+        if self.queued() >= queue_max && matches!(queued.request, Request::Take(_)) {
+            let message =
+                format!("{queue_max} callers already wait for this bucket; try again later");
+            return self.reply(queued, Err(StoreError::new(StoreErrorKind::Busy, message)));
         }
-        self.dispatch(waiting);
+        self.dispatch(queued);
     }
 
-    /// Forgets callers who have gone.
+    /// Removes the requests of callers that were dropped.
     fn sweep(&mut self) {
-        self.gone = 0;
+        self.abandoned = 0;
         self.lanes.sweep();
         self.parked.retain(|(_, one)| !one.is_abandoned());
         self.to_gather.retain(|one| !one.is_abandoned());
     }
 
-    /// Puts a request into the lane of the shard that seems right.
-    fn dispatch(&mut self, waiting: Waiting<C>) {
-        let count = self.known.count();
-        let shard = match &waiting.request {
+    /// Chooses a shard for a request and queues it there.
+    fn dispatch(&mut self, queued: Queued<C>) {
+        let count = self.snapshots.count();
+        let shard = match &queued.request {
             _ if count == 1 => SHARD_ZERO,
             Request::Take(leg) => {
-                let (leg, tried) = (leg.clone(), waiting.tried.clone());
-                self.watch_for_calm(waiting.now);
-                self.known.choose(&leg, waiting.now, &tried)
+                let (leg, tried) = (leg.clone(), queued.tried.clone());
+                self.watch_for_calm(queued.now);
+                self.snapshots.choose(&leg, queued.now, &tried)
             }
-            // A shard that has retired was merged into this one.
+            // A retired shard was merged into this one.
             Request::Settle(settlement) | Request::SettleRest(settlement) => {
                 settlement.placement.get() & (count - 1)
             }
         };
-        self.enqueue(shard, waiting);
+        self.enqueue(shard, queued);
     }
 
-    fn enqueue(&mut self, shard: u32, waiting: Waiting<C>) {
+    fn enqueue(&mut self, shard: u32, queued: Queued<C>) {
         if !self.options.group_commit {
-            let batch = self.batch(shard, vec![waiting]);
+            let batch = self.batch(shard, vec![queued]);
             self.advance(batch);
             return;
         }
         let lane = self.lanes.of(shard);
-        lane.queue.push_back(waiting);
+        lane.queue.push_back(queued);
         if !lane.is_busy {
             self.next_batch(shard);
         }
     }
 
-    fn reply(&mut self, mut waiting: Waiting<C>, reply: Result<Reply, StoreError>) {
+    fn reply(&mut self, mut queued: Queued<C>, reply: Result<Reply, StoreError>) {
         if reply.is_ok()
-            && let Some(then) = waiting.then.take()
+            && let Some(then) = queued.then.take()
         {
-            waiting.request = Request::Settle(*then);
-            waiting.is_begun = true;
-            return self.dispatch(waiting);
+            queued.request = Request::Settle(*then);
+            queued.is_begun = true;
+            return self.dispatch(queued);
         }
         let reply = match reply {
-            Err(error) if waiting.is_begun => Err(error.maybe_applied()),
+            Err(error) if queued.is_begun => Err(error.maybe_applied()),
             reply => reply,
         };
-        let undo = match (&waiting.request, &reply) {
+        let undo = match (&queued.request, &reply) {
             (Request::Take(leg), Ok(Reply::Taken(taken))) => {
-                Some(Box::new(Waiting::refund(leg, taken.placement.get(), waiting.now)))
+                Some(Box::new(Queued::refund(leg, taken.placement.get(), queued.now)))
             }
             _ => None,
         };
-        match (waiting.caller, reply) {
+        match (queued.caller, reply) {
             (Some(caller), reply) => self.out.push(Command::Reply { caller, reply, undo }),
             (None, Err(error)) => self.out.push(Command::LostRefund(error)),
             (None, Ok(_)) => {}
@@ -225,24 +224,27 @@ impl<C: Caller> BucketMachine<C> {
         BucketItemKey { bucket: self.key.clone(), shard }
     }
 
-    /// The statuses of a leg, if what is known of all shards is fresh and nobody is ahead of it.
-    pub(crate) fn statuses_by_memory(
+    /// The statuses of a leg, if the snapshots of all shards are fresh and no request is queued before it.
+    pub(crate) fn statuses_from_snapshots(
         &self,
         level: usize,
         leg: &Leg,
         now: Timestamp,
     ) -> Option<Vec<LimitStatus>> {
-        self.lanes.are_idle().then(|| self.known.statuses_by_memory(level, leg, now)).flatten()
+        self.lanes
+            .are_idle()
+            .then(|| self.snapshots.statuses_from_snapshots(level, leg, now))
+            .flatten()
     }
 
-    /// How a leg that passed stands now.
-    pub(crate) fn as_remembered(
+    /// The statuses of a leg that was admitted, by the last snapshots.
+    pub(crate) fn last_statuses(
         &self,
         level: usize,
         leg: &Leg,
         now: Timestamp,
     ) -> Vec<LimitStatus> {
-        self.known.as_remembered(level, leg, now)
+        self.snapshots.last_statuses(level, leg, now)
     }
 
     fn call(&mut self, pending: Pending<C>, call: Call) {
@@ -252,14 +254,14 @@ impl<C: Caller> BucketMachine<C> {
         self.out.push(Command::Call(op, call));
     }
 
-    fn answered(&mut self, op: Op, answered: Answered) {
+    fn on_result(&mut self, op: Op, result: CallResult) {
         let Some(at) = self.pending.iter().position(|(one, _)| *one == op) else { return };
         match self.pending.swap_remove(at).1 {
-            Pending::Batch(batch) => self.batch_answered(*batch, answered),
+            Pending::Batch(batch) => self.on_batch_result(*batch, result),
             Pending::Pause(shard) => self.next_batch(shard),
             Pending::Flow(flow, versions) => {
-                self.learn_from_flow(&versions, flow, &answered);
-                self.resume(flow, Some(answered));
+                self.cache_flow_result(&versions, flow, &result);
+                self.resume(flow, Some(result));
             }
         }
     }
@@ -267,16 +269,16 @@ impl<C: Caller> BucketMachine<C> {
 
 /// Batches.
 impl<C: Caller> BucketMachine<C> {
-    /// Begins the next batch of a lane that has none under way.
+    /// Starts the next batch of an idle lane.
     fn next_batch(&mut self, shard: u32) {
         loop {
             let lane = self.lanes.of(shard);
             let mut members = Vec::new();
             while members.len() < BATCH_MAX
-                && let Some(waiting) = lane.queue.pop_front()
+                && let Some(queued) = lane.queue.pop_front()
             {
-                if !waiting.is_abandoned() {
-                    members.push(waiting);
+                if !queued.is_abandoned() {
+                    members.push(queued);
                 }
             }
             lane.is_busy = !members.is_empty();
@@ -298,8 +300,8 @@ impl<C: Caller> BucketMachine<C> {
     }
 
     fn pause(&mut self, shard: u32) -> bool {
-        let pause = self.known.shard(shard).pause();
-        // Nobody is helped by waiting alone.
+        let pause = self.snapshots.shard(shard).pause();
+        // An empty queue needs no pause.
         let pause = pause.filter(|_| !self.lanes.of(shard).queue.is_empty());
         if let Some(pause) = pause {
             self.call(Pending::Pause(shard), Call::Pause(pause));
@@ -307,24 +309,24 @@ impl<C: Caller> BucketMachine<C> {
         pause.is_some()
     }
 
-    fn batch(&mut self, shard: u32, members: Vec<Waiting<C>>) -> Batch<C> {
-        let now = members.iter().map(|waiting| waiting.now).max().unwrap_or_default();
+    fn batch(&mut self, shard: u32, members: Vec<Queued<C>>) -> Batch<C> {
+        let now = members.iter().map(|queued| queued.now).max().unwrap_or_default();
         let trust = self.options.local_refusal;
-        let known = self.known.shard(shard);
-        let is_fresh = known.fresh(now, trust).is_some();
-        let snapshot = known.snapshot().cloned();
+        let cached = self.snapshots.shard(shard);
+        let is_fresh = cached.fresh(now, trust).is_some();
+        let snapshot = cached.snapshot().cloned();
         let (attempt, is_just_seen) = (0, false);
         let (written, left_over) = (Vec::new(), Vec::new());
         Batch { shard, now, members, attempt, snapshot, is_fresh, is_just_seen, written, left_over }
     }
 
-    /// Takes a batch on to its next call. True when it has ended.
+    /// Takes a batch to its next call. True if it has ended.
     fn advance(&mut self, mut batch: Batch<C>) -> bool {
         if batch.attempt == ATTEMPTS_MAX {
             self.fail(batch.members, || contended(ATTEMPTS_MAX));
             return true;
         }
-        batch.members.retain(|waiting| !waiting.is_abandoned());
+        batch.members.retain(|queued| !queued.is_abandoned());
         if batch.attempt == CONTENDED_AFTER && !self.options.group_commit {
             self.split_unless_early(CONTENDED_PATIENCE_MS, batch.now);
         }
@@ -336,44 +338,44 @@ impl<C: Caller> BucketMachine<C> {
         false
     }
 
-    /// Replies with an error. A settlement that was only turned away goes on trying: its lease is over,
-    /// and nobody else will.
-    fn fail(&mut self, members: Vec<Waiting<C>>, error: impl Fn() -> StoreError) {
-        for mut waiting in members {
+    /// Replies with an error. A settlement that was not applied is retried instead if the table was busy, or if
+    /// nobody awaits the reply: its lease is over, and nobody else would retry it.
+    fn fail(&mut self, members: Vec<Queued<C>>, error: impl Fn() -> StoreError) {
+        for mut queued in members {
             let error = error();
-            let is_turned_away = error.kind() == StoreErrorKind::Busy || waiting.caller.is_none();
-            if waiting.request.settlement().is_none()
+            let is_retried = error.kind() == StoreErrorKind::Busy || queued.caller.is_none();
+            if queued.request.settlement().is_none()
                 || error.applied() == Applied::Maybe
-                || !is_turned_away
-                || waiting.tries == SETTLE_TRIES_MAX
+                || !is_retried
+                || queued.tries == SETTLE_TRIES_MAX
             {
-                self.reply(waiting, Err(error));
+                self.reply(queued, Err(error));
                 continue;
             }
-            let pause = SETTLE_PAUSE * 2_u32.pow(waiting.tries.min(5));
-            (waiting.tries, waiting.moves) = (waiting.tries + 1, 0);
-            self.start(FlowKind::Other, waiting.now, async move |port| {
+            let pause = SETTLE_PAUSE * 2_u32.pow(queued.tries.min(5));
+            (queued.tries, queued.moves) = (queued.tries + 1, 0);
+            self.start(FlowKind::Other, queued.now, async move |port| {
                 port.pause(pause).await;
-                port.note(Note::Dispatch(waiting));
+                port.note(Note::Dispatch(queued));
             });
         }
     }
 
-    fn batch_answered(&mut self, mut batch: Batch<C>, answered: Answered) {
+    fn on_batch_result(&mut self, mut batch: Batch<C>, result: CallResult) {
         let shard = batch.shard;
         batch.attempt += 1;
         let (written, left_over) =
             (std::mem::take(&mut batch.written), std::mem::take(&mut batch.left_over));
         let key = self.item_key(shard);
-        let seen = match answered {
-            Ok(Answer::Updated(Updated::Done(item, _))) => decode(&key, Some(&item))
+        let seen = match result {
+            Ok(Response::Updated(Updated::Done(item, _))) => decode(&key, Some(&item))
                 .map(|snapshot| (snapshot, written))
                 .map_err(CallError::maybe_applied),
-            Ok(Answer::Updated(Updated::Unmet(item, _))) => {
-                self.known.shard(shard).lost += 1;
+            Ok(Response::Updated(Updated::Unmet(item, _))) => {
+                self.snapshots.shard(shard).lost += 1;
                 decode(&key, item.as_ref()).map(|snapshot| (snapshot, Vec::new()))
             }
-            Ok(Answer::Read(mut items)) => {
+            Ok(Response::Read(mut items)) => {
                 decode(&key, items.pop().flatten().as_ref()).map(|snapshot| (snapshot, Vec::new()))
             }
             Ok(_) => unreachable!("a batch asks for updates and reads"),
@@ -381,22 +383,22 @@ impl<C: Caller> BucketMachine<C> {
         };
         match seen {
             Ok((snapshot, written)) => {
-                let known = matches!(snapshot, Snapshot::Item(_));
-                let known = known.then(|| (snapshot.clone(), batch.now));
-                self.known.shard(shard).know(known);
-                self.known.learn(shard, &snapshot, batch.now);
+                let cached = matches!(snapshot, Snapshot::Item(_));
+                let cached = cached.then(|| (snapshot.clone(), batch.now));
+                self.snapshots.shard(shard).set_snapshot(cached);
+                self.snapshots.update_count(shard, &snapshot, batch.now);
                 self.reply_written(&mut batch, &written, left_over, &snapshot);
                 self.split_if_hot(shard, &snapshot, batch.now);
                 batch.snapshot = Some(snapshot);
                 (batch.is_fresh, batch.is_just_seen) = (true, true);
             }
-            // Somebody's transaction was under way on the same item: it takes milliseconds.
+            // A transaction was in progress on the same item: it takes milliseconds.
             Err(error) if error.is(TableErrorKind::Conflict) => {}
             Err(error) if error.is(TableErrorKind::PartitionThrottled) => {
                 return self.reroute_throttled(batch, &error);
             }
             Err(error) => {
-                self.known.shard(shard).know(None);
+                self.snapshots.shard(shard).set_snapshot(None);
                 self.fail(batch.members, || error.to_store_error());
                 return self.finish_batch(shard);
             }
@@ -406,21 +408,21 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
-    /// What to ask the table next; `None` when everybody has a reply, or went elsewhere. Whoever can be
-    /// answered by the snapshot is answered here and leaves the batch.
+    /// The next call of a batch; `None` if every member has a reply or moved elsewhere. Members that the
+    /// snapshot decides get their reply here and leave the batch.
     fn next_call(&mut self, batch: &mut Batch<C>) -> Option<Call> {
         if batch.members.is_empty() {
             return None;
         }
         let (key, now) = (self.item_key(batch.shard), batch.now);
-        let is_unsure = batch.members.iter().any(|waiting| batch.is_unsure_of(&waiting.request));
+        let is_unsure = batch.members.iter().any(|queued| batch.is_unsure_of(&queued.request));
         let Some(snapshot) = batch.snapshot.clone().filter(|_| !is_unsure) else {
             return Some(self.blind_call(batch));
         };
         let requests: Vec<&Request> = batch.members.iter().map(|one| &one.request).collect();
         let decision = decide_batch(&key, &snapshot, &requests, now);
         if !batch.is_fresh {
-            // Old knowledge is good enough to write by, because the write pins it, but not to refuse by.
+            // A write may rely on an old snapshot, because it pins it. A refusal may not.
             let Some(update) = decision.update else { return Some(self.blind_call(batch)) };
             let is_written = |at: &usize| decision.outcomes[*at] == Outcome::Written;
             batch.written = (0..batch.members.len()).filter(is_written).collect();
@@ -429,45 +431,45 @@ impl<C: Caller> BucketMachine<C> {
         }
         let mut left_over = decision.left_over;
         let members = std::mem::take(&mut batch.members);
-        for (at, (waiting, outcome)) in members.into_iter().zip(decision.outcomes).enumerate() {
+        for (at, (queued, outcome)) in members.into_iter().zip(decision.outcomes).enumerate() {
             let rest = left_over.iter_mut().find(|(place, _)| *place == at);
             let rest = rest.map(|(_, takes)| std::mem::take(takes));
-            match (outcome, waiting.request.settlement()) {
+            match (outcome, queued.request.settlement()) {
                 (Outcome::Written, _) => {
                     batch.left_over.extend(rest.map(|takes| (batch.members.len(), takes)));
                     batch.written.push(batch.members.len());
-                    batch.members.push(waiting);
+                    batch.members.push(queued);
                 }
                 (Outcome::Refused(_), _) if snapshot.is_sharded(now) => {
-                    self.try_next_shard(batch.shard, waiting);
+                    self.try_next_shard(batch.shard, queued);
                 }
                 (Outcome::Refused(statuses), _) => {
-                    self.reply(waiting, Ok(Reply::Refused(statuses)));
+                    self.reply(queued, Ok(Reply::Refused(statuses)));
                 }
                 (Outcome::Rejected(kind, message), _) => {
-                    self.reply(waiting, Err(StoreError::new(kind, message)));
+                    self.reply(queued, Err(StoreError::new(kind, message)));
                 }
                 (Outcome::Nothing, Some(settlement)) => match rest {
                     Some(differences) => {
                         let rest = Settlement { differences, ..settlement.clone() };
-                        self.settle_elsewhere(waiting, rest);
+                        self.settle_elsewhere(queued, rest);
                     }
-                    None => self.reply(waiting, Ok(Reply::Settled)),
+                    None => self.reply(queued, Ok(Reply::Settled)),
                 },
                 (Outcome::Nothing, None) => {
                     let taken =
-                        self.known.taken(batch.shard, &waiting.request, &snapshot, &[], now);
-                    self.reply(waiting, Ok(Reply::Taken(taken)));
+                        self.snapshots.taken(batch.shard, &queued.request, &snapshot, &[], now);
+                    self.reply(queued, Ok(Reply::Taken(taken)));
                 }
             }
         }
         decision.update.map(|update| Call::Update(batch.shard, update))
     }
 
-    /// The first call where nothing is known: a write that tells, whether it happens or not.
+    /// The first call without a snapshot: a write whose answer has the item, whether it was applied or not.
     fn blind_call(&self, batch: &mut Batch<C>) -> Call {
         let key = self.item_key(batch.shard);
-        // One write can rely on one set of limits.
+        // One write relies on one set of limits.
         let limits = batch.members.first().map(|one| Arc::clone(one.request.target().limits()));
         let fits = |request: &Request| {
             Some(request.target().limits()) == limits.as_ref() && !request.is_empty()
@@ -477,13 +479,13 @@ impl<C: Caller> BucketMachine<C> {
         batch.left_over.clear();
         let requests: Vec<&Request> =
             batch.written.iter().map(|at| &batch.members[*at].request).collect();
-        match blind(&key, self.known.count(), &requests, batch.now) {
+        match blind(&key, self.snapshots.count(), &requests, batch.now) {
             Some(update) => Call::Update(batch.shard, update),
             None => Call::Read(vec![key]),
         }
     }
 
-    /// Replies to those who were part of a write, and lets them leave the batch.
+    /// Replies to the members of a write, and removes them from the batch.
     fn reply_written(
         &mut self,
         batch: &mut Batch<C>,
@@ -494,57 +496,57 @@ impl<C: Caller> BucketMachine<C> {
         let mut is_written = vec![false; batch.members.len()];
         written.iter().for_each(|at| is_written[*at] = true);
         let (mut kept, mut replies, mut later) = (Vec::new(), Vec::new(), Vec::new());
-        // From the last to the first: what was left after one is what is left now and all that was
-        // taken after it.
+        // From the last to the first: what was left after a take is the balance now plus all later takes.
         let members = std::mem::take(&mut batch.members);
-        for ((at, mut waiting), is_written) in members.into_iter().enumerate().zip(is_written).rev()
+        for ((at, mut queued), is_written) in members.into_iter().enumerate().zip(is_written).rev()
         {
             if !is_written {
-                kept.push(waiting);
+                kept.push(queued);
                 continue;
             }
-            let Some(settlement) = waiting.request.settlement() else {
+            let Some(settlement) = queued.request.settlement() else {
                 let taken =
-                    self.known.taken(batch.shard, &waiting.request, snapshot, &later, batch.now);
-                later.extend(amounts(&waiting.request));
-                replies.push((waiting, Reply::Taken(taken)));
+                    self.snapshots.taken(batch.shard, &queued.request, snapshot, &later, batch.now);
+                later.extend(amounts(&queued.request));
+                replies.push((queued, Reply::Taken(taken)));
                 continue;
             };
             match left_over.iter_mut().find(|(place, _)| *place == at) {
                 Some((_, differences)) => {
                     let differences = std::mem::take(differences);
                     let rest = Settlement { differences, ..settlement.clone() };
-                    waiting.is_begun = true;
-                    self.settle_elsewhere(waiting, rest);
+                    queued.is_begun = true;
+                    self.settle_elsewhere(queued, rest);
                 }
-                None => replies.push((waiting, Reply::Settled)),
+                None => replies.push((queued, Reply::Settled)),
             }
         }
         kept.reverse();
         batch.members = kept;
-        for (waiting, reply) in replies.into_iter().rev() {
-            self.reply(waiting, Ok(reply));
+        for (queued, reply) in replies.into_iter().rev() {
+            self.reply(queued, Ok(reply));
         }
     }
 
-    /// A shard cannot give what is asked: another may, or all of them together.
-    fn try_next_shard(&mut self, shard: u32, mut waiting: Waiting<C>) {
-        waiting.tried.push(shard);
-        let Request::Take(leg) = &waiting.request else { return };
-        let next = self.known.next_best(leg, waiting.now, &waiting.tried);
-        match next.filter(|_| waiting.tried.len() < SHARDS_TRIED_MAX) {
-            Some(shard) => self.enqueue(shard, waiting),
-            None => self.gather(waiting),
+    /// A shard refused a take: another one may cover it, or all of them together.
+    fn try_next_shard(&mut self, shard: u32, mut queued: Queued<C>) {
+        queued.tried.push(shard);
+        let Request::Take(leg) = &queued.request else { return };
+        let next = self.snapshots.next_best(leg, queued.now, &queued.tried);
+        match next.filter(|_| queued.tried.len() < SHARDS_TRIED_MAX) {
+            Some(shard) => self.enqueue(shard, queued),
+            None => self.gather(queued),
         }
     }
 
-    /// The shard is not there: whoever asked it goes where its share is now. True when that is known.
+    /// The shard is missing or retired: its requests go to the shard that has its share. True if the batch has
+    /// ended.
     fn redirect_to_owner(&mut self, batch: Batch<C>) -> bool {
         let (shard, now) = (batch.shard, batch.now);
         if let Some(Snapshot::Item(item)) = &batch.snapshot
             && item.is_retired()
         {
-            // Whoever took it over is the one that it was split from.
+            // It was merged into the shard that it was split from.
             self.redirect(shard, Ok(origin_of(shard)), batch.members, now);
             return true;
         }
@@ -561,7 +563,7 @@ impl<C: Caller> BucketMachine<C> {
         &mut self,
         from: u32,
         to: Result<u32, CallError>,
-        members: Vec<Waiting<C>>,
+        members: Vec<Queued<C>>,
         now: Timestamp,
     ) {
         let to = match to {
@@ -569,34 +571,34 @@ impl<C: Caller> BucketMachine<C> {
             Err(error) if error.is_transient() => origin_of(from),
             Err(error) => return self.fail(members, || error.to_store_error()),
         };
-        self.known.shard(from).know(None);
-        let map = self.known.map(now);
+        self.snapshots.shard(from).set_snapshot(None);
+        let map = self.snapshots.map(now);
         if map.current == from {
             map.current = to;
         }
-        for mut waiting in members {
-            waiting.moves += 1;
-            match waiting.moves > MOVES_MAX {
-                true => self.fail(vec![waiting], || contended(MOVES_MAX)),
-                false => self.enqueue(to, waiting),
+        for mut queued in members {
+            queued.moves += 1;
+            match queued.moves > MOVES_MAX {
+                true => self.fail(vec![queued], || contended(MOVES_MAX)),
+                false => self.enqueue(to, queued),
             }
         }
     }
 
-    /// The shard takes no more writes in this moment: the bucket is split further, and whoever wants
-    /// tokens asks another shard. What is settled waits its turn.
+    /// The shard is throttled: the bucket is split further, and takes go to another shard. Settlements are
+    /// queued again.
     fn reroute_throttled(&mut self, batch: Batch<C>, error: &CallError) {
         let (shard, now) = (batch.shard, batch.now);
-        if self.known.is_busy_all_over(shard, now) {
+        if self.snapshots.is_busy_all_over(shard, now) {
             self.split_unless_early(PATIENCE_MS, now);
         }
         let waits = self.is_resharding();
-        for mut waiting in batch.members {
-            waiting.moves += 1;
-            match waiting.moves > THROTTLED_MAX {
-                true => self.fail(vec![waiting], || error.to_store_error()),
-                false if waits => self.parked.push((shard, waiting)),
-                false => self.dispatch_avoiding(shard, waiting),
+        for mut queued in batch.members {
+            queued.moves += 1;
+            match queued.moves > THROTTLED_MAX {
+                true => self.fail(vec![queued], || error.to_store_error()),
+                false if waits => self.parked.push((shard, queued)),
+                false => self.dispatch_avoiding(shard, queued),
             }
         }
         match waits {
@@ -605,22 +607,22 @@ impl<C: Caller> BucketMachine<C> {
         }
     }
 
-    fn dispatch_avoiding(&mut self, shard: u32, waiting: Waiting<C>) {
-        match &waiting.request {
-            Request::Take(leg) if self.known.count() > 1 => {
+    fn dispatch_avoiding(&mut self, shard: u32, queued: Queued<C>) {
+        match &queued.request {
+            Request::Take(leg) if self.snapshots.count() > 1 => {
                 let leg = leg.clone();
-                let next = self.known.choose(&leg, waiting.now, &[shard]);
-                self.enqueue(next, waiting);
+                let next = self.snapshots.choose(&leg, queued.now, &[shard]);
+                self.enqueue(next, queued);
             }
-            _ => self.dispatch(waiting),
+            _ => self.dispatch(queued),
         }
     }
 
-    /// Those who waited for a split go on.
+    /// Requests and lanes that waited for a split continue.
     fn unpark(&mut self) {
         let parked = std::mem::take(&mut self.parked);
-        for (shard, waiting) in parked {
-            self.dispatch_avoiding(shard, waiting);
+        for (shard, queued) in parked {
+            self.dispatch_avoiding(shard, queued);
         }
         for shard in std::mem::take(&mut self.parked_lanes) {
             self.finish_batch(shard);
@@ -628,7 +630,7 @@ impl<C: Caller> BucketMachine<C> {
     }
 }
 
-/// The rest: lanes, flows and what they note.
+/// Flows and their notes.
 impl<C: Caller> BucketMachine<C> {
     fn start<F>(&mut self, kind: FlowKind, now: Timestamp, work: impl FnOnce(Port<C>) -> F)
     where
@@ -640,8 +642,8 @@ impl<C: Caller> BucketMachine<C> {
         self.resume(id, None);
     }
 
-    fn resume(&mut self, id: u64, answered: Option<Answered>) {
-        let Some(resumed) = self.flows.resume(id, answered, self.known.count()) else { return };
+    fn resume(&mut self, id: u64, result: Option<CallResult>) {
+        let Some(resumed) = self.flows.resume(id, result, self.snapshots.count()) else { return };
         resumed.notes.into_iter().for_each(|note| self.note(note, resumed.now));
         match resumed.next {
             Ok(call) => {
@@ -651,7 +653,7 @@ impl<C: Caller> BucketMachine<C> {
                     Call::Transact(_) | Call::Pause(_) => Vec::new(),
                 };
                 let versions =
-                    asked.into_iter().map(|shard| (shard, self.known.shard(shard).version));
+                    asked.into_iter().map(|shard| (shard, self.snapshots.shard(shard).version));
                 let versions = versions.collect();
                 self.call(Pending::Flow(id, versions), call);
             }
@@ -670,11 +672,11 @@ impl<C: Caller> BucketMachine<C> {
                 }
             }
             FlowKind::Gather => {
-                // One that memory answers starts no flow: then it is the next one's turn.
+                // A request that snapshots refuse starts no flow: take the next one.
                 while self.flows.count(FlowKind::Gather) < GATHERS_MAX
-                    && let Some(waiting) = self.to_gather.pop_front()
+                    && let Some(queued) = self.to_gather.pop_front()
                 {
-                    self.gather(waiting);
+                    self.gather(queued);
                 }
             }
             FlowKind::Restore(shard) => self.finish_batch(shard),
@@ -685,36 +687,36 @@ impl<C: Caller> BucketMachine<C> {
 
     fn note(&mut self, note: Note<C>, now: Timestamp) {
         match note {
-            Note::Count(count) => self.known.set_count(count, now),
-            Note::Forget(shard) => self.known.shard(shard).know(None),
-            Note::Writes(writes) => self.known.map(now).set_writes(writes, now),
+            Note::Count(count) => self.snapshots.set_count(count, now),
+            Note::Forget(shard) => self.snapshots.shard(shard).set_snapshot(None),
+            Note::Writes(writes) => self.snapshots.map(now).set_writes(writes, now),
             Note::Counted(counted) => self.out.push(Command::Count(counted)),
             Note::Unpark => self.unpark(),
-            Note::Reply(waiting, reply) => self.reply(waiting, reply),
+            Note::Reply(queued, reply) => self.reply(queued, reply),
             Note::Finish(caller, done) => {
                 let reply = done.map(Reply::Done);
                 self.out.push(Command::Reply { caller, reply, undo: None });
             }
-            Note::Enqueue(shard, waiting) => self.enqueue(shard, waiting),
-            Note::Dispatch(waiting) => self.dispatch(waiting),
+            Note::Enqueue(shard, queued) => self.enqueue(shard, queued),
+            Note::Dispatch(queued) => self.dispatch(queued),
             Note::Redirect { from, to, batch } => self.redirect(from, to, batch, now),
         }
     }
 
-    /// Remembers what a flow has read or written, unless something was learnt of it since it asked.
-    fn learn_from_flow(&mut self, versions: &[(u32, u64)], flow: u64, answered: &Answered) {
-        let items: Vec<Option<_>> = match answered {
-            Ok(Answer::Read(items)) => items.iter().map(Option::as_ref).collect(),
-            Ok(Answer::Updated(Updated::Done(item, _))) => vec![Some(item)],
-            Ok(Answer::Updated(Updated::Unmet(item, _))) => vec![item.as_ref()],
+    /// Keeps what a flow has read or written as snapshots, unless they have changed since its call.
+    fn cache_flow_result(&mut self, versions: &[(u32, u64)], flow: u64, result: &CallResult) {
+        let items: Vec<Option<_>> = match result {
+            Ok(Response::Read(items)) => items.iter().map(Option::as_ref).collect(),
+            Ok(Response::Updated(Updated::Done(item, _))) => vec![Some(item)],
+            Ok(Response::Updated(Updated::Unmet(item, _))) => vec![item.as_ref()],
             _ => return,
         };
         let Some(now) = self.flows.now_of(flow) else { return };
         for ((shard, version), item) in versions.iter().zip(items) {
             let Ok(snapshot) = decode(&self.item_key(*shard), item) else { continue };
-            let known = self.known.shard(*shard);
-            if known.version == *version {
-                known.know(matches!(snapshot, Snapshot::Item(_)).then(|| (snapshot, now)));
+            let cached = self.snapshots.shard(*shard);
+            if cached.version == *version {
+                cached.set_snapshot(matches!(snapshot, Snapshot::Item(_)).then(|| (snapshot, now)));
             }
         }
     }
@@ -723,50 +725,49 @@ impl<C: Caller> BucketMachine<C> {
         self.flows.count(FlowKind::Reshard) > 0
     }
 
-    fn gather(&mut self, waiting: Waiting<C>) {
-        let now = waiting.now;
-        let Request::Take(leg) = &waiting.request else { return };
-        // Somebody may have read all shards just now.
-        if let Some(statuses) = self.statuses_by_memory(0, leg, now)
+    fn gather(&mut self, queued: Queued<C>) {
+        let now = queued.now;
+        let Request::Take(leg) = &queued.request else { return };
+        // Another gather may have read all shards just now.
+        if let Some(statuses) = self.statuses_from_snapshots(0, leg, now)
             && statuses.iter().any(|status| status.exceeded)
         {
-            return self.reply(waiting, Ok(Reply::Refused(statuses)));
+            return self.reply(queued, Ok(Reply::Refused(statuses)));
         }
         if self.flows.count(FlowKind::Gather) >= GATHERS_MAX {
-            return self.to_gather.push_back(waiting);
+            return self.to_gather.push_back(queued);
         }
-        self.start(FlowKind::Gather, now, async move |port| gather::gather(&port, waiting).await);
+        self.start(FlowKind::Gather, now, async move |port| gather::gather(&port, queued).await);
     }
 
-    /// What a shard cannot settle by itself: refunds beyond its ceiling, or charges that it cannot bear.
-    fn settle_elsewhere(&mut self, mut waiting: Waiting<C>, rest: Settlement) {
+    /// Settles on other shards what one shard cannot: refunds beyond its ceiling, or charges that are too large.
+    fn settle_elsewhere(&mut self, mut queued: Queued<C>, rest: Settlement) {
         let differences = rest.differences.iter().copied();
         let (charges, refunds): (Takes, Takes) =
             differences.partition(|one| one.amount > Millitokens::ZERO);
-        let part = |differences| Settlement { differences, ..rest.clone() };
+        let subset = |differences| Settlement { differences, ..rest.clone() };
         if charges.is_empty() {
-            return self.start(FlowKind::Other, waiting.now, async move |port| {
-                gather::credit_other_shards(&port, waiting, rest).await;
+            return self.start(FlowKind::Other, queued.now, async move |port| {
+                gather::credit_other_shards(&port, queued, rest).await;
             });
         }
-        waiting.then = (!refunds.is_empty()).then(|| Box::new(part(refunds)));
-        self.to_charge.push_back((waiting, part(charges)));
+        queued.then = (!refunds.is_empty()).then(|| Box::new(subset(refunds)));
+        self.to_charge.push_back((queued, subset(charges)));
         self.charge_all_shards();
     }
 
-    /// Charges go one after the other, because each is written to all shards. Those that wait under the same
-    /// limits go together.
+    /// Starts the next charge of all shards, unless one is running. Charges under the same limits are combined.
     fn charge_all_shards(&mut self) {
         if self.flows.count(FlowKind::Charge) > 0 {
             return;
         }
         let Some((_, first)) = self.to_charge.front() else { return };
         let limits = Arc::clone(first.target.limits());
-        let is_alike = |(_, one): &(Waiting<C>, Settlement)| *one.target.limits() == limits;
-        let waiting = std::mem::take(&mut self.to_charge);
-        let (batch, later): (Vec<_>, Vec<_>) = waiting.into_iter().partition(is_alike);
+        let is_alike = |(_, one): &(Queued<C>, Settlement)| *one.target.limits() == limits;
+        let queued = std::mem::take(&mut self.to_charge);
+        let (batch, later): (Vec<_>, Vec<_>) = queued.into_iter().partition(is_alike);
         self.to_charge = later.into();
-        let now = batch.iter().map(|(waiting, _)| waiting.now).max().unwrap_or_default();
+        let now = batch.iter().map(|(queued, _)| queued.now).max().unwrap_or_default();
         self.start(FlowKind::Charge, now, async move |port| {
             debt::charge_all_shards(&port, batch).await;
         });
@@ -786,44 +787,46 @@ impl<C: Caller> BucketMachine<C> {
         });
     }
 
-    /// Splits the bucket unless that was done just now.
+    /// Splits the bucket unless its shard count has changed just now.
     fn split_unless_early(&mut self, patience_ms: u64, now: Timestamp) {
-        if !self.known.map(now).has_changed_within(patience_ms, now) {
-            self.start_split(self.known.count(), now);
+        if !self.snapshots.map(now).has_changed_within(patience_ms, now) {
+            self.start_split(self.snapshots.count(), now);
         }
     }
 
     fn start_split(&mut self, from: u32, now: Timestamp) {
-        if self.is_resharding() || self.known.count() != from || from >= self.options.shards_max {
+        if self.is_resharding() || self.snapshots.count() != from || from >= self.options.shards_max
+        {
             return;
         }
         self.start(FlowKind::Reshard, now, async move |port| {
-            // Whoever finds the bucket as hot tries again.
+            // After an error, the next hot write tries again.
             if let Ok(true) = reshard::begin_split(&port, from).await {
                 let _ = reshard::finish_split(&port, from).await;
             }
         });
     }
 
-    /// After a write: splits the bucket when the shard is too hot.
+    /// Splits the bucket if a write found the shard hot.
     fn split_if_hot(&mut self, shard: u32, snapshot: &Snapshot, now: Timestamp) {
         let Snapshot::Item(item) = snapshot else { return };
         let count = item.shard_count.next_power_of_two();
         let is_hot = item.writes_left(now) < WRITES_LEFT_MIN && item.is_live(now);
-        if is_hot && count < self.options.shards_max && self.known.is_busy_all_over(shard, now) {
+        if is_hot && count < self.options.shards_max && self.snapshots.is_busy_all_over(shard, now)
+        {
             self.start_split(count, now);
         }
     }
 
-    /// Now and then, looks whether a bucket is still written so often that it needs its shards.
+    /// Every `merge_after`, counts the writes of a bucket with several shards, and merges it if they are few.
     fn watch_for_calm(&mut self, now: Timestamp) {
         if self.is_resharding() {
             return;
         }
         let merge_after = self.options.merge_after;
-        let Some(before) = self.known.map(now).recount_due(merge_after, now) else { return };
+        let Some(before) = self.snapshots.map(now).recount_due(merge_after, now) else { return };
         self.start(FlowKind::Reshard, now, async move |port| {
-            // It is tried again after as long a time.
+            // After an error, it is tried again after `merge_after`.
             let _ = reshard::merge_if_calm(&port, before).await;
         });
     }

@@ -1,4 +1,4 @@
-//! The machine by itself, without a runtime: what happens to it, and what it wants done about that.
+//! The machine alone, without a runtime: events, and the commands that follow.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -19,11 +19,11 @@ use zae_limiter_testkit::SimTable;
 
 use super::decide::Request;
 use super::machine::BucketMachine;
-use super::message::{Answer, Call, Caller, Command, Event, Op, Reply, Task, Waiting};
+use super::message::{Call, Caller, Command, Event, Op, Queued, Reply, Response, Task};
 use crate::driver::key_of;
 use crate::options::DynamoOptions;
 
-/// Somebody who waits, until they go.
+/// A caller, until it is dropped.
 #[derive(Clone, Debug)]
 struct Who {
     name: &'static str,
@@ -36,30 +36,30 @@ impl Caller for Who {
     }
 }
 
-/// What happens.
+/// A step of a test.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Somebody asks for tokens.
+    /// A caller asks for tokens.
     Asks(&'static str, i64),
-    /// Somebody settles a difference of tokens with a shard.
+    /// A caller settles a difference of tokens with a shard.
     Settles(&'static str, i64, u32),
-    /// Somebody who asked goes away.
+    /// A caller is dropped.
     Goes(&'static str),
-    /// Somebody wants something of the bucket as a whole.
+    /// A caller submits a task for the whole bucket.
     Wants(&'static str, Task),
     /// The table answers the call of this number.
     Answers(usize),
-    /// The call of this number fails before anything is done.
+    /// The call of this number fails, and nothing was applied.
     Fails(usize, TableErrorKind),
-    /// The call of this number is given up, and may have been applied.
-    GivenUp(usize),
-    /// An answer to a call that is not under way.
+    /// The call of this number exceeds its time limit, and may have been applied.
+    TimesOut(usize),
+    /// An answer to a call that is not in progress.
     Stray,
-    /// The clock moves on by milliseconds.
+    /// The clock advances by milliseconds.
     Later(i64),
 }
 
-use Step::{Answers, Asks, Fails, GivenUp, Goes, Later, Settles, Stray, Wants};
+use Step::{Answers, Asks, Fails, Goes, Later, Settles, Stray, TimesOut, Wants};
 
 /// A machine, and a table that answers its calls when the test says so. Calls are numbered from 0.
 struct Process {
@@ -68,7 +68,7 @@ struct Process {
     target: Arc<Target>,
     now: Timestamp,
     calls: Vec<(Op, Call)>,
-    waiting: Vec<Who>,
+    callers: Vec<Who>,
 }
 
 fn key() -> BucketKey {
@@ -83,7 +83,7 @@ fn options() -> DynamoOptions {
     DynamoOptions::default().seed(1)
 }
 
-/// The simulated table without time answers at once.
+/// The result of a call on a simulated table without time, which answers at once.
 fn at_once<T>(call: impl Future<Output = Result<T, TableError>>) -> T {
     match pin!(call).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(answer)) => answer,
@@ -92,7 +92,7 @@ fn at_once<T>(call: impl Future<Output = Result<T, TableError>>) -> T {
     }
 }
 
-/// Which write it is, and by how many tokens it changes the balance if it adds to it.
+/// The kind of a write, and the tokens that it adds to the balance.
 fn describe(update: &Update) -> String {
     let conditions = &update.conditions;
     let sets = |name: &str| {
@@ -125,13 +125,13 @@ impl Process {
             target: Arc::new(Target::new(key(), limits, Lifetime::Forever)),
             now: Timestamp::from_millis(1_794_751_200_000),
             calls: Vec::new(),
-            waiting: Vec::new(),
+            callers: Vec::new(),
         }
     }
 
-    fn somebody(&mut self, name: &'static str) -> Who {
+    fn caller(&mut self, name: &'static str) -> Who {
         let who = Who { name, gone: Arc::default() };
-        self.waiting.push(who.clone());
+        self.callers.push(who.clone());
         who
     }
 
@@ -146,29 +146,29 @@ impl Process {
         Some(match step {
             Asks(who, tokens) => {
                 let leg = Leg { target, takes: Self::amount(*tokens) };
-                Event::Asked(Waiting::new(Request::Take(leg), now, Some(self.somebody(who))))
+                Event::Request(Queued::new(Request::Take(leg), now, Some(self.caller(who))))
             }
             Settles(who, tokens, shard) => {
                 let differences = Self::amount(*tokens);
                 let settlement =
                     Settlement { target, placement: Placement::new(*shard), differences };
                 let request = Request::Settle(settlement);
-                Event::Asked(Waiting::new(request, now, Some(self.somebody(who))))
+                Event::Request(Queued::new(request, now, Some(self.caller(who))))
             }
-            Wants(who, task) => Event::Tasked(task.clone(), now, self.somebody(who)),
+            Wants(who, task) => Event::Task(task.clone(), now, self.caller(who)),
             Answers(nth) => {
                 let (op, call) = self.calls[*nth].clone();
                 Event::Answered(op, Ok(self.answer(call)))
             }
             Fails(nth, kind) => Event::Answered(self.calls[*nth].0, Err(error(*kind).into())),
-            GivenUp(nth) => {
+            TimesOut(nth) => {
                 let error = error(TableErrorKind::Unavailable).maybe_applied();
                 Event::Answered(self.calls[*nth].0, Err(error.into()))
             }
-            Stray => Event::Answered(Op(u64::MAX), Ok(Answer::Woke)),
+            Stray => Event::Answered(Op(u64::MAX), Ok(Response::Woke)),
             Goes(who) => {
-                let waiting = self.waiting.iter().find(|one| one.name == *who);
-                waiting.expect("somebody who asked").gone.store(true, Ordering::Relaxed);
+                let caller = self.callers.iter().find(|one| one.name == *who);
+                caller.expect("a caller").gone.store(true, Ordering::Relaxed);
                 Event::Abandoned
             }
             Later(millis) => {
@@ -178,27 +178,27 @@ impl Process {
         })
     }
 
-    fn answer(&self, call: Call) -> Answer {
+    fn answer(&self, call: Call) -> Response {
         match call {
-            Call::Update(_, update) => Answer::Updated(at_once(self.table.update(&update))),
-            Call::Transact(changes) => Answer::Transacted(at_once(self.table.transact(&changes))),
+            Call::Update(_, update) => Response::Updated(at_once(self.table.update(&update))),
+            Call::Transact(changes) => Response::Transacted(at_once(self.table.transact(&changes))),
             Call::Read(keys) => {
                 let keys: Vec<_> = keys.iter().map(|key| key.item_key()).collect();
                 let read = at_once(self.table.read(&keys, Consistency::Strong));
                 let find = |key| read.items.iter().find(|item| key_of(item).as_ref() == Some(key));
-                Answer::Read(keys.iter().map(|key| find(key).cloned()).collect())
+                Response::Read(keys.iter().map(|key| find(key).cloned()).collect())
             }
-            Call::Pause(_) => Answer::Woke,
+            Call::Pause(_) => Response::Woke,
         }
     }
 
-    /// Does what the driver does with commands, and says what they are.
+    /// Handles commands as the driver does, and describes them.
     fn step(&mut self, step: &Step) -> Vec<String> {
         let mut events: VecDeque<Event<Who>> = self.event(step).into_iter().collect();
-        let mut said = Vec::new();
+        let mut lines = Vec::new();
         while let Some(event) = events.pop_front() {
             for command in self.machine.on(event) {
-                said.push(match command {
+                lines.push(match command {
                     Command::Call(op, call) => {
                         let nth = self.calls.len();
                         let what = match &call {
@@ -218,8 +218,8 @@ impl Process {
                     Command::Reply { caller, reply, undo } => {
                         let mut line = format!("{}: {}", caller.name, describe_reply(&reply));
                         if caller.has_gone() {
-                            let undo = *undo.expect("what was taken can be undone");
-                            events.push_back(Event::Asked(undo));
+                            let undo = *undo.expect("a take has an undo");
+                            events.push_back(Event::Request(undo));
                             write!(line, ", undone").unwrap();
                         }
                         line
@@ -229,7 +229,7 @@ impl Process {
                 });
             }
         }
-        said
+        lines
     }
 
     /// Answers all calls until there are no more.
@@ -265,7 +265,7 @@ fn describe_reply(reply: &Result<Reply, StoreError>) -> String {
     }
 }
 
-/// Checks what a machine that knows nothing does, on an empty table.
+/// Checks a machine without snapshots, on an empty table.
 #[track_caller]
 fn check(steps: &[(Step, &[&str])]) {
     Process::new(&SimTable::default(), options()).check(steps);
@@ -291,16 +291,16 @@ fn sharded(table: &SimTable) -> Process {
 }
 
 #[test]
-fn the_first_write_is_blind_and_a_refused_one_brings_what_the_next_relies_on() {
+fn a_write_without_a_snapshot_returns_the_snapshot_of_the_next_one() {
     check(&[
         (Asks("a", 1), &["#0 blind add -1 on shard 0"]),
         (Answers(0), &["#1 create on shard 0"]),
         (Answers(1), &["a: taken from 0, 9 left"]),
         (Asks("b", 2), &["#2 add -2 on shard 0"]),
         (Answers(2), &["b: taken from 0, 7 left"]),
-        // By memory, without a call.
+        // By the snapshot, without a call.
         (Asks("c", 8), &["c: refused, 7 left"]),
-        // Too old to refuse by, and no write could take it: the table is asked.
+        // The snapshot is too old to refuse, and no write could succeed: the table is asked.
         (Later(1_000), &[]),
         (Asks("d", 8), &["#3 blind add -8 on shard 0"]),
         (Answers(3), &["d: refused, 7 left"]),
@@ -308,7 +308,7 @@ fn the_first_write_is_blind_and_a_refused_one_brings_what_the_next_relies_on() {
 }
 
 #[test]
-fn a_write_that_others_have_overtaken_is_followed_by_one_on_what_it_brings() {
+fn a_write_that_fails_its_condition_is_computed_again_from_the_item_it_returns() {
     let table = SimTable::default();
     let mut process = Process::new(&table, options());
     process.quietly(&Asks("a", 1));
@@ -322,7 +322,7 @@ fn a_write_that_others_have_overtaken_is_followed_by_one_on_what_it_brings() {
 }
 
 #[test]
-fn callers_who_ask_while_a_write_is_under_way_go_in_one_batch() {
+fn requests_during_a_write_share_the_next_batch() {
     check_warm(&[
         (Asks("a", 1), &["#0 add -1 on shard 0"]),
         (Asks("b", 2), &[]),
@@ -339,12 +339,12 @@ fn callers_who_ask_while_a_write_is_under_way_go_in_one_batch() {
 }
 
 #[test]
-fn a_throttled_shard_is_split_and_those_who_were_throttled_go_on() {
+fn a_throttled_shard_is_split_and_its_requests_continue() {
     check_warm(&[
         (Asks("a", 1), &["#0 add -1 on shard 0"]),
         (Asks("b", 1), &[]),
         (Fails(0, TableErrorKind::PartitionThrottled), &["#1 read [0]"]),
-        // Those who come meanwhile wait, too.
+        // Later requests wait, too.
         (Asks("c", 1), &[]),
         (Answers(1), &["#2 transact 2"]),
         (
@@ -359,15 +359,15 @@ fn a_throttled_shard_is_split_and_those_who_were_throttled_go_on() {
 }
 
 #[test]
-fn a_call_that_fails_replies_to_all_and_leaves_the_lane_usable() {
+fn a_failed_call_replies_to_all_and_leaves_the_lane_usable() {
     let unavailable = TableErrorKind::Unavailable;
     check_warm(&[
         (Asks("a", 1), &["#0 add -1 on shard 0"]),
         (Asks("b", 1), &[]),
         (Asks("c", 1), &[]),
         (Fails(0, unavailable), &["a: Unavailable, applied: No", "#1 blind add -2 on shard 0"]),
-        (GivenUp(1), &["b: Unavailable, applied: Maybe", "c: Unavailable, applied: Maybe"]),
-        // The answers come after all, to nobody.
+        (TimesOut(1), &["b: Unavailable, applied: Maybe", "c: Unavailable, applied: Maybe"]),
+        // The late answers are ignored.
         (Answers(0), &[]),
         (Answers(1), &[]),
         (Asks("d", 1), &["#2 blind add -1 on shard 0"]),
@@ -377,7 +377,7 @@ fn a_call_that_fails_replies_to_all_and_leaves_the_lane_usable() {
 }
 
 #[test]
-fn a_conflict_with_a_transaction_is_tried_again() {
+fn a_conflict_with_a_transaction_is_retried() {
     check(&[
         (Asks("a", 1), &["#0 blind add -1 on shard 0"]),
         (Fails(0, TableErrorKind::Conflict), &["#1 blind add -1 on shard 0"]),
@@ -387,7 +387,7 @@ fn a_conflict_with_a_transaction_is_tried_again() {
 }
 
 #[test]
-fn a_caller_who_has_gone_is_passed_over_or_refunded() {
+fn a_dropped_caller_is_skipped_or_refunded() {
     check_warm(&[
         (Asks("a", 1), &["#0 add -1 on shard 0"]),
         (Asks("b", 2), &[]),
@@ -404,14 +404,14 @@ fn a_caller_who_has_gone_is_passed_over_or_refunded() {
 }
 
 #[test]
-fn whoever_asks_a_retired_shard_is_redirected_to_the_one_that_took_it_over() {
+fn a_request_to_a_retired_shard_goes_to_the_shard_it_was_merged_into() {
     let table = SimTable::default();
     let mut process = sharded(&table);
     process.quietly(&Settles("a", 2, 1));
     Process::new(&table, options()).quietly(&Wants("other", Task::Merge));
     process.check(&[
         (Settles("b", -1, 1), &["#0 add 1 on shard 1"]),
-        // By what is known of the first shard, which is no longer true.
+        // By the snapshot of the first shard, which is out of date.
         (Answers(0), &["#1 refill on shard 0"]),
         (Answers(1), &["#2 add 1 on shard 0"]),
         (Answers(2), &["b: settled"]),
@@ -420,14 +420,14 @@ fn whoever_asks_a_retired_shard_is_redirected_to_the_one_that_took_it_over() {
 }
 
 #[test]
-fn what_no_shard_has_is_gathered_from_all_of_them() {
+fn a_request_that_no_shard_covers_is_gathered_from_all_of_them() {
     let table = SimTable::default();
     let mut process = sharded(&table);
     process.check(&[
         (Asks("b", 8), &["#0 read [0, 1]"]),
         (Answers(0), &["#1 transact 2"]),
         (Answers(1), &["counts Gathered", "b: taken from 0, 2 left"]),
-        // Neither shard has so much, and both together neither: the refusal speaks of the bucket.
+        // Both together have too little: the refusal is about the bucket.
         (Asks("c", 3), &["#2 blind add -3 on shard 0"]),
         (Answers(2), &["#3 blind add -3 on shard 1"]),
         (Answers(3), &["#4 read [0, 1]"]),
@@ -436,7 +436,7 @@ fn what_no_shard_has_is_gathered_from_all_of_them() {
 }
 
 #[test]
-fn a_full_queue_refuses_until_somebody_goes() {
+fn a_full_queue_refuses_until_a_caller_is_dropped() {
     let mut process = Process::new(&SimTable::default(), options().queue_max(2));
     process.quietly(&Asks("first", 1));
     process.check(&[
@@ -464,9 +464,9 @@ fn an_answer_to_an_unknown_call_is_ignored() {
     ]);
 }
 
-/// A refund that is refused is lost where a refused chain gives back what it took.
+/// A refused refund would be lost: a refused chain refunds what it took.
 #[test]
-fn what_is_settled_is_let_into_a_full_queue() {
+fn a_settlement_is_queued_even_if_the_queue_is_full() {
     let mut process = Process::new(&SimTable::default(), options().queue_max(1));
     process.quietly(&Asks("first", 5));
     process.check(&[

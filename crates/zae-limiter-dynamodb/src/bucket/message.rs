@@ -1,4 +1,4 @@
-//! What goes into a bucket's machine, and what comes out of it.
+//! Events, calls, responses and commands of a bucket's machine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,64 +13,64 @@ use zae_limiter_schema::{BucketItemKey, Change, Item, Transacted, Update, Update
 use super::decide::{Request, Snapshot};
 use crate::error::CallError;
 
-/// Who waits for a reply.
+/// A caller that waits for a reply.
 pub(crate) trait Caller: Send + Sync + 'static {
-    /// Whether nobody will read the reply.
+    /// Whether the caller was dropped and will not read the reply.
     fn has_gone(&self) -> bool;
 }
 
-/// The answer to a request.
+/// The reply to a request or task.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Reply {
-    /// The tokens are taken.
+    /// The tokens were taken.
     Taken(LegTaken),
-    /// The differences are applied.
+    /// The differences were applied.
     Settled,
-    /// Nothing is taken.
+    /// Nothing was taken.
     Refused(Vec<LimitStatus>),
-    /// What was asked of the bucket as a whole is done; the count of its shards, `None` without a bucket.
+    /// The task is done. The shard count, or `None` if there is no bucket.
     Done(Option<u32>),
 }
 
-/// A request and who waits for it.
+/// A request in a queue, and its caller.
 #[derive(Debug)]
-pub(crate) struct Waiting<C> {
+pub(crate) struct Queued<C> {
     pub(crate) request: Request,
-    /// When it was asked.
+    /// When it was submitted.
     pub(crate) now: Timestamp,
     /// `None` for background refunds: nobody awaits the reply.
     pub(crate) caller: Option<C>,
-    /// The shards that could not admit it.
+    /// The shards that refused it.
     pub(crate) tried: SmallVec<[u32; 4]>,
     /// How often it went to another shard because one was retired, missing or throttled.
     pub(crate) moves: u32,
-    /// How often it was turned away and tried again, as settlements are.
+    /// How often a settlement was retried after an error.
     pub(crate) tries: u32,
-    /// Some of it is applied, so an error must not say that nothing was.
+    /// Some of it was applied, so that an error must say `Applied::Maybe`.
     pub(crate) is_begun: bool,
-    /// What is to be settled once the request is.
+    /// What to settle after this request.
     pub(crate) then: Option<Box<Settlement>>,
 }
 
-impl<C: Caller> Waiting<C> {
+impl<C: Caller> Queued<C> {
     pub(crate) fn new(request: Request, now: Timestamp, caller: Option<C>) -> Self {
         let (tried, moves, tries) = (SmallVec::new(), 0, 0);
         Self { request, now, caller, tried, moves, tries, is_begun: false, then: None }
     }
 
-    /// What gives a leg's tokens back in the background.
+    /// Refunds a leg in the background.
     pub(crate) fn refund(leg: &Leg, shard: u32, now: Timestamp) -> Self {
         Self::new(Request::Settle(credit(leg, shard)), now, None)
     }
 
-    /// Whether the caller of a take has gone. A settlement is carried out all the same.
+    /// Whether the caller of a take was dropped. A settlement is executed nevertheless.
     pub(crate) fn is_abandoned(&self) -> bool {
         matches!(self.request, Request::Take(_))
             && self.caller.as_ref().is_some_and(Caller::has_gone)
     }
 }
 
-/// What gives a leg's tokens back.
+/// The settlement that refunds a leg.
 pub(crate) fn credit(leg: &Leg, shard: u32) -> Settlement {
     let differences = leg.takes.iter().map(|take| Take { cell: take.cell, amount: -take.amount });
     Settlement {
@@ -80,20 +80,20 @@ pub(crate) fn credit(leg: &Leg, shard: u32) -> Settlement {
     }
 }
 
-/// What is asked of a bucket as a whole.
+/// A task for a whole bucket.
 #[derive(Clone, Debug)]
 pub(crate) enum Task {
     /// Split it into twice as many shards.
     Split,
-    /// Split it until it has so many.
+    /// Split it until it has this many shards.
     SplitTo(u32),
-    /// Merge it into half as many.
+    /// Merge it into half as many shards.
     Merge,
-    /// Give all shards exactly these limits and this lifetime.
+    /// Give all shards exactly the target's limits and lifetime.
     Reconfigure(Arc<Target>),
 }
 
-/// A call to the table, or a wait.
+/// A call to the table, or a pause.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Call {
     /// Update the item of a shard.
@@ -104,9 +104,9 @@ pub(crate) enum Call {
     Pause(Duration),
 }
 
-/// What a call came to.
+/// The response to a call.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Answer {
+pub(crate) enum Response {
     Updated(Updated),
     Transacted(Transacted),
     /// In the order of the keys.
@@ -114,54 +114,54 @@ pub(crate) enum Answer {
     Woke,
 }
 
-pub(crate) type Answered = Result<Answer, CallError>;
+pub(crate) type CallResult = Result<Response, CallError>;
 
-/// The number of a call under way.
+/// The number of a call in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Op(pub(crate) u64);
 
-/// What happens to a machine.
+/// An event for a machine.
 #[derive(Debug)]
 pub(crate) enum Event<C> {
-    /// Somebody asks for something.
-    Asked(Waiting<C>),
-    /// Somebody asks for something of the bucket as a whole.
-    Tasked(Task, Timestamp, C),
-    /// A call has ended: answered, failed, or given up after its time limit.
-    Answered(Op, Answered),
-    /// A caller who waited has gone.
+    /// A request was submitted.
+    Request(Queued<C>),
+    /// A task was submitted.
+    Task(Task, Timestamp, C),
+    /// A call has returned, failed, or exceeded its time limit.
+    Answered(Op, CallResult),
+    /// A waiting caller was dropped.
     Abandoned,
     /// The bucket was deleted.
     Deleted,
 }
 
-/// What a machine wants done.
+/// A command of a machine.
 #[derive(Debug)]
 pub(crate) enum Command<C> {
     Call(Op, Call),
-    /// Send a reply. When the caller has gone, `undo` is asked for instead.
+    /// Send a reply. If the caller was dropped, submit `undo` instead.
     Reply {
         caller: C,
         reply: Result<Reply, StoreError>,
-        undo: Option<Box<Waiting<C>>>,
+        undo: Option<Box<Queued<C>>>,
     },
     /// A background refund failed.
     LostRefund(StoreError),
     Count(Counted),
 }
 
-/// What the store counts.
+/// What [`ReshardCounts`](crate::ReshardCounts) counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counted {
-    /// A bucket was split into so many shards.
+    /// A bucket was split into this many shards.
     Split(u32),
-    /// A bucket was merged into so many.
+    /// A bucket was merged into this many shards.
     Merged(u32),
-    /// One request was taken from several shards.
+    /// A request was gathered from several shards.
     Gathered,
 }
 
-/// Reads an item that an answer holds.
+/// Decodes an item from a response.
 pub(crate) fn decode(key: &BucketItemKey, item: Option<&Item>) -> Result<Snapshot, CallError> {
     match item {
         None => Ok(Snapshot::Absent),

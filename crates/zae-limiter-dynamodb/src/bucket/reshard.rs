@@ -1,7 +1,7 @@
-//! Splitting a bucket into more shards, restoring a shard that is missing, and merging shards.
+//! Splitting a bucket into more shards, restoring a missing shard, and merging shards.
 //!
-//! The first shard is split first, then the others, each by itself: see
-//! [`zae_limiter_schema::bucket::split`]. Whoever finds one that is not split yet, goes on.
+//! The first shard is split first, then the others, each in its own transaction: see
+//! [`zae_limiter_schema::bucket::split`]. A process that finds a shard that is not split yet splits it.
 
 use std::time::Duration;
 
@@ -15,39 +15,39 @@ use super::message::{Counted, decode};
 use super::shards::{Shards, origin};
 use crate::error::{CallError, contended};
 
-/// How often a write to one shard is tried because others changed it meanwhile.
+/// How often a write to one shard is tried while other processes change it.
 pub(crate) const ATTEMPTS_MAX: u32 = 16;
 
-/// How often splitting a shard is tried: others write to it all the time, that is why.
+/// How often splitting a shard is tried. It is hot: other processes write to it all the time.
 const SPLITS_MAX: u32 = 64;
 
-/// How often all shards are read while a bucket is split into many: six splits, and as often again
-/// for what others do meanwhile.
+/// How often all shards are read while a bucket is split into many: six splits from 1 to 64, and six more for
+/// changes of other processes.
 pub(crate) const READS_MAX: u32 = 12;
 
 /// How long a split waits after a conflict or a throttled partition.
 pub(crate) const BETWEEN_SPLITS: Duration = Duration::from_millis(10);
 
-/// Below so many writes a second, of all shards together, half as many shards would do.
+/// A bucket is calm below this many writes a second, all shards together.
 const CALM_WRITES_PER_SECOND: i64 = 500;
 
-/// Reads all shards of a bucket, as many as any of them says there are.
+/// Reads all shards of a bucket, as many as the highest shard count says.
 pub(crate) async fn read_all<C>(port: &Port<C>) -> Result<Shards, CallError> {
-    let mut asked = port.count();
+    let mut requested = port.count();
     loop {
-        let numbers: Vec<u32> = (0..asked).collect();
+        let numbers: Vec<u32> = (0..requested).collect();
         let items = port.read(&numbers).await?;
         let shards = Shards::live(items.into_iter().flatten(), port.now);
         port.note(Note::Count(shards.count()));
-        if shards.count() <= asked {
+        if shards.count() <= requested {
             return Ok(shards);
         }
-        asked = shards.count();
+        requested = shards.count();
     }
 }
 
-/// Splits the first shard of a bucket of so many: from then on there are twice as many. False when there
-/// are not so many any more.
+/// Splits the first shard of a bucket with `from` shards: from then on it has twice as many. False if it no
+/// longer has `from` shards.
 pub(crate) async fn begin_split<C>(port: &Port<C>, from: u32) -> Result<bool, CallError> {
     let is_split = split(port, SHARD_ZERO, from).await?;
     if is_split {
@@ -57,7 +57,7 @@ pub(crate) async fn begin_split<C>(port: &Port<C>, from: u32) -> Result<bool, Ca
     Ok(is_split)
 }
 
-/// Splits the other shards. Where that fails, whoever asks for the shard that is missing goes on.
+/// Splits the other shards. After an error, a request for a missing shard continues the split.
 pub(crate) async fn finish_split<C>(port: &Port<C>, from: u32) -> Result<(), CallError> {
     for shard in 1..from {
         split(port, shard, from).await?;
@@ -65,8 +65,8 @@ pub(crate) async fn finish_split<C>(port: &Port<C>, from: u32) -> Result<(), Cal
     Ok(())
 }
 
-/// Splits a bucket until it has so many shards, and all of them are there. Returns how many it has;
-/// `None` when there is no bucket.
+/// Splits a bucket until it has `wanted` shards and all of them exist. Returns the number of shards, or `None`
+/// if there is no bucket.
 pub(crate) async fn split_into<C>(port: &Port<C>, wanted: u32) -> Result<Option<u32>, StoreError> {
     for _ in 0..READS_MAX {
         let shards = read_all(port).await?;
@@ -75,12 +75,12 @@ pub(crate) async fn split_into<C>(port: &Port<C>, wanted: u32) -> Result<Option<
         }
         let counts = shards.iter().map(|(shard, item)| (shard, item.shard_count));
         let counts = counts.map(|(shard, count)| (shard, count.next_power_of_two()));
-        let larger: Vec<(u32, u32)> = counts.filter(|(_, count)| *count < wanted).collect();
-        if larger.is_empty() && shards.is_complete() {
+        let unsplit: Vec<(u32, u32)> = counts.filter(|(_, count)| *count < wanted).collect();
+        if unsplit.is_empty() && shards.is_complete() {
             return Ok(Some(shards.count()));
         }
-        // The first shard goes first: it knows the count.
-        for (shard, count) in larger {
+        // The first shard goes first, because its count is authoritative.
+        for (shard, count) in unsplit {
             let is_split = split(port, shard, count).await?;
             if shard == SHARD_ZERO && !is_split {
                 break;
@@ -96,7 +96,7 @@ pub(crate) async fn split_into<C>(port: &Port<C>, wanted: u32) -> Result<Option<
     Err(contended(READS_MAX))
 }
 
-/// Splits one shard of so many in two; false when it is not one of so many any more.
+/// Splits one of `from` shards in two. False if its shard count is no longer `from`.
 async fn split<C>(port: &Port<C>, shard: u32, from: u32) -> Result<bool, CallError> {
     let (low_key, high_key) = (port.key(shard), port.key(shard + from));
     let (mut low, mut high) = (None, None);
@@ -121,7 +121,7 @@ async fn split<C>(port: &Port<C>, shard: u32, from: u32) -> Result<bool, CallErr
                 }
                 return Ok(true);
             }
-            // The first shard does not count so many any more.
+            // The first shard has a lower count by now.
             Ok(Transacted::Unmet(found, _)) if found.get(2).is_some_and(Option::is_some) => {
                 return Ok(false);
             }
@@ -143,9 +143,8 @@ async fn split<C>(port: &Port<C>, shard: u32, from: u32) -> Result<bool, CallErr
     Ok(false)
 }
 
-/// A shard other than the first is not there. Either there are fewer shards than was believed, or it
-/// is still to be split off another, or it has been lost: then it starts with nothing. Returns the
-/// shard that has its share now, or knows more of it.
+/// Restores a missing shard other than the first. Either the bucket has fewer shards by now, or the shard is not
+/// split off yet, or it was lost: then it starts with no tokens. Returns the shard that has its share now.
 pub(crate) async fn restore<C>(port: &Port<C>, shard: u32) -> Result<u32, CallError> {
     let Some((from, from_count)) = origin(shard) else { return Ok(SHARD_ZERO) };
     let numbers = match from {
@@ -163,7 +162,7 @@ pub(crate) async fn restore<C>(port: &Port<C>, shard: u32) -> Result<u32, CallEr
         return Ok(shard);
     }
     let origin_count = origin.shard_count.next_power_of_two();
-    // The first shard knows the count, but another client may have raised that of the origin since.
+    // The first shard's count is authoritative, but another client may have raised that of the origin.
     let count = count.max(origin_count);
     if shard >= count || origin_count < from_count {
         return Ok(from);
@@ -171,12 +170,12 @@ pub(crate) async fn restore<C>(port: &Port<C>, shard: u32) -> Result<u32, CallEr
     if origin_count == from_count {
         return Ok(if split(port, from, from_count).await? { shard } else { from });
     }
-    start_with_nothing(port, shard, (&first, &origin), left.as_ref(), count).await?;
+    create_empty(port, shard, (&first, &origin), left.as_ref(), count).await?;
     Ok(shard)
 }
 
-/// Makes a shard that has been lost, unless somebody has meanwhile. `count` is that of the bucket.
-async fn start_with_nothing<C>(
+/// Creates a lost shard without tokens, unless another process has meanwhile. `count` is the bucket's shard count.
+async fn create_empty<C>(
     port: &Port<C>,
     shard: u32,
     (first, origin): (&BucketItem, &BucketItem),
@@ -197,8 +196,7 @@ async fn start_with_nothing<C>(
     }
 }
 
-/// Counts the writes of a bucket, and merges it into half as many shards when they were few since the
-/// last count.
+/// Counts the writes of a bucket, and merges it into half as many shards if there were few since the last count.
 pub(crate) async fn merge_if_calm<C>(
     port: &Port<C>,
     before: Option<(Timestamp, i64)>,
@@ -212,7 +210,7 @@ pub(crate) async fn merge_if_calm<C>(
     let count = port.count();
     if count > 1 {
         let merged = merge_to_half(port, count).await;
-        // Retired shards have taken their counts with them.
+        // Retired shards no longer count.
         count_writes(port).await?;
         merged?;
     }
@@ -226,7 +224,8 @@ async fn count_writes<C>(port: &Port<C>) -> Result<i64, CallError> {
     Ok(writes)
 }
 
-/// Merges a bucket of so many shards into half as many: the first comes last, because it knows the count.
+/// Merges a bucket of `count` shards into half as many. The first shard comes last, because its count is
+/// authoritative.
 pub(crate) async fn merge_to_half<C>(port: &Port<C>, count: u32) -> Result<(), CallError> {
     for shard in (0..count / 2).rev() {
         if !merge(port, shard, count).await? {
@@ -237,7 +236,7 @@ pub(crate) async fn merge_to_half<C>(port: &Port<C>, count: u32) -> Result<(), C
     Ok(())
 }
 
-/// Merges a shard of so many with the one that was split off it; false when that cannot be done now.
+/// Merges one of `count` shards with the one that was split off it. False if that is not possible now.
 async fn merge<C>(port: &Port<C>, shard: u32, count: u32) -> Result<bool, CallError> {
     let high_shard = shard + count / 2;
     for _ in 0..ATTEMPTS_MAX {

@@ -1,4 +1,4 @@
-//! The shards of a bucket, seen together. Pure: everything it depends on is handed in.
+//! The shards of a bucket together. Pure: it depends only on its arguments.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,24 +10,23 @@ use zae_limiter_schema::bucket::BucketItem;
 
 use super::decide::held_for;
 
-/// The shards that hold the shares of a bucket, by their numbers.
+/// The live shards of a bucket, by number.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shards(BTreeMap<u32, BucketItem>);
 
-/// The shard that a shard was split from, and the count before; the first was there from the start.
+/// The shard that a shard was split from, and the shard count before; `None` for the first one.
 pub(crate) fn origin(shard: u32) -> Option<(u32, u32)> {
     let highest = 1_u32.checked_shl(shard.checked_ilog2()?)?;
     Some((shard - highest, highest))
 }
 
-/// The shard that has taken over what a retired shard held.
+/// The shard that a retired shard was merged into.
 pub(crate) fn origin_of(shard: u32) -> u32 {
     origin(shard).map_or(SHARD_ZERO, |(origin, _)| origin)
 }
 
 impl Shards {
-    /// Leaves out what holds no share: expired, retired, or left over from a
-    /// bucket that is gone.
+    /// The items that hold a share. Leaves out expired and retired ones, and those of an earlier bucket.
     pub(crate) fn live(items: impl IntoIterator<Item = BucketItem>, now: Timestamp) -> Self {
         let mut live: BTreeMap<u32, BucketItem> = BTreeMap::new();
         let mut items: Vec<BucketItem> = items.into_iter().collect();
@@ -46,21 +45,20 @@ impl Shards {
         Self(live)
     }
 
-    /// Whether their shares are the whole bucket.
+    /// Whether their shares add up to the whole bucket.
     pub(crate) fn is_complete(&self) -> bool {
         const WHOLE: u64 = 1 << 32;
         let share = |item: &BucketItem| WHOLE / u64::from(item.shard_count.next_power_of_two());
         self.0.values().map(share).sum::<u64>() == WHOLE
     }
 
-    /// The highest count that one of them knows of.
+    /// The highest shard count on any of them.
     pub(crate) fn count(&self) -> u32 {
         let counts = self.0.values().map(|item| item.shard_count.next_power_of_two());
         counts.max().unwrap_or(1)
     }
 
-    /// Shards that should be there, of so many, and are not; those that are still to be split off are not
-    /// missing.
+    /// The missing shards below `count`. A shard that is not split off yet is not missing.
     pub(crate) fn missing(&self, count: u32) -> Vec<u32> {
         let is_missing = |shard: &u32| {
             let Some((origin, before)) = origin(*shard) else { return false };
@@ -74,12 +72,12 @@ impl Shards {
         self.0.iter().map(|(shard, item)| (*shard, item))
     }
 
-    /// What each shard holds at a moment, under a leg's limits.
+    /// The balances of each shard at a moment, under a leg's limits.
     pub(crate) fn buckets(&self, leg: &Leg, now: Timestamp) -> Vec<(u32, Bucket)> {
         self.0.iter().map(|(shard, item)| (*shard, held_for(leg, item, now))).collect()
     }
 
-    /// All shards as one bucket: limits once, balances together.
+    /// All shards as one bucket: the whole limits, and the sums of the balances.
     pub(crate) fn whole(&self, now: Option<Timestamp>) -> Option<Bucket> {
         let first = self.0.get(&0)?;
         let refilled_at = self.0.values().map(|item| item.bucket.refilled_at()).max()?;
@@ -101,7 +99,7 @@ impl Shards {
     }
 }
 
-/// The statuses of a leg on a bucket of several shards: of the bucket, never of a shard.
+/// The statuses of a leg on a bucket with several shards. They are about the bucket, never about a shard.
 pub(crate) fn statuses(
     level: usize,
     leg: &Leg,
@@ -113,7 +111,7 @@ pub(crate) fn statuses(
         let (name, rate) = (&limits.names()[take.cell], limits.rates()[take.cell]);
         let cells = Cells::of(name.as_str(), shards);
         let available = cells.at(now);
-        // More than the bucket can hold is refused, however full it is.
+        // More than the ceiling is refused, however full the bucket is.
         let is_exceeded = take.amount > Millitokens::ZERO && available < take.amount;
         let retry_after = match is_exceeded {
             true => cells.wait_for(take.amount, now).max(Duration::from_millis(1)),
@@ -147,7 +145,7 @@ impl<'a> Cells<'a> {
         Self { shards: shards.iter().filter_map(place).collect() }
     }
 
-    /// What they hold together at a moment, debts included.
+    /// The sum of the balances at a moment, debts included.
     fn at(&self, moment: Timestamp) -> Millitokens {
         let held = |(at, bucket): &(usize, &Bucket)| {
             let (cell, rate) = (bucket.cells()[*at], bucket.limits().rates()[*at]);
@@ -158,7 +156,7 @@ impl<'a> Cells<'a> {
         self.shards.iter().map(held).fold(Millitokens::ZERO, Millitokens::saturating_add)
     }
 
-    /// How long until they hold so much together: not a millisecond less.
+    /// The shortest wait until the sum reaches an amount, to the millisecond.
     fn wait_for(&self, amount: Millitokens, now: Timestamp) -> Duration {
         let full = |(at, bucket): &(usize, &Bucket)| {
             bucket.wait_for(*at, bucket.limits().rates()[*at].capacity(), now)
@@ -176,31 +174,31 @@ impl<'a> Cells<'a> {
     }
 }
 
-/// For how long a process goes by what it knows of the count before it asks the first shard again.
+/// How long a process trusts the shard count before it asks the first shard again.
 const COUNT_TRUSTED_MS: u64 = 60_000;
 
-/// For how long a shard counts as busy that was.
+/// How long a busy shard counts as busy.
 const BUSY_MS: u64 = 1_000;
 
-/// How far apart two moments are. A clock may have been set back since the first.
+/// The distance of two moments. The clock may have been set back in between.
 pub(crate) fn apart_ms(one: Timestamp, other: Timestamp) -> u64 {
     one.millis_since(other).max(other.millis_since(one))
 }
 
-/// What a process knows of the shards of a bucket as a whole. Few buckets have more than one.
+/// A process's view of the shards of a bucket. Few buckets have more than one.
 #[derive(Debug)]
 pub(crate) struct ShardMap {
-    /// How many there are.
+    /// The shard count.
     pub(crate) count: u32,
-    /// When the first shard said so.
+    /// When the first shard confirmed it.
     asked_at: Timestamp,
-    /// When the count was last seen to change.
+    /// When the count last changed, as far as this process saw.
     changed_at: Option<Timestamp>,
     /// The shard that takes are sent to.
     pub(crate) current: u32,
-    /// A shard that was too busy, and when.
+    /// The shard that was busy last, and when.
     busy: Option<(u32, Timestamp)>,
-    /// When the writes of all shards were last counted, and how many there were by then.
+    /// When the writes of all shards were last counted, and their number.
     counted: Option<(Timestamp, i64)>,
 }
 
@@ -210,8 +208,8 @@ impl ShardMap {
         Self { count: 1, asked_at: now, changed_at, current: 0, busy, counted }
     }
 
-    /// Takes note of the count. `drawn` is the shard to turn to if it has changed: otherwise all
-    /// processes would stay with the one that was too busy.
+    /// Sets the count. If it has changed, takes go to shard `drawn`: otherwise all processes would stay with
+    /// the shard that was busy.
     pub(crate) fn set_count(&mut self, count: u32, drawn: u32, now: Timestamp) {
         if self.count != count {
             self.count = count;
@@ -225,18 +223,18 @@ impl ShardMap {
         };
     }
 
-    /// Whether the first shard has not said for a while how many there are.
+    /// Whether the first shard has not confirmed the count for a while.
     pub(crate) fn is_stale(&self, now: Timestamp) -> bool {
         apart_ms(self.asked_at, now) >= COUNT_TRUSTED_MS
     }
 
-    /// Whether the count has changed less than so long ago.
+    /// Whether the count has changed within this time.
     pub(crate) fn has_changed_within(&self, patience_ms: u64, now: Timestamp) -> bool {
         self.changed_at.is_some_and(|at| apart_ms(at, now) < patience_ms)
     }
 
-    /// Takes note of a shard that is too busy, and turns to another. True when the shards are busy all
-    /// over, because another was, just now.
+    /// Records that a shard is busy, and moves takes to shard `drawn`. True if the whole bucket is busy: it has
+    /// one shard, or another shard was busy just now.
     pub(crate) fn is_busy_all_over(&mut self, shard: u32, drawn: u32, now: Timestamp) -> bool {
         if self.count == 1 {
             return true;
@@ -249,7 +247,7 @@ impl ShardMap {
         busy.is_some_and(|(other, _)| other != shard)
     }
 
-    /// The last count of writes, if it is time for another one, which is then under way.
+    /// The last count of writes, if another one is due. It counts as started then.
     #[expect(clippy::option_option, reason = "due or not, and known or not")]
     pub(crate) fn recount_due(
         &mut self,

@@ -1,4 +1,4 @@
-//! What is asked of a bucket as a whole: more shards, fewer of them, or other limits.
+//! Tasks for a whole bucket: splitting, merging, and setting limits.
 
 use zae_limiter_core::{StoreError, Target};
 use zae_limiter_schema::bucket::BucketItem;
@@ -12,7 +12,7 @@ use super::reshard::{
 };
 use crate::error::{CallError, contended};
 
-/// Carries out what was asked of a bucket as a whole, and replies.
+/// Runs a task and replies.
 pub(crate) async fn run_task<C>(port: &Port<C>, task: Task, shards_max: u32, caller: C) {
     let (done, split_from) = match task {
         Task::SplitTo(wanted) => {
@@ -28,12 +28,12 @@ pub(crate) async fn run_task<C>(port: &Port<C>, task: Task, shards_max: u32, cal
     };
     port.note(Note::Finish(caller, done));
     if let Some(from) = split_from {
-        // Whoever asks for a shard that is missing then goes on.
+        // After an error, a request for a missing shard continues the split.
         let _ = finish_split(port, from).await;
     }
 }
 
-/// The count before, if the bucket has twice as many shards now.
+/// Splits the first shard. Returns the count before, if that was done.
 async fn split_once_more<C>(port: &Port<C>, shards_max: u32) -> Result<Option<u32>, CallError> {
     let shards = read_all(port).await?;
     let count = shards.count();
@@ -51,7 +51,7 @@ async fn merge_once<C>(port: &Port<C>) -> Result<Option<u32>, CallError> {
 }
 
 /// Gives every shard of an existing bucket exactly the target's limits and lifetime. A shard that is split
-/// meanwhile hands its old limits on, so all shards are read again then.
+/// meanwhile passes its old limits on, so all shards are then read again.
 async fn reconfigure<C>(port: &Port<C>, target: &Target) -> Result<(), StoreError> {
     for _ in 0..READS_MAX {
         let mut is_split = false;
@@ -66,7 +66,7 @@ async fn reconfigure<C>(port: &Port<C>, target: &Target) -> Result<(), StoreErro
     Err(contended(READS_MAX))
 }
 
-/// Returns the count that the shard knew when it was written.
+/// Returns the shard count of the item that was written.
 async fn reconfigure_shard<C>(
     port: &Port<C>,
     target: &Target,
@@ -74,7 +74,7 @@ async fn reconfigure_shard<C>(
     mut item: BucketItem,
 ) -> Result<u32, StoreError> {
     for _ in 0..ATTEMPTS_MAX {
-        // Somebody else's change is newer.
+        // The change of another process is newer.
         if !item.is_live(port.now) || is_older(target, item.limits_at, port.now) {
             return Ok(item.shard_count);
         }

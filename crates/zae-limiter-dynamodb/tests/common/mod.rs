@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 use zae_limiter_core::BoxFuture;
 use zae_limiter_schema::{
-    Action, BatchRead, Change, Consistency, Consumed, Item, ItemKey, Query, QueryAnswer, Table,
+    Action, BatchRead, Change, Consistency, Consumed, Item, ItemKey, Query, QueryOutput, Table,
     TableError, TableErrorKind, Task, Transacted, Update, Updated, Value,
 };
 use zae_limiter_testkit::SimTable;
@@ -75,7 +75,7 @@ impl Table for TestTable {
         })
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryOutput, TableError>> {
         Box::pin(async move {
             tokio::task::yield_now().await;
             self.table.query(query).await

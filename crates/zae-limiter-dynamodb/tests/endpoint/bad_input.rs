@@ -1,4 +1,4 @@
-//! Tables and endpoints that cannot be used: each is told apart, in a sentence that says what to do.
+//! Tables and endpoints that cannot be used: each has an error of its own that says what to do.
 
 use std::collections::HashMap;
 use std::net::TcpListener;
@@ -19,8 +19,8 @@ use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use crate::fake::{Fake, Reply};
 use crate::server::{client, client_at, clock, endpoint};
 
-/// What somebody is told who opens a store there and reads something.
-async fn told(table: &str, endpoint: &str) -> StoreError {
+/// The error of a store that is opened there and reads something.
+async fn open_error(table: &str, endpoint: &str) -> StoreError {
     let address = DynamoAddress {
         table: table.to_owned(),
         region: Some("us-east-1".to_owned()),
@@ -38,7 +38,7 @@ fn check(error: &StoreError, kind: StoreErrorKind, says: &str) {
 
 #[tokio::test]
 async fn a_table_that_does_not_exist() {
-    let error = told("missing", &endpoint()).await;
+    let error = open_error("missing", &endpoint()).await;
     check(&error, StoreErrorKind::Incompatible, "does not exist in this account and region");
 }
 
@@ -69,7 +69,7 @@ async fn a_table_of_somebody_else() {
             .send()
             .await
             .unwrap();
-        check(&told(name, &endpoint()).await, StoreErrorKind::Incompatible, says);
+        check(&open_error(name, &endpoint()).await, StoreErrorKind::Incompatible, says);
     }
 }
 
@@ -87,15 +87,15 @@ async fn a_table_of_a_later_release() {
             .send()
             .await
             .unwrap();
-        check(&told("later", &endpoint()).await, StoreErrorKind::Incompatible, says);
+        check(&open_error("later", &endpoint()).await, StoreErrorKind::Incompatible, says);
     }
 }
 
 #[tokio::test]
-async fn an_endpoint_that_is_not_there() {
+async fn an_endpoint_that_does_not_listen() {
     // A port that was free a moment ago.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let error = told("table", &format!("http://127.0.0.1:{port}")).await;
+    let error = open_error("table", &format!("http://127.0.0.1:{port}")).await;
     check(&error, StoreErrorKind::Unavailable, "cannot be reached");
     assert_eq!(error.applied(), Applied::No, "nothing was sent");
     let table = AwsTable::new(client_at("http://no-such-host.invalid"), "table", clock());
@@ -107,7 +107,7 @@ async fn an_endpoint_that_is_not_there() {
 }
 
 #[tokio::test]
-async fn what_aws_refuses_says_what_to_do() {
+async fn a_refusal_of_aws_says_what_to_do() {
     for (status, body, kind, says) in [
         (
             "400 Bad Request",
@@ -133,17 +133,17 @@ async fn what_aws_refuses_says_what_to_do() {
             StoreErrorKind::Busy,
             "throttled",
         ),
-        ("500 Internal Server Error", "{}", StoreErrorKind::Unavailable, "failed inside"),
-        ("200 OK", "this is no JSON", StoreErrorKind::Unavailable, "cannot be read"),
+        ("500 Internal Server Error", "{}", StoreErrorKind::Unavailable, "internal error"),
+        ("200 OK", "this is no JSON", StoreErrorKind::Unavailable, "cannot be parsed"),
     ] {
-        let error = told("table", &Fake::always(Reply::Answer(status, body)).url).await;
+        let error = open_error("table", &Fake::always(Reply::Answer(status, body)).url).await;
         check(&error, kind, says);
         assert!(std::error::Error::source(&error).is_some(), "what AWS said is kept: {error:?}");
     }
 }
 
 #[tokio::test]
-async fn an_item_that_is_not_what_it_should_be() {
+async fn a_malformed_item_is_reported_by_its_attribute() {
     let table = crate::server::new_table().await;
     let store = DynamoStore::new(table.clone(), DynamoOptions::default());
     let limits = LimitSet::new([Limit::per_minute("rpm", 10)]).unwrap();
@@ -163,9 +163,9 @@ async fn an_item_that_is_not_what_it_should_be() {
         ("b_rpm_tk", text("ten"), "b_rpm_tk should be a whole number"),
         // One after the other, in the order in which they are found out from behind.
         ("b_rpm_cp", number("-1"), "b_rpm_cp should be"),
-        ("b_rpm_ra", None, "b_rpm_ra should be there"),
+        ("b_rpm_ra", None, "b_rpm_ra should be present"),
         ("rf", Some(AttributeValue::Null(true)), "rf should be a whole number"),
-        ("rf", None, "rf should be there"),
+        ("rf", None, "rf should be present"),
     ] {
         let before = damaged(table.name(), target.key(), attribute, value).await;
         let fresh = DynamoStore::new(table.clone(), DynamoOptions::default());

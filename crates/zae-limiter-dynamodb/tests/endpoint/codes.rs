@@ -68,7 +68,7 @@ async fn every_code_of_an_update_has_a_kind() {
 }
 
 #[tokio::test]
-async fn reasons_of_throttling_tell_a_partition_from_the_table() {
+async fn throttling_reasons_distinguish_a_partition_from_the_table() {
     for (code, list, reason, kind) in [
         ("ThrottlingException", "throttlingReasons", "TableWriteKeyRangeThroughputExceeded", true),
         ("ThrottlingException", "throttlingReasons", "IndexWriteKeyRangeThroughputExceeded", true),
@@ -142,7 +142,7 @@ async fn every_reason_of_a_cancellation_has_a_kind_and_nothing_was_done() {
 }
 
 #[tokio::test]
-async fn what_a_reason_of_a_cancellation_says_is_kept() {
+async fn the_message_of_a_cancellation_reason_is_kept() {
     let body = r#"{"__type":"x#TransactionCanceledException","Message":"x",
         "CancellationReasons":[{"Code":"ValidationError","Message":"the item is too large"}]}"#;
     let table = table("400 Bad Request", body.to_owned());

@@ -111,7 +111,7 @@ fn read(stream: &TcpStream) -> Option<Request> {
 }
 
 fn answer(stream: &mut TcpStream, status: &str, body: &str, length: usize) {
-    // A client that has gone away reads nothing.
+    // The client may have closed the connection.
     let _ = write!(
         stream,
         "HTTP/1.1 {status}\r\ncontent-type: application/x-amz-json-1.0\r\n\

@@ -23,7 +23,7 @@ const LAST_CALL_MAX: Duration = Duration::from_secs(60);
 
 /// What each call takes of the limit whose accounting is checked.
 pub(crate) const TAKEN: i64 = 10;
-/// What some calls give back of it when they commit.
+/// What some calls refund of it when they commit.
 pub(crate) const UNUSED: i64 = 4;
 /// What a bucket can give of it during a run. It refills by one a day: for a run, not at all.
 pub(crate) const BUDGET: i64 = 1_000_000;
@@ -40,7 +40,7 @@ pub(crate) struct Shape {
     pub(crate) outage: Duration,
     /// The last so many buckets have this budget instead, which does not suffice for all calls.
     pub(crate) short_of: (usize, i64),
-    /// Whether one call in eight gives back a shard of what it took, and another one all of it.
+    /// Whether one call in eight refunds some of what it took, and another one all of it.
     pub(crate) gives_back: bool,
 }
 
@@ -234,7 +234,7 @@ impl Load {
             let (ended, kept) = match acquired {
                 Ok(mut lease) => {
                     lease.adjust("budget", -unused).unwrap();
-                    // A commit whose answer is lost may have given back what is unused, or not.
+                    // A commit whose answer is lost may have refunded what is unused, or not.
                     match lease.commit().await {
                         Ok(()) | Err(Error::Unavailable { .. } | Error::Store(_)) => {
                             (Ended::Admitted, TAKEN - unused)
@@ -287,7 +287,7 @@ impl Load {
 /// What the table says of the budget of a bucket, all its items together, in millitokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counted {
-    /// Taken less given back.
+    /// Taken less refunded.
     pub(crate) consumed: i64,
     /// What is there.
     pub(crate) tokens: i64,

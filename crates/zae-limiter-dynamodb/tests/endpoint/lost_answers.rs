@@ -83,7 +83,7 @@ async fn a_transaction_in_progress_may_yet_be_applied_and_a_cancelled_one_is_not
 }
 
 #[tokio::test]
-async fn what_a_repeat_says_does_not_hide_an_attempt_whose_answer_was_lost() {
+async fn a_retry_does_not_hide_an_attempt_whose_answer_was_lost() {
     static CASES: [&[Reply]; 5] = [
         &[Reply::Close, THROTTLED],
         &[SERVER_ERROR, THROTTLED],
@@ -103,7 +103,7 @@ async fn what_a_repeat_says_does_not_hide_an_attempt_whose_answer_was_lost() {
 }
 
 #[tokio::test]
-async fn a_write_that_succeeded_with_an_answer_that_cannot_be_read_may_be_applied() {
+async fn a_success_whose_body_does_not_parse_may_be_applied() {
     for reply in [
         Reply::Answer("200 OK", "this is no JSON"),
         Reply::Answer("200 OK", r#"{"Attributes":5,"ConsumedCapacity":5}"#),
@@ -131,7 +131,7 @@ async fn a_write_that_succeeded_with_an_answer_that_cannot_be_read_may_be_applie
 }
 
 #[tokio::test]
-async fn deletions_that_stop_halfway_may_be_applied() {
+async fn an_interrupted_deletion_may_be_applied() {
     const DENIED: Reply = refuse(r#"{"__type":"x#AccessDeniedException","message":"x"}"#);
     // More than one batch takes.
     let keys: Vec<ItemKey> = (0..26).map(|n| ItemKey::new("pk", n.to_string())).collect();

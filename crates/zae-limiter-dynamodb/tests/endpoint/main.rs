@@ -13,6 +13,7 @@ mod faults;
 mod load;
 mod lost_answers;
 mod outages;
+mod own_client;
 mod proxy;
 mod server;
 mod slow;
@@ -21,7 +22,7 @@ use std::sync::Arc;
 
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 
-/// A store on a table of its own, remembering nothing: checks look at one bucket through several
+/// A store on a table of its own, without snapshots: checks look at one bucket through several
 /// stores, or change it behind a store's back.
 async fn open() -> Arc<DynamoStore> {
     Arc::new(DynamoStore::new(server::new_table().await, DynamoOptions::default()))

@@ -1,4 +1,4 @@
-//! Steady calls while the endpoint hangs, is gone, or loses answers, and after it is back.
+//! Steady calls while the endpoint hangs, is down, or loses answers, and after it is up again.
 //!
 //! Each has a short form, which checks what holds on any machine, and a measurement, which also checks times
 //! and memory and prints what it saw: 1,000 calls a second on 100 buckets.
@@ -71,7 +71,7 @@ async fn calls_on_an_endpoint_that_hangs_end_and_are_served_after_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_on_an_endpoint_that_is_gone_end_and_are_served_after_it() {
+async fn calls_on_an_endpoint_that_is_down_end_and_are_served_after_it() {
     play(SHORT, Mode::Refuse).await;
 }
 
@@ -111,7 +111,7 @@ async fn lost_answers() {
     refund(long()).await;
 }
 
-/// Takes while every answer arrives, and gives back while some are lost: a take whose answer is lost
+/// Takes while every answer arrives, and refunds while some are lost: a take whose answer is lost
 /// cannot hide a refund that is applied twice.
 async fn refund(shape: Shape) {
     const LEASES: usize = 20;

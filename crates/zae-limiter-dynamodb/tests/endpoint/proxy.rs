@@ -110,7 +110,7 @@ async fn accept(
                 let (mut modes, counts) = (modes.clone(), Arc::clone(&counts));
                 tokio::spawn(async move {
                     tokio::select! {
-                        // Either side has gone away: nothing is left to forward.
+                        // Either side has closed: nothing is left to forward.
                         _ = carry(near, endpoint, modes.clone(), &counts) => {}
                         _ = modes.wait_for(|mode| *mode == Mode::Refuse) => {}
                     }

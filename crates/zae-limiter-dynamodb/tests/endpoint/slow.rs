@@ -1,5 +1,5 @@
 //! An endpoint that answers late or not at all: calls end at their deadline, to the millisecond of
-//! the limiter's clock, and what a late answer took is given back.
+//! the limiter's clock, and what a late answer took is refunded.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -15,7 +15,7 @@ use crate::server::{client_at, clock, endpoint, new_table};
 
 const DEADLINE: Duration = Duration::from_millis(500);
 const MILLISECOND: Duration = Duration::from_millis(1);
-/// How often the table is looked at for what is given back in the background.
+/// How often the table is read until the background refund is there.
 const LOOKS_MAX: usize = 10_000;
 
 /// The way to the endpoint, which can be blocked: requests are then kept until it is free again.
@@ -70,7 +70,7 @@ impl Way {
     }
 }
 
-/// Carries bytes until either side has gone away.
+/// Forwards bytes until either side closes.
 fn carry(mut from: TcpStream, mut to: TcpStream, pass: impl Fn()) {
     let mut bytes = [0; 16 * 1_024];
     while let Ok(count @ 1..) = from.read(&mut bytes) {

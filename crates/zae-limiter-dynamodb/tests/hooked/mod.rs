@@ -10,7 +10,7 @@ use zae_limiter_core::BoxFuture;
 
 use tokio::sync::Semaphore;
 use zae_limiter_schema::{
-    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryAnswer, Table, TableError, Task,
+    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryOutput, Table, TableError, Task,
     Transacted, Update, Updated,
 };
 use zae_limiter_testkit::SimTable;
@@ -136,7 +136,7 @@ impl Table for Hooked {
         self.call(Called::Read, &all, self.table.read(keys, consistency))
     }
 
-    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryAnswer, TableError>> {
+    fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryOutput, TableError>> {
         self.call(Called::Query, &[], self.table.query(query))
     }
 

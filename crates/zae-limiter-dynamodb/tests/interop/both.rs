@@ -46,7 +46,7 @@ async fn table_of(release: Release, kind: Kind) -> String {
     TABLES[release as usize * 2 + kind as usize].get_or_init(create).await.clone()
 }
 
-/// A store that asks the table before it refuses: the other client may have given back.
+/// A store that asks the table before it refuses: the other client may have refunded.
 pub(crate) fn store(endpoint: &str, table: &str) -> DynamoStore {
     let options = DynamoOptions::default().local_refusal(Duration::ZERO);
     let table = AwsTable::new(server::client_at(endpoint), table, server::clock());
@@ -180,8 +180,8 @@ pub(crate) fn rpm(capacity: u64, a_minute: u64) -> Limit {
     Limit::per_minute("rpm", a_minute).burst(capacity)
 }
 
-/// Limits as the driver of Python is told and tells them.
-pub(crate) fn told(limits: &LimitSet) -> Value {
+/// Limits as JSON, as the Python driver reads and writes them.
+pub(crate) fn limits_json(limits: &LimitSet) -> Value {
     let whole = |milli: i64| milli / 1_000;
     let limits = limits.iter().map(|(name, rate)| {
         let period = rate.period_ms() / 1_000;
@@ -191,6 +191,6 @@ pub(crate) fn told(limits: &LimitSet) -> Value {
     limits.collect()
 }
 
-pub(crate) fn tell(limits: impl IntoIterator<Item = Limit>) -> Value {
-    told(&LimitSet::new(limits).unwrap())
+pub(crate) fn json_of(limits: impl IntoIterator<Item = Limit>) -> Value {
+    limits_json(&LimitSet::new(limits).unwrap())
 }

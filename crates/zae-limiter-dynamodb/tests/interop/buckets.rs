@@ -3,7 +3,7 @@
 use serde_json::json;
 use zae_limiter_core::Limit;
 
-use crate::both::{Both, Kind, rpm, tell};
+use crate::both::{Both, Kind, json_of, rpm};
 
 pub(crate) async fn taken_in_turn(both: Both) {
     both.ours.set_system_defaults([rpm(100, 100)], None).await.unwrap();
@@ -159,11 +159,11 @@ pub(crate) async fn cascade_of_ours(both: Both) {
 }
 
 pub(crate) async fn cascade_of_python(both: Both) {
-    both.python("set_system", json!({"limits_": tell([rpm(100, 1)])}));
+    both.python("set_system", json!({"limits_": json_of([rpm(100, 1)])}));
     both.python("create_entity", json!({"entity": "team"}));
     both.python("create_entity", json!({"entity": "member", "parent": "team", "cascade": true}));
     both.python("create_entity", json!({"entity": "guest", "parent": "team"}));
-    let more = json!({"entity": "team", "resource": "gpt-4", "limits_": tell([rpm(50, 1)])});
+    let more = json!({"entity": "team", "resource": "gpt-4", "limits_": json_of([rpm(50, 1)])});
     both.python("set_limits", more);
     cascades(&both, false).await;
 }
@@ -188,7 +188,7 @@ async fn cascades(both: &Both, ours_first: bool) {
     // Now the fast way of Python, which knows the parent.
     assert!(take(!ours_first, "member", 5).await);
     left(65, 15).await;
-    // The parent stands in the way, for both, and nothing is taken.
+    // The parent refuses both, and nothing is taken.
     assert!(!take(true, "member", 16).await && !take(false, "member", 16).await);
     left(65, 15).await;
     // No cascade, no parent.
@@ -215,7 +215,7 @@ pub(crate) async fn limits_change_under_buckets(both: Both) {
     let set = async |is_ours: bool, entity: &str, limit: Limit| match is_ours {
         true => drop(both.ours.set_limits(entity, Some("gpt-4"), [limit]).await.unwrap()),
         false => {
-            let more = json!({"entity": entity, "resource": "gpt-4", "limits_": tell([limit])});
+            let more = json!({"entity": entity, "resource": "gpt-4", "limits_": json_of([limit])});
             both.python("set_limits", more);
         }
     };
@@ -248,7 +248,7 @@ pub(crate) async fn limits_change_under_buckets(both: Both) {
     // Limits for all are followed by the next taker.
     both.ours.set_resource_defaults("gpt-4", [rpm(100, 60)]).await.unwrap();
     assert!(both.python_takes("e", 10));
-    both.python("set_resource", json!({"resource": "gpt-4", "limits_": tell([rpm(50, 60)])}));
+    both.python("set_resource", json!({"resource": "gpt-4", "limits_": json_of([rpm(50, 60)])}));
     assert!(both.take("e", 10).await);
     assert_eq!(both.numbers("e").await["b_rpm_cp"], 50_000);
     assert_eq!(both.balance("e").await, 40_000);
@@ -339,7 +339,7 @@ pub(crate) async fn limit_deleted_under_a_lease(both: Both) {
     assert!(both.lease("a", &[("tpm", 1)]).await.is_none());
 }
 
-/// Python gives back above the ceiling.
+/// Python refunds above the ceiling.
 pub(crate) async fn credits_above_the_ceiling(both: Both) {
     both.ours.set_system_defaults([rpm(60, 60)], None).await.unwrap();
     assert!(both.python_begins("a", 40));

@@ -1,4 +1,4 @@
-//! The Python client as a process that is told what to do, line by line.
+//! The Python client as a process that reads commands, line by line.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

@@ -8,7 +8,7 @@ use zae_limiter_core::{
     OnUnavailable, ResourceList,
 };
 
-use crate::both::{Both, rpm, tell, told};
+use crate::both::{Both, json_of, limits_json, rpm};
 
 pub(crate) async fn entities_and_children(both: Both) {
     let ours = &both.ours;
@@ -66,22 +66,22 @@ pub(crate) async fn limits_that_we_set(both: Both) {
     let daily = Limit::per_day("tpd", 5_000);
     ours.set_system_defaults([rpm(1, 1), daily.clone()], Some(OnUnavailable::Allow)).await.unwrap();
     let system = both.python("system", json!({}));
-    assert_eq!(system, json!([tell([rpm(1, 1), daily.clone()]), "allow"]));
+    assert_eq!(system, json!([json_of([rpm(1, 1), daily.clone()]), "allow"]));
     assert_eq!(effective(&both, "e").await, (ConfigLevel::System, 1));
 
     ours.set_resource_defaults("gpt-4", [rpm(2, 1)]).await.unwrap();
-    assert_eq!(both.python("resource", json!({"resource": "gpt-4"})), tell([rpm(2, 1)]));
+    assert_eq!(both.python("resource", json!({"resource": "gpt-4"})), json_of([rpm(2, 1)]));
     assert_eq!(effective(&both, "e").await.1, 2);
 
     ours.set_limits("e", None, [rpm(3, 1)]).await.unwrap();
-    assert_eq!(both.python("limits", json!({"entity": "e"})), tell([rpm(3, 1)]));
+    assert_eq!(both.python("limits", json!({"entity": "e"})), json_of([rpm(3, 1)]));
     assert_eq!(effective(&both, "e").await.1, 3);
 
     ours.set_limits("e", Some("gpt-4"), [rpm(9, 1), daily]).await.unwrap();
     // Set again, with less: nothing of the first may be left.
     ours.set_limits("e", Some("gpt-4"), [rpm(4, 2)]).await.unwrap();
     let on_resource = json!({"entity": "e", "resource": "gpt-4"});
-    assert_eq!(both.python("limits", on_resource.clone()), tell([rpm(4, 2)]));
+    assert_eq!(both.python("limits", on_resource.clone()), json_of([rpm(4, 2)]));
     assert_eq!(effective(&both, "e").await.1, 4);
 
     // Python counts the limits for all resources as a resource.
@@ -91,7 +91,7 @@ pub(crate) async fn limits_that_we_set(both: Both) {
         assert_eq!(entities, json!(["e"]), "{resource}");
     }
 
-    // Enforced: exactly 4 by whoever asks.
+    // Enforced: exactly 4, whichever client asks.
     assert!(both.python_takes("e", 4));
     assert!(!both.python_takes("e", 1));
     assert!(!both.take("e", 1).await);
@@ -118,34 +118,34 @@ fn level(entity: &str) -> ConfigLevel {
 
 pub(crate) async fn limits_that_python_sets(both: Both) {
     let ours = &both.ours;
-    let more = json!({"limits_": tell([rpm(1, 1)]), "on_unavailable": "block"});
+    let more = json!({"limits_": json_of([rpm(1, 1)]), "on_unavailable": "block"});
     both.python("set_system", more);
     let system = ours.system_defaults().await.unwrap().unwrap();
-    assert_eq!(told(&system.limits), tell([rpm(1, 1)]));
+    assert_eq!(limits_json(&system.limits), json_of([rpm(1, 1)]));
     assert_eq!(system.on_unavailable, Some(OnUnavailable::Block));
     assert_eq!(effective(&both, "e").await, (ConfigLevel::System, 1));
 
-    both.python("set_resource", json!({"resource": "gpt-4", "limits_": tell([rpm(2, 1)])}));
+    both.python("set_resource", json!({"resource": "gpt-4", "limits_": json_of([rpm(2, 1)])}));
     let found = ours.resource_defaults("gpt-4").await.unwrap().unwrap();
-    assert_eq!(told(&found.limits), tell([rpm(2, 1)]));
+    assert_eq!(limits_json(&found.limits), json_of([rpm(2, 1)]));
     assert_eq!(effective(&both, "e").await.1, 2);
 
-    both.python("set_limits", json!({"entity": "e", "limits_": tell([rpm(3, 1)])}));
+    both.python("set_limits", json!({"entity": "e", "limits_": json_of([rpm(3, 1)])}));
     let found = ours.limits("e", None).await.unwrap().unwrap();
-    assert_eq!(told(&found.limits), tell([rpm(3, 1)]));
+    assert_eq!(limits_json(&found.limits), json_of([rpm(3, 1)]));
     assert_eq!(effective(&both, "e").await, (level("e"), 3));
 
     let set = |limits: Value| json!({"entity": "e", "resource": "gpt-4", "limits_": limits});
-    both.python("set_limits", set(tell([rpm(9, 1), Limit::per_day("tpd", 5)])));
-    both.python("set_limits", set(tell([rpm(4, 2)])));
+    both.python("set_limits", set(json_of([rpm(9, 1), Limit::per_day("tpd", 5)])));
+    both.python("set_limits", set(json_of([rpm(4, 2)])));
     let found = ours.limits("e", Some("gpt-4")).await.unwrap().unwrap();
-    assert_eq!(told(&found.limits), tell([rpm(4, 2)]));
+    assert_eq!(limits_json(&found.limits), json_of([rpm(4, 2)]));
     assert_eq!(effective(&both, "e").await.1, 4);
 
     // We change what Python has set, and Python what we have.
     ours.set_limits("e", Some("gpt-4"), [rpm(5, 5)]).await.unwrap();
     assert_eq!(effective(&both, "e").await.1, 5);
-    both.python("set_limits", set(tell([rpm(6, 6)])));
+    both.python("set_limits", set(json_of([rpm(6, 6)])));
     assert_eq!(effective(&both, "e").await.1, 6);
 
     let with = ours.resources(ResourceList::WithEntityConfigs).all().await.unwrap();
@@ -182,10 +182,10 @@ pub(crate) async fn audit_events(both: Both) {
     ours.create_entity("a").metadata("k", "v").await.unwrap();
     both.python(
         "set_limits",
-        json!({"entity": "a", "resource": "gpt-4", "limits_": tell([rpm(5, 5)])}),
+        json!({"entity": "a", "resource": "gpt-4", "limits_": json_of([rpm(5, 5)])}),
     );
     ours.set_system_defaults([rpm(1, 1)], None).await.unwrap();
-    both.python("set_resource", json!({"resource": "gpt-4", "limits_": tell([rpm(2, 2)])}));
+    both.python("set_resource", json!({"resource": "gpt-4", "limits_": json_of([rpm(2, 2)])}));
     // ULIDs of one millisecond have no order among clients.
     both.pass(1);
     ours.delete_limits("a", Some("gpt-4")).await.unwrap();
@@ -244,7 +244,7 @@ async fn days_kept(both: &Both, entity: &str) -> u64 {
 }
 
 /// Python looks for it where we do. What it writes there when it deploys goes into a namespace that nobody has,
-/// so here it is told to write it into this one.
+/// so here it is set to write it into this one.
 pub(crate) async fn audit_retention(both: Both) {
     let ours = &both.ours;
     ours.create_entity("before").await.unwrap();
@@ -259,7 +259,7 @@ pub(crate) async fn audit_retention(both: Both) {
     ours.delete_system_defaults().await.unwrap();
     assert_eq!(both.python("system", json!({})), json!([[], null]));
     both.python("start_anew", json!({}));
-    both.python("set_limits", json!({"entity": "python", "limits_": tell([rpm(5, 5)])}));
+    both.python("set_limits", json!({"entity": "python", "limits_": json_of([rpm(5, 5)])}));
     assert_eq!(days_kept(&both, "python").await, 30);
 
     ours.set_audit_retention(7).await.unwrap();
@@ -270,7 +270,7 @@ pub(crate) async fn audit_retention(both: Both) {
     assert_eq!((days_kept(&both, "ours").await, days_kept(&both, "python").await), (7, 7));
 
     // Python replaces what is stored for the system, and with it this.
-    both.python("set_system", json!({"limits_": tell([rpm(1, 1)])}));
+    both.python("set_system", json!({"limits_": json_of([rpm(1, 1)])}));
     both.pass(1);
     ours.delete_limits("ours", None).await.unwrap();
     assert_eq!(days_kept(&both, "ours").await, 90);

@@ -1,4 +1,4 @@
-//! How many shards a bucket has: carried from the first shard to the others, and deleted with it.
+//! The shard count of a bucket: copied from the first shard to the others, and used to delete them all.
 
 use zae_limiter_core::BucketKey;
 
@@ -11,11 +11,11 @@ use crate::value::{Item, Value};
 /// More shards than a bucket ever has.
 const SHARDS_MAX: i64 = 4_096;
 
-/// How many items one transaction names.
+/// The most items in one transaction.
 const CHANGES_MAX: usize = 100;
 
-/// The items of a bucket beyond the first, as the first one counts them. Whatever else may be wrong with
-/// that item, it can be deleted.
+/// The keys of all shards but the first, by the count on the first one. It reads nothing else of that
+/// item, so that a malformed bucket can be deleted.
 pub fn further_shards(bucket: &BucketKey, first: &Item) -> Vec<ItemKey> {
     let count = shards_seen(first);
     let count = u32::try_from(count.clamp(1, SHARDS_MAX)).unwrap_or(1);
@@ -23,9 +23,9 @@ pub fn further_shards(bucket: &BucketKey, first: &Item) -> Vec<ItemKey> {
     (1..count).map(key).collect()
 }
 
-/// Deletes a bucket with all its shards in one step, if it still has as many: a shard left behind would
-/// go on admitting beside the full bucket that an absent one is. Where the first shard is gone already,
-/// `further` are deleted unless it comes back.
+/// Deletes a bucket with all its shards in one transaction, if the count is still the same. A shard left
+/// behind would go on admitting beside the full bucket that an absent one counts as. Without a first
+/// shard, `further` are deleted unless another process creates it meanwhile.
 pub fn delete_together(
     bucket: &BucketKey,
     first: Option<&Item>,
@@ -34,7 +34,7 @@ pub fn delete_together(
     let first_key = BucketItemKey { bucket: bucket.clone(), shard: 0 }.item_key();
     let first = match first {
         None => Change::Check(first_key, vec![Condition::Absent("PK".to_owned())]),
-        // Both: a bucket may have been split and merged again, and then there are more items than before.
+        // Both counts: a bucket that was split and merged meanwhile has more items than before.
         Some(first) => {
             let pin = |name: &str| match first.get(name) {
                 None => Condition::Absent(name.to_owned()),
@@ -48,8 +48,8 @@ pub fn delete_together(
     [first].into_iter().chain(further).collect()
 }
 
-/// Tells an existing shard of a bucket into how many it is split now; one that knows of more, and
-/// one that is not there, stays as it is. The shard's share only gets smaller.
+/// Raises the shard count of an existing shard. A shard with a higher count, and one that does not
+/// exist, stays as it is. The shard's share only gets smaller.
 pub fn carry_shard_count(key: &BucketItemKey, count: u32) -> Update {
     let count = i64::from(count);
     Update {

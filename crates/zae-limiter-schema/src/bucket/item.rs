@@ -1,4 +1,4 @@
-//! A shard of a bucket, as the table holds it.
+//! Reading the item of one shard.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,37 +12,36 @@ use super::{
 use crate::keys::BucketItemKey;
 use crate::value::{Item, Malformed, Value};
 
-/// One shard of a bucket, as the table holds it.
+/// One shard of a bucket, as read from the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketItem {
-    /// Which shard.
+    /// The number of the shard, from 0.
     pub shard: u32,
     /// This shard's share of the limits, and its balances. The reserved limit is not among them.
     pub bucket: Bucket,
-    /// The limits of the bucket, whole, as the item holds them.
+    /// The limits of the whole bucket, as the item stores them.
     pub whole: Arc<LimitSet>,
-    /// The balance of the reserved limit; items of the first clients have none.
+    /// The balance of the reserved limit, in 1/1,000 writes. Items of the first clients have none.
     pub wcu: Option<i64>,
-    /// How often it was changed without its refill time being moved.
+    /// Changes whenever the limits or the shard count change; 0 where another client wrote the item.
     pub generation: i64,
-    /// How many writes were ever counted on it.
+    /// How many writes the shard has seen.
     pub writes: i64,
-    /// Into how many shards the bucket is split, as far as this shard knows: its share is one of so
-    /// many.
+    /// How many shards the bucket has, as far as this shard knows. Its share follows from it.
     pub shard_count: u32,
-    /// On the first shard: into how many it was ever split.
+    /// On the first shard: the highest shard count there ever was.
     pub shards_seen: u32,
-    /// The entity above, if what is taken is also taken there.
+    /// The parent entity, if an acquire also takes from it.
     pub parent: Option<EntityId>,
-    /// From when on the item counts as absent, to the second.
+    /// When the item starts to count as absent, in whole seconds.
     pub expires_at: Option<Timestamp>,
     /// On the first of several shards: how long the bucket had to live when it was split, in seconds.
     pub idle_s: Option<u32>,
     /// When the stored configuration was read that its limits come from.
     pub limits_at: Option<Timestamp>,
-    /// Whether it has attributes for remainders, be they worth something or not.
+    /// Whether it has attributes for remainders, even if they no longer count.
     pub has_remainders: bool,
-    /// Not a bucket, only what the first clients gave back to one that was deleted meanwhile.
+    /// Not a bucket: only balances, which an older client refunded to a deleted bucket.
     pub is_remnant: bool,
 }
 
@@ -110,7 +109,7 @@ impl BucketItem {
         self.is_remnant || self.expires_at.is_some_and(|expiry| expiry <= now)
     }
 
-    /// Whether it is no shard of the bucket any more: the others have taken over its share.
+    /// Whether another shard has taken over its share.
     pub fn is_retired(&self) -> bool {
         self.shard >= self.shard_count.next_power_of_two()
     }
@@ -120,12 +119,12 @@ impl BucketItem {
         !self.is_retired() && !self.is_expired(now)
     }
 
-    /// The shard's share of other limits.
+    /// The shard's share of these limits.
     pub fn share_of(&self, limits: &Arc<LimitSet>) -> Arc<LimitSet> {
         share_of(limits, self.shard, self.shard_count)
     }
 
-    /// How many more writes it takes at this moment before it is too hot.
+    /// How many writes the shard can still take at `now`.
     pub fn writes_left(&self, now: Timestamp) -> i64 {
         let elapsed = i64::try_from(now.millis_since(self.bucket.refilled_at()));
         let earned = elapsed.unwrap_or(i64::MAX).saturating_mul(WCU_CAPACITY / 1_000);
@@ -133,19 +132,19 @@ impl BucketItem {
         left.min(WCU_CAPACITY) / super::ONE_WRITE
     }
 
-    /// Whether the reserved limit looks short only because nobody has paid out its time. Clients
-    /// that find it so split the bucket.
+    /// Whether the reserved limit looks low only because no write has refilled it. Other clients would
+    /// split the bucket then.
     pub fn has_writes_to_pay_out(&self, now: Timestamp) -> bool {
         let is_short = self.wcu.is_some_and(|writes| writes < WCU_CAPACITY / 2);
         is_short && now.millis_since(self.bucket.refilled_at()) >= WCU_PAID_OUT_AFTER_MS
     }
 }
 
-/// More shards than a bucket is ever split into.
+/// More shards than a bucket ever has.
 const COUNT_MAX: u32 = 1 << 16;
 
-/// A shard's share of limits. Of counts that are not powers of two, which no client makes, the next
-/// one counts: shares are then too small, never too large.
+/// A shard's share of limits. A count that is not a power of two, which no client writes, is rounded
+/// up: shares are then too small, never too large.
 pub fn share_of(limits: &Arc<LimitSet>, shard: u32, count: u32) -> Arc<LimitSet> {
     match count.next_power_of_two() {
         1 => Arc::clone(limits),
@@ -153,7 +152,7 @@ pub fn share_of(limits: &Arc<LimitSet>, shard: u32, count: u32) -> Arc<LimitSet>
     }
 }
 
-/// Into how many shards the bucket was ever split, as its first shard tells.
+/// The highest shard count there ever was, as the first shard says.
 pub fn shards_seen(first: &Item) -> i64 {
     let number = |name: &str| first.get(name).and_then(Value::as_i64).unwrap_or(1);
     number(SHARD_COUNT).max(number(SHARDS_SEEN))
@@ -180,7 +179,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A sum that only grows: DynamoDB goes on counting where our type ends.
+    /// A sum that DynamoDB may count beyond the range of `i64`.
     fn saturated(&self, attribute: &str) -> Result<i64, Malformed> {
         match self.item.get(attribute) {
             None => Ok(0),
@@ -201,11 +200,11 @@ impl<'a> Reader<'a> {
     }
 
     fn number(&self, attribute: &str) -> Result<i64, Malformed> {
-        self.optional(attribute)?.ok_or_else(|| self.malformed(attribute, "there"))
+        self.optional(attribute)?.ok_or_else(|| self.malformed(attribute, "present"))
     }
 
-    /// What a bucket had is given back by some without looking whether it still is there. What
-    /// comes of that has nothing but balances.
+    /// Older clients refund without checking that the bucket exists. That creates an item with nothing
+    /// but balances.
     fn is_remnant(&self) -> bool {
         let is_balance = |name: &String| {
             let of_limit = name.strip_prefix("b_");
@@ -214,21 +213,20 @@ impl<'a> Reader<'a> {
         self.item.keys().all(|name| name == "PK" || name == "SK" || is_balance(name))
     }
 
-    /// The limits that the item has. A balance without any of the rest is what was given back to a
-    /// limit that is gone.
+    /// The limits that the item has. A balance alone is a refund to a limit that was removed.
     fn limits(&self) -> impl Iterator<Item = &'a str> {
         let names = self.item.keys();
         let limits = names
             .filter_map(|name| name.strip_prefix("b_").and_then(|name| name.strip_suffix("_tk")));
-        let is_whole = |limit: &&str| {
+        let has_rate = |limit: &&str| {
             ["cp", "ra", "rp"].iter().any(|of| self.item.contains_key(&attribute(limit, of)))
         };
-        limits.filter(|limit| *limit != WCU).filter(is_whole)
+        limits.filter(|limit| *limit != WCU).filter(has_rate)
     }
 
     fn rate(&self, limit: &str) -> Result<Rate, Malformed> {
         let capacity = self.number(&attribute(limit, "cp"))?;
-        // Older clients kept the burst apart.
+        // Older clients store the burst in an attribute of its own.
         let burst = self.optional(&attribute(limit, "bx"))?.unwrap_or(0);
         let refill_amount = self.number(&attribute(limit, "ra"))?;
         let period = attribute(limit, "rp");

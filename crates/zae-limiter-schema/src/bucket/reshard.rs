@@ -1,14 +1,13 @@
-//! A bucket in several shards: how one shard becomes two, and two become one again.
+//! Splitting one shard of a bucket in two, and merging two into one.
 //!
-//! A shard with the number `s` of a bucket in `n` shards holds the share `s` of `n` of every limit: of
-//! its ceiling, and of what it earns. Splitting it makes it the share `s` of `2n`, and puts the share
-//! `s + n` of `2n` beside it: together exactly what it was. Both happen in one transaction, so that
-//! at every moment, whoever crashes, the shares add up to the limit. The shards of a bucket need not
-//! be split equally often; the first shard is split first and merged last, so that its
-//! count is the highest.
+//! Shard `s` of `n` holds the share `s` of `n` of every limit: of its ceiling, and of what it earns. A
+//! split leaves it the share `s` of `2n` and gives the share `s + n` of `2n` to a new shard: together
+//! exactly what it was. Both change in one transaction, so that the shares always add up to the limit,
+//! whatever crashes. Some shards of a bucket may be split while others are not yet. The first shard is
+//! split first and merged last, so that its count is the highest.
 //!
-//! A shard that was merged with another stays as an item for a day, with a count that is not
-//! above its number: whoever still writes to it learns at once that it holds nothing.
+//! A merged shard stays as a retired item for one day, with a count that is not above its number. A
+//! process that still writes to it sees at once that it holds nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +18,7 @@ use super::item::share_of;
 use super::{
     After, Alive, BucketItem, Expiry, IDLE, ONE_WRITE, Owner, REFILLED_AT, REMAINDERS_AT,
     SHARD_COUNT, SHARDS_SEEN, TTL, WCU, WCU_CAPACITY, attribute, count_write, create,
-    next_generation, pin_balances, pin_known, pin_rate, push_copies, push_idle, push_limits,
+    next_generation, pin_balances, pin_rate, pin_snapshot, push_copies, push_idle, push_limits,
     push_limits_at, push_remainder, push_tokens, push_whole_wcu, same_shard_count, ttl_of,
 };
 use crate::expression::{Action, Condition};
@@ -27,19 +26,19 @@ use crate::keys::BucketItemKey;
 use crate::table::{Change, Update};
 use crate::value::Value;
 
-/// How long a shard is kept that holds nothing any more.
+/// How long a retired shard stays in the table.
 const RETIRED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What a split shard may still take at once, of its writes in a second: enough that it is not
-/// split again by the same rush, little enough that it is when the rush goes on.
+/// The `wcu` balance after a split: 800 of 1,000 writes. High enough that the same rush does not split
+/// the shard again, low enough that a longer rush does.
 const WRITES_AFTER_SPLIT: i64 = WCU_CAPACITY * 8 / 10;
 
-/// A shard, and the one beside it that it was or is split into.
+/// A shard, and the one that was or will be split off it.
 #[derive(Clone, Copy, Debug)]
 pub struct Halves<'a> {
     /// The shard with the lower number.
     pub low: &'a BucketItem,
-    /// The other, if there is an item.
+    /// The shard with the higher number, if its item exists.
     pub high: Option<&'a BucketItem>,
 }
 
@@ -48,64 +47,66 @@ fn keys(key: &BucketItemKey, distance: u32) -> [BucketItemKey; 2] {
     [key.clone(), high]
 }
 
-/// Splits a shard in two. What it holds is split as its limits are, debts too; time that was not
-/// paid out yet will be, to both.
+/// Splits a shard in two. Balances and debts are split as the limits are. Time since `rf` is not added
+/// yet; both shards earn their share of it later.
 pub fn split(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Vec<Change> {
-    let known = halves.low;
-    let old_count = known.shard_count.next_power_of_two();
+    let snapshot = halves.low;
+    let old_count = snapshot.shard_count.next_power_of_two();
     let count = 2 * old_count;
     let [low_key, high_key] = keys(key, old_count);
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
-    pin_known(known, &mut conditions);
-    conditions.push(same_shard_count(known.shard_count));
+    pin_snapshot(snapshot, &mut conditions);
+    conditions.push(same_shard_count(snapshot.shard_count));
     conditions.push(Alive::After(now).condition());
     actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(count.into())));
-    actions.push(next_generation(known, now));
+    actions.push(next_generation(snapshot, now));
     Expiry::Never.push(&mut actions);
-    if let Some(expiry) = known.expires_at {
+    if let Some(expiry) = snapshot.expires_at {
         push_idle(&mut actions, key, expiry.millis_since(now));
     }
-    if known.wcu.is_some() {
+    if snapshot.wcu.is_some() {
         let left = Value::number(WRITES_AFTER_SPLIT);
         actions.push(Action::Set(attribute(WCU, "tk"), left));
         actions.push(Action::Add(attribute(WCU, "tc"), Value::number(ONE_WRITE)));
     }
-    let [low, high] = [low_key.shard, high_key.shard].map(|s| share_of(&known.whole, s, count));
+    let [low, high] = [low_key.shard, high_key.shard].map(|s| share_of(&snapshot.whole, s, count));
     let mut moved = Vec::new();
-    for (at, ((name, whole), cell)) in known.whole.iter().zip(known.bucket.cells()).enumerate() {
+    for (at, ((name, whole), cell)) in
+        snapshot.whole.iter().zip(snapshot.bucket.cells()).enumerate()
+    {
         let [stays, goes] = [&low, &high].map(|share| share.rates()[at].capacity().get());
         let tokens = attribute(name.as_str(), "tk");
         let all = stays + goes;
-        let part = i128::from(cell.tokens.get()) * i128::from(goes);
-        let part = i64::try_from(part.div_euclid(all.into())).unwrap_or(0);
+        let leaving = i128::from(cell.tokens.get()) * i128::from(goes);
+        let leaving = i64::try_from(leaving.div_euclid(all.into())).unwrap_or(0);
         pin_rate(name.as_str(), whole, &mut conditions);
         if cell.tokens.get() >= all {
             conditions.push(Condition::AtLeast(tokens.clone(), Value::number(all)));
             actions.push(Action::Set(tokens, Value::number(stays)));
         } else {
-            if part > 0 {
-                conditions.push(Condition::AtLeast(tokens.clone(), Value::number(part)));
+            if leaving > 0 {
+                conditions.push(Condition::AtLeast(tokens.clone(), Value::number(leaving)));
             }
-            let highest = Value::number(stays.saturating_add(part));
+            let highest = Value::number(stays.saturating_add(leaving));
             conditions.push(Condition::AtMost(tokens.clone(), highest));
-            if part != 0 {
-                actions.push(Action::Add(tokens, Value::number(part.saturating_neg())));
+            if leaving != 0 {
+                actions.push(Action::Add(tokens, Value::number(leaving.saturating_neg())));
             }
         }
-        moved.push(Cell { tokens: Millitokens::new(part), ..Cell::default() });
+        moved.push(Cell { tokens: Millitokens::new(leaving), ..Cell::default() });
     }
     let low = Update { key: low_key.item_key(), actions, conditions };
-    let bucket = Bucket::from_parts(high, moved, known.bucket.refilled_at());
-    let limits_at = known.limits_at;
-    let after = After { bucket: &bucket, whole: &known.whole, shard_count: count, limits_at };
-    let owner = Owner { parent: known.parent.as_ref() };
+    let bucket = Bucket::from_parts(high, moved, snapshot.bucket.refilled_at());
+    let limits_at = snapshot.limits_at;
+    let after = After { bucket: &bucket, whole: &snapshot.whole, shard_count: count, limits_at };
+    let owner = Owner { parent: snapshot.parent.as_ref() };
     let high = match halves.high {
         None => create(&high_key, &after, &owner, Expiry::Never),
-        Some(empty) => revive(&high_key, empty, &after, &owner),
+        Some(empty) => rebuild(&high_key, empty, &after, &owner),
     };
     let mut changes = vec![Change::Update(low), Change::Update(high)];
     if key.shard != 0 {
-        // The first shard has the highest count: by that the others are found when the bucket is deleted.
+        // The first shard must have the highest count: deleting the bucket finds the others by it.
         let first = BucketItemKey { bucket: key.bucket.clone(), shard: 0 };
         let count = Condition::AtLeast(SHARD_COUNT.to_owned(), Value::number(count.into()));
         changes.push(Change::Check(first.item_key(), vec![count]));
@@ -113,13 +114,18 @@ pub fn split(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Vec<Cha
     changes
 }
 
-/// Makes a shard of an item that holds nothing any more. Net consumption goes on counting.
-fn revive(key: &BucketItemKey, known: &BucketItem, after: &After<'_>, owner: &Owner<'_>) -> Update {
+/// Turns a retired item into a shard again. Net consumption keeps counting.
+fn rebuild(
+    key: &BucketItemKey,
+    snapshot: &BucketItem,
+    after: &After<'_>,
+    owner: &Owner<'_>,
+) -> Update {
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
-    pin_known(known, &mut conditions);
-    conditions.push(same_shard_count(known.shard_count));
-    actions.push(next_generation(known, after.bucket.refilled_at()));
-    for name in known.whole.names() {
+    pin_snapshot(snapshot, &mut conditions);
+    conditions.push(same_shard_count(snapshot.shard_count));
+    actions.push(next_generation(snapshot, after.bucket.refilled_at()));
+    for name in snapshot.whole.names() {
         if after.whole.position(name.as_str()).is_none() {
             for suffix in ["tk", "cp", "ra", "rp", "tc", "rm", "bx"] {
                 actions.push(Action::Remove(attribute(name.as_str(), suffix)));
@@ -128,7 +134,7 @@ fn revive(key: &BucketItemKey, known: &BucketItem, after: &After<'_>, owner: &Ow
     }
     push_limits(&mut actions, after.bucket, after.whole);
     push_tokens(&mut actions, after.bucket);
-    push_limits_at(&mut actions, after.limits_at, known.limits_at);
+    push_limits_at(&mut actions, after.limits_at, snapshot.limits_at);
     for name in after.whole.names() {
         actions.push(Action::Add(attribute(name.as_str(), "tc"), Value::number(0)));
         actions.push(Action::Remove(attribute(name.as_str(), "bx")));
@@ -142,9 +148,9 @@ fn revive(key: &BucketItemKey, known: &BucketItem, after: &After<'_>, owner: &Ow
     Update { key: key.item_key(), actions, conditions }
 }
 
-/// Makes a shard that the one it was split from counts as there, although it is missing, or only an item
-/// is left that holds nothing: another client has raised that one's count, and nothing else. It starts
-/// with nothing, and only if the other one still says so: the bucket may be deleted at any moment.
+/// Creates a shard that is missing or retired although the shard it was split from counts it: another
+/// client has raised that count, and nothing else. The new shard starts with no tokens. The write
+/// requires that the count is still the same, because the bucket may be deleted at any time.
 pub fn restore(
     key: &BucketItemKey,
     left: Option<&BucketItem>,
@@ -156,51 +162,51 @@ pub fn restore(
     let still = Change::Check(origin_key.item_key(), vec![same_shard_count(origin.shard_count)]);
     let made = match left {
         None => create(key, after, owner, Expiry::Never),
-        Some(left) => revive(key, left, after, owner),
+        Some(left) => rebuild(key, left, after, owner),
     };
     vec![Change::Update(made), still]
 }
 
-/// Makes one shard of two, if they have the same limits: `None` where they do not. The higher one
-/// stays behind empty. A bucket that expired before it was split does so again once it is in one shard.
+/// Merges two shards into one; `None` when their limits differ. The higher one is retired. A bucket that
+/// had an expiry before it was split has one again once it is in one shard.
 pub fn merge(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Option<Vec<Change>> {
-    let Halves { low: known, high } = halves;
-    let old_count = known.shard_count.next_power_of_two();
+    let Halves { low: snapshot, high } = halves;
+    let old_count = snapshot.shard_count.next_power_of_two();
     let count = old_count / 2;
     let [low_key, high_key] = keys(key, count);
-    if high.is_some_and(|high| high.whole != known.whole) {
+    if high.is_some_and(|high| high.whole != snapshot.whole) {
         return None;
     }
-    let refilled_at = known.bucket.refilled_at();
+    let refilled_at = snapshot.bucket.refilled_at();
     let at = high.map_or(refilled_at, |high| refilled_at.max(high.bucket.refilled_at())).max(now);
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
-    pin_known(known, &mut conditions);
-    pin_balances(known, &mut conditions);
-    conditions.push(same_shard_count(known.shard_count));
+    pin_snapshot(snapshot, &mut conditions);
+    pin_balances(snapshot, &mut conditions);
+    conditions.push(same_shard_count(snapshot.shard_count));
     conditions.push(Alive::After(now).condition());
     actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(count.into())));
     if low_key.shard == 0 {
-        let seen = Value::number(known.shards_seen.max(old_count).into());
+        let seen = Value::number(snapshot.shards_seen.max(old_count).into());
         actions.push(Action::Set(SHARDS_SEEN.to_owned(), seen));
     }
-    actions.push(next_generation(known, at));
+    actions.push(next_generation(snapshot, at));
     for name in [REFILLED_AT, REMAINDERS_AT] {
         actions.push(Action::Set(name.to_owned(), Value::number(at.as_millis())));
     }
-    // The limits are the same. Whoever read them last says how old others may be.
-    let limits_at = high.and_then(|high| high.limits_at).max(known.limits_at);
-    push_limits_at(&mut actions, limits_at, known.limits_at);
-    let bucket = joined(known, high, low_key.shard, count, at);
-    for (name, cell) in known.whole.names().iter().zip(bucket.cells()) {
+    // The limits are the same, so the later reading counts.
+    let limits_at = high.and_then(|high| high.limits_at).max(snapshot.limits_at);
+    push_limits_at(&mut actions, limits_at, snapshot.limits_at);
+    let bucket = merged_state(snapshot, high, low_key.shard, count, at);
+    for (name, cell) in snapshot.whole.names().iter().zip(bucket.cells()) {
         let tokens = Value::number(cell.tokens.get());
         actions.push(Action::Set(attribute(name.as_str(), "tk"), tokens));
         push_remainder(&mut actions, name, cell.remainder);
     }
-    if let Some(writes) = known.wcu {
+    if let Some(writes) = snapshot.wcu {
         count_write(&mut actions, writes, refilled_at, at);
     }
-    if let Some(idle_s) = known.idle_s.filter(|_| count == 1) {
-        // Never before it is full.
+    if let Some(idle_s) = snapshot.idle_s.filter(|_| count == 1) {
+        // Not before it is full.
         let lives = Duration::from_secs(idle_s.into()).max(bucket.wait_until_full(at));
         Expiry::At(at.saturating_add(lives)).push(&mut actions);
         actions.push(Action::Remove(IDLE.to_owned()));
@@ -210,8 +216,8 @@ pub fn merge(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Option<
     Some(vec![Change::Update(low), Change::Update(high)])
 }
 
-/// What two shards hold together at a moment, to the last part of a millitoken.
-fn joined(
+/// What two shards hold together at a moment, remainders included.
+fn merged_state(
     low: &BucketItem,
     high: Option<&BucketItem>,
     shard: u32,
@@ -230,38 +236,38 @@ fn joined(
         .map(|(place, (rate, cell))| {
             let other = high_bucket.as_ref().map(|bucket| bucket.cells()[place]);
             let other = other.unwrap_or_default();
-            let parts = cell.remainder + other.remainder;
-            let carried = Millitokens::new(i64::from(parts >= rate.period_ms()));
+            let remainder = cell.remainder + other.remainder;
+            let carried = Millitokens::new(i64::from(remainder >= rate.period_ms()));
             let tokens = cell.tokens.saturating_add(other.tokens).saturating_add(carried);
-            Cell { tokens, remainder: parts % rate.period_ms(), ..*cell }
+            Cell { tokens, remainder: remainder % rate.period_ms(), ..*cell }
         })
         .collect();
     Bucket::from_parts(share_of(&low.whole, shard, count), cells, at)
 }
 
-/// What is left of a shard that another one has taken over.
+/// Retires the shard whose share the other one takes over.
 fn retire(key: &BucketItemKey, halves: Halves<'_>, count: u32, at: Timestamp) -> Update {
-    let gone_at = at.saturating_add(RETIRED_FOR);
-    let Some(known) = halves.high else {
-        // An item all the same, so that nobody brings the shard back who has not seen this.
+    let expires_at = at.saturating_add(RETIRED_FOR);
+    let Some(snapshot) = halves.high else {
+        // The item is created, so that a process with an older snapshot does not restore the shard.
         let nothing = vec![Cell::default(); halves.low.whole.len()];
         let bucket = Bucket::from_parts(Arc::clone(&halves.low.whole), nothing, at);
         let (whole, limits_at) = (&*halves.low.whole, halves.low.limits_at);
         let after = After { bucket: &bucket, whole, shard_count: count, limits_at };
         let owner = Owner { parent: halves.low.parent.as_ref() };
-        return create(key, &after, &owner, Expiry::At(gone_at));
+        return create(key, &after, &owner, Expiry::At(expires_at));
     };
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
-    pin_known(known, &mut conditions);
-    pin_balances(known, &mut conditions);
-    conditions.push(same_shard_count(known.shard_count));
+    pin_snapshot(snapshot, &mut conditions);
+    pin_balances(snapshot, &mut conditions);
+    conditions.push(same_shard_count(snapshot.shard_count));
     actions.push(Action::Set(SHARD_COUNT.to_owned(), Value::number(count.into())));
-    actions.push(next_generation(known, at));
-    for name in known.whole.names() {
+    actions.push(next_generation(snapshot, at));
+    for name in snapshot.whole.names() {
         actions.push(Action::Set(attribute(name.as_str(), "tk"), Value::number(0)));
         actions.push(Action::Remove(attribute(name.as_str(), "rm")));
     }
-    actions.push(Action::Set(TTL.to_owned(), Value::number(ttl_of(gone_at))));
+    actions.push(Action::Set(TTL.to_owned(), Value::number(ttl_of(expires_at))));
     Update { key: key.item_key(), actions, conditions }
 }
 
@@ -295,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_merged_shard_is_as_new_as_the_one_whose_limits_were_read_last() {
+    fn a_merged_shard_keeps_the_later_time_at_which_limits_were_read() {
         let bucket = BucketKey {
             namespace: NamespaceId::new("ns000000001").unwrap(),
             entity: EntityId::new("e").unwrap(),

@@ -27,7 +27,7 @@ pub(super) fn encode(event: &AuditEvent) -> Vec<Action> {
     actions
 }
 
-/// `None` for an action that only a later release knows.
+/// `None` for an action of a later release.
 pub(super) fn decode(
     ns: &NamespaceId,
     subject: &AuditSubject,
@@ -36,7 +36,7 @@ pub(super) fn decode(
 ) -> Result<Option<AuditEvent>, Malformed> {
     let Ok(action) = reader.text("action")?.parse() else { return Ok(None) };
     let resource = match reader.text_if_any("resource")? {
-        // Other clients write it for limits that hold on all resources.
+        // Other clients write it for limits on all resources.
         None | Some(DEFAULT_RESOURCE) => None,
         Some(_) => Some(reader.name("resource")?),
     };

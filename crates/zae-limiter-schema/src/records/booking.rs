@@ -1,9 +1,9 @@
 //! Usage booked from the changes of buckets: every change once, however often it is delivered.
 //!
-//! The shards of a bucket all book to the same record. For each of them the record keeps a mark
-//! behind the last change that is in it, and a booking happens only if its own changes all lie
-//! behind the marks. A mark is a text, and no limit can be called as its attribute is: other clients
-//! take every number on the item for a limit's and pass over everything else.
+//! All shards of a bucket book to the same record. For each shard the record stores a mark just after the
+//! last change that it contains. A booking requires that all its changes come after the marks. A mark is
+//! a text under a name that no limit can have: other clients read every number on the item as the usage
+//! of a limit, and ignore everything else.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,22 +18,22 @@ use crate::keys::{Index, ItemKey, entity_partition, namespace_partition, resourc
 use crate::table::Update;
 use crate::value::{Item, Value};
 
-/// The most shards in one booking: an expression has 4 KB.
+/// The most shards in one booking: an expression has at most 4 KiB.
 pub const SOURCES_MAX: usize = 32;
 
 /// The most digits of a sequence number.
 const DIGITS_MAX: usize = 99;
 
-/// Where a change stands among all changes of its item. Texts compare as positions do.
+/// The position of a change among all changes of its item. Positions sort as their texts do.
 ///
-/// A sequence number alone does not say: the stream of a restored table starts anew, and the records
-/// of the old one are still there. Streams are named by the moment of their making.
+/// A sequence number alone is not enough: a restored table has a new stream, but still the records that
+/// were booked from the old one. A stream's label is the time of its creation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position(String);
 
 impl Position {
-    /// The position of a sequence number in the stream that was made at `label`. `None` for what is
-    /// no sequence number.
+    /// The position of a sequence number in the stream with this label. `None` if it is not a sequence
+    /// number.
     pub fn new(label: &str, sequence_number: &str) -> Option<Self> {
         let is_number = !sequence_number.is_empty()
             && sequence_number.bytes().all(|byte| byte.is_ascii_digit());
@@ -42,11 +42,11 @@ impl Position {
             return None;
         }
         let stream: String = label.chars().filter(char::is_ascii_digit).collect();
-        // More digits are a larger number.
+        // The number of digits comes first, so that longer numbers sort later.
         Some(Self(format!("{stream}.{:02}{digits}", digits.len())))
     }
 
-    /// Greater than this position, and less than every later one.
+    /// A mark greater than this position and less than every later one.
     fn mark(&self) -> Mark {
         Mark(format!("{}+", self.0))
     }
@@ -58,17 +58,17 @@ impl fmt::Display for Position {
     }
 }
 
-/// Lies behind the last change that is in a record.
+/// Just after the last change that a record contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark(String);
 
 impl Mark {
-    /// The mark for a shard, if anything of it is in the record.
+    /// The mark of a shard, if the record contains any of its changes.
     pub fn of(item: &Item, shard: u32) -> Option<Self> {
         item.get(&attribute(shard)).and_then(Value::as_str).map(|text| Self(text.to_owned()))
     }
 
-    /// Whether the change is in the record already.
+    /// Whether the record already contains the change.
     pub fn is_behind(&self, position: &Position) -> bool {
         self.0 > position.0
     }
@@ -81,29 +81,29 @@ fn attribute(shard: u32) -> String {
 /// The first and the last change of a shard in a booking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The first.
+    /// The first change.
     pub first: Position,
-    /// The last.
+    /// The last change.
     pub last: Position,
 }
 
-/// What is added to a usage record.
+/// An addition to a usage record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Booking {
-    /// Which record.
+    /// The record.
     pub key: UsageKey,
-    /// Net consumption for each limit, in millitokens.
+    /// Net consumption of each limit, in millitokens.
     pub consumed: BTreeMap<LimitName, i64>,
-    /// How many changes of the bucket it comes from.
+    /// The number of bucket changes that it contains.
     pub events: u64,
-    /// When a new record may be forgotten.
+    /// When a new record expires.
     pub expires_at: Timestamp,
-    /// By shard, at most [`SOURCES_MAX`].
+    /// The changes of each shard, at most [`SOURCES_MAX`] shards.
     pub sources: BTreeMap<u32, Source>,
 }
 
 impl Booking {
-    /// The one write that makes it.
+    /// The write that applies it.
     pub fn update(&self) -> Update {
         let UsageKey { namespace, entity, resource, window, start } = &self.key;
         let label = window.label(*start);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_stream_starts_behind_an_earlier_one() {
+    fn a_later_stream_sorts_after_an_earlier_one() {
         let earlier = Position::new("2026-01-01T00:00:00.000", "999").expect("a number");
         let later = Position::new("2026-02-01T00:00:00.000", "1").expect("a number");
         assert!(earlier < later);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_has_no_position() {
+    fn only_a_number_has_a_position() {
         for text in ["", "x", "-1", "1.5", "1 "] {
             assert_eq!(Position::new("", text), None, "{text}");
         }

@@ -1,8 +1,8 @@
-//! How far the shards of the table's stream were followed, and by whom.
+//! Checkpoints of the table's change stream: how far each stream shard was processed, and by which worker.
 //!
-//! Whoever follows a shard holds its record, and lets its beat go on. A beat that stands still for
-//! long enough, by the clock of whoever looks, is that of somebody who is gone: no two clocks are
-//! compared.
+//! A worker owns the checkpoint of a stream shard and raises its heartbeat. When the heartbeat has not
+//! changed for long enough, by the observer's own clock, another worker takes the shard over. No two
+//! clocks are compared.
 
 use zae_limiter_core::Timestamp;
 
@@ -12,7 +12,7 @@ use crate::keys::{ItemKey, REGISTRY, system_partition};
 use crate::table::Update;
 use crate::value::{Item, Value};
 
-/// How the sort keys of these records start, in the partition of the table's own records.
+/// The prefix of the sort keys, in the partition of the table's own records.
 pub const PREFIX: &str = "#STREAM#";
 
 const STREAM: &str = "stream";
@@ -22,20 +22,20 @@ const POSITION: &str = "position";
 const DONE: &str = "done";
 const TTL: &str = "ttl";
 
-/// How far one shard of a stream was followed.
+/// How far one stream shard was processed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// The shard.
+    /// The id of the stream shard.
     pub shard: String,
-    /// The stream's label: a table whose stream is switched off and on again has another.
+    /// The stream's label. A stream that was disabled and enabled again has another one.
     pub stream: String,
-    /// Who follows it, if anybody does.
+    /// The worker that processes it, if any.
     pub owner: Option<String>,
-    /// Goes on for as long as the owner lives.
+    /// The heartbeat. It rises while the owner is alive.
     pub beat: i64,
-    /// The sequence number of the last record that is done.
+    /// The sequence number of the last processed record.
     pub position: Option<String>,
-    /// Whether the shard is closed, and done to its end.
+    /// Whether the stream shard is closed and processed to its end.
     pub done: bool,
 }
 
@@ -44,12 +44,12 @@ pub fn partition() -> String {
     system_partition(REGISTRY)
 }
 
-/// Where the record of a shard is kept.
+/// The key of a stream shard's checkpoint.
 pub fn key(shard: &str) -> ItemKey {
     ItemKey::new(partition(), format!("{PREFIX}{shard}"))
 }
 
-/// Reads a record; `None` for an item that is none.
+/// Decodes a checkpoint; `None` for any other item.
 pub fn decode(item: &Item) -> Option<Checkpoint> {
     let text = |name: &str| item.get(name).and_then(Value::as_str).map(str::to_owned);
     Some(Checkpoint {
@@ -62,7 +62,7 @@ pub fn decode(item: &Item) -> Option<Checkpoint> {
     })
 }
 
-/// Takes a shard over, unless somebody has touched its record since `seen`.
+/// Takes a stream shard over, unless its checkpoint has changed since `seen`.
 pub fn claim(
     shard: &str,
     stream: &str,
@@ -88,7 +88,7 @@ pub fn claim(
         Action::Add(BEAT.to_owned(), Value::number(1)),
         Action::Set(TTL.to_owned(), Value::number(ttl_of(until))),
     ];
-    // What was done of another stream says nothing about this one.
+    // The position in another stream means nothing in this one.
     if seen.is_some_and(|seen| seen.stream != stream) {
         actions.push(Action::Remove(POSITION.to_owned()));
         actions.push(Action::Remove(DONE.to_owned()));
@@ -96,16 +96,16 @@ pub fn claim(
     Update { key: key(shard), actions, conditions }
 }
 
-/// Whether the owner goes on.
+/// Whether the owner keeps the stream shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// It does.
+    /// It goes on.
     Keep,
-    /// Somebody else may.
+    /// Another worker may take it over.
     Release,
 }
 
-/// Writes down how far a shard is done, unless somebody else holds it.
+/// Stores how far a stream shard is processed, unless another worker owns it.
 pub fn advance(checkpoint: &Checkpoint, owner: &str, hold: Hold, until: Timestamp) -> Update {
     let mut actions = vec![
         Action::Add(BEAT.to_owned(), Value::number(1)),

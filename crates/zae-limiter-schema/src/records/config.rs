@@ -14,17 +14,17 @@ use crate::expression::{Action, Condition};
 use crate::keys::{Index, ItemKey, entity_configs_partition};
 use crate::value::{Item, Malformed, Value};
 
-/// The version of stored limits. The first clients always write 1, and items that hold other
-/// settings only have none, which counts as 0.
+/// The version of stored limits. The first clients always write 1. Items with other settings only have
+/// none, which counts as 0.
 pub const CONFIG_VERSION: &str = "config_version";
 
 const ON_UNAVAILABLE: &str = "on_unavailable";
 
-/// For how many days audit events are kept, as all clients read it. One of the original's writers sets it and
-/// nothing else, without a version; another replaces the item and loses it.
+/// How many days audit events are kept, as all clients read it. One function of the Python client sets only
+/// this, without a version; another replaces the item and loses it.
 const AUDIT_RETENTION: &str = "audit_retention_days";
 
-/// What is stored about it. What is no number of days is left to whoever wrote it.
+/// The stored number of days. Any other value is ignored, and left as it is.
 fn retention_of(item: &Item) -> Option<u32> {
     let days = item.get(AUDIT_RETENTION).and_then(Value::as_i64)?;
     u32::try_from(days).ok().filter(|days| (1..=AUDIT_RETENTION_DAYS_MAX).contains(days))
@@ -34,20 +34,20 @@ fn attribute(limit: &str, suffix: &str) -> String {
     format!("l_{limit}_{suffix}")
 }
 
-/// The limits that an item has, by their ceilings.
+/// The limits of an item: those that have a ceiling.
 fn limits_of(item: &Item) -> impl Iterator<Item = &str> {
     let names = item.keys();
     names.filter_map(|name| name.strip_prefix("l_").and_then(|name| name.strip_suffix("_cp")))
 }
 
-/// All that an item says of a limit, in whatever release.
+/// All attributes of a limit, of any release.
 fn attributes_of<'a>(item: &'a Item, limit: &'a str) -> impl Iterator<Item = &'a str> {
     let prefix = attribute(limit, "");
-    let is_its = move |name: &&String| {
+    let is_of_limit = move |name: &&String| {
         // `l_a_b_cp` is not an attribute of `a`.
         name.strip_prefix(&prefix).is_some_and(|suffix| !suffix.contains('_'))
     };
-    item.keys().filter(is_its).map(String::as_str)
+    item.keys().filter(is_of_limit).map(String::as_str)
 }
 
 pub(super) fn encode(config: &Config, before: Before<'_>) -> (Vec<Action>, Vec<Condition>) {
@@ -79,27 +79,27 @@ pub(super) fn encode(config: &Config, before: Before<'_>) -> (Vec<Action>, Vec<C
         Before::Unknown => Vec::new(),
         Before::Absent => vec![Condition::Absent("PK".to_owned())],
         Before::Item(item) => {
-            push_gone(&mut actions, &config.limits, item);
+            push_removed(&mut actions, &config.limits, item);
             pins(item, &config.level)
         }
     };
     (actions, pins)
 }
 
-/// Takes away the limits that are no longer there, and what older clients kept beside the ceiling.
-fn push_gone(actions: &mut Vec<Action>, limits: &LimitSet, item: &Item) {
-    let gone: BTreeSet<&str> = limits_of(item)
+/// Removes the limits that the config no longer has, and the burst attributes of older clients.
+fn push_removed(actions: &mut Vec<Action>, limits: &LimitSet, item: &Item) {
+    let removed: BTreeSet<&str> = limits_of(item)
         .flat_map(|limit| {
             let is_kept = limits.position(limit).is_some();
             let attributes = attributes_of(item, limit);
             attributes.filter(move |name| !is_kept || name.ends_with("_bx"))
         })
         .collect();
-    gone.into_iter().for_each(|name| remove(actions, name));
+    removed.into_iter().for_each(|name| remove(actions, name));
 }
 
-/// That nobody has set limits meanwhile, or for how long audit events are kept. The version alone does not say
-/// so: the first clients replace an item and write version 1 whatever it was.
+/// Requires that limits and audit retention are as they were read. The version alone is not enough: the
+/// first clients replace an item and write version 1, whatever it was.
 fn pins(item: &Item, level: &ConfigLevel) -> Vec<Condition> {
     let mut pins = vec![Condition::Exists("PK".to_owned())];
     let ceilings = limits_of(item).map(|limit| attribute(limit, "cp"));
@@ -179,11 +179,12 @@ fn rate(reader: &Reader<'_>, limit: &str) -> Result<Rate, Malformed> {
     let number = |suffix| {
         let name = attribute(limit, suffix);
         let value = reader.value(&name);
-        let value = value.ok_or_else(|| reader.malformed(&name, "there"))?;
-        in_thousandths(value).ok_or_else(|| reader.malformed(&name, "a number of thousandths"))
+        let value = value.ok_or_else(|| reader.malformed(&name, "present"))?;
+        in_thousandths(value)
+            .ok_or_else(|| reader.malformed(&name, "a number with at most three decimals"))
     };
     let ceiling = match reader.value(&attribute(limit, "bx")) {
-        // Older clients kept the burst apart.
+        // Older clients store the burst in an attribute of its own.
         Some(_) => number("cp")?.max(number("bx")?),
         None => number("cp")?,
     };

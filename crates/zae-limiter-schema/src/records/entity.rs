@@ -42,7 +42,7 @@ pub(super) fn decode(
     reader: &Reader<'_>,
 ) -> Result<Entity, Malformed> {
     let metadata = reader.map("metadata")?.into_iter().flatten();
-    // Other clients let numbers and the like in.
+    // Other clients accept values other than text.
     let metadata = metadata.map(|(key, value)| match value {
         Value::S(text) => (json::from_key(key), text.clone()),
         other => (json::from_key(key), json::from_value(other).to_string()),

@@ -4,7 +4,7 @@ use serde_json::{Map, Number, Value as Json};
 
 use crate::value::{Item, Value};
 
-/// DynamoDB's numbers end here; larger ones, and smaller than the inverse, are kept as text.
+/// The range of DynamoDB's numbers. Larger ones, and those below the inverse, are stored as text.
 const MAGNITUDE_MAX: f64 = 1e125;
 
 /// An object as attributes.
@@ -17,13 +17,13 @@ pub fn to_object(map: &Item) -> Map<String, Json> {
     map.iter().map(|(key, value)| (from_key(key), from_value(value))).collect()
 }
 
-/// A key that DynamoDB takes: it must not be empty. The empty one is `\`, and keys of nothing but
-/// that get one more.
+/// A key that DynamoDB accepts: it must not be empty. The empty key becomes `\`, and a key of
+/// backslashes only gets one more.
 pub(super) fn to_key(key: &str) -> String {
     if key.bytes().all(|byte| byte == b'\\') { format!("{key}\\") } else { key.to_owned() }
 }
 
-/// The key that was meant.
+/// Undoes [`to_key`].
 pub(super) fn from_key(key: &str) -> String {
     let is_escaped = key.bytes().all(|byte| byte == b'\\');
     key.strip_suffix('\\').filter(|_| is_escaped).unwrap_or(key).to_owned()
@@ -46,7 +46,7 @@ fn to_number(number: &Number) -> Value {
     if fits { Value::N(number.to_string()) } else { Value::text(number.to_string()) }
 }
 
-/// Any attribute value as JSON; what JSON has no word for is null.
+/// Any attribute value as JSON; null for a type that JSON does not have.
 pub(super) fn from_value(value: &Value) -> Json {
     match value {
         Value::S(text) => Json::String(text.clone()),

@@ -1,4 +1,4 @@
-//! Moments as the table has them: texts to the second, and `ttl` in seconds since the epoch.
+//! Timestamps in the table: texts in whole seconds, and `ttl` in seconds since the epoch.
 
 use zae_limiter_core::{Timestamp, format_time};
 
@@ -10,15 +10,15 @@ use crate::value::{Malformed, Value};
 
 const TTL: &str = "ttl";
 
-/// Where the milliseconds stand that the attribute itself cannot say. No limit can be called so, and
-/// it is a text, because other clients take every number on a usage item for a limit's.
+/// The attribute with the milliseconds, which the first one does not have. No limit can have this name.
+/// It is a text, because other clients read every number on a usage item as the usage of a limit.
 fn exact(attribute: &str) -> String {
     format!("{attribute}#ms")
 }
 
-fn push_exact(actions: &mut Vec<Action>, attribute: &str, moment: Timestamp, said: Timestamp) {
+fn push_exact(actions: &mut Vec<Action>, attribute: &str, moment: Timestamp, stored: Timestamp) {
     let name = exact(attribute);
-    if said == moment {
+    if stored == moment {
         remove(actions, &name);
     } else {
         set(actions, &name, Value::text(moment.as_millis().to_string()));
@@ -37,37 +37,37 @@ fn parse(text: &str) -> Option<Timestamp> {
     Some(Timestamp::from_millis(moment.as_millisecond()))
 }
 
-/// Writes a moment as text.
+/// Writes a timestamp as text.
 pub(super) fn push(actions: &mut Vec<Action>, attribute: &str, moment: Timestamp) {
     let text = format_time(moment);
-    let said = parse(&text).expect("a formatted time can be read");
+    let stored = parse(&text).expect("a formatted time parses");
     set(actions, attribute, Value::S(text));
-    push_exact(actions, attribute, moment, said);
+    push_exact(actions, attribute, moment, stored);
 }
 
-/// Takes a moment away.
+/// Removes a timestamp.
 pub(super) fn push_none(actions: &mut Vec<Action>, attribute: &str) {
     remove(actions, attribute);
     remove(actions, &exact(attribute));
 }
 
-/// Reads a moment that must be there.
+/// Reads a timestamp that must exist.
 pub(super) fn read(reader: &Reader<'_>, attribute: &str) -> Result<Timestamp, Malformed> {
-    read_if_any(reader, attribute)?.ok_or_else(|| reader.malformed(attribute, "there"))
+    read_if_any(reader, attribute)?.ok_or_else(|| reader.malformed(attribute, "present"))
 }
 
-/// Reads a moment, if there is one.
+/// Reads a timestamp, if there is one.
 pub(super) fn read_if_any(
     reader: &Reader<'_>,
     attribute: &str,
 ) -> Result<Option<Timestamp>, Malformed> {
     let Some(text) = reader.text_if_any(attribute)? else { return Ok(None) };
-    let said = parse(text).ok_or_else(|| reader.malformed(attribute, "a time of ISO 8601"))?;
+    let stored = parse(text).ok_or_else(|| reader.malformed(attribute, "an ISO 8601 time"))?;
     let exact = read_exact(reader, attribute)?.filter(|exact| format_time(*exact) == text);
-    Ok(Some(exact.unwrap_or(said)))
+    Ok(Some(exact.unwrap_or(stored)))
 }
 
-/// Writes when an item may be deleted.
+/// Writes when an item expires.
 pub(super) fn push_ttl(actions: &mut Vec<Action>, expires_at: Option<Timestamp>) {
     match expires_at {
         None => push_none(actions, TTL),
@@ -79,7 +79,7 @@ pub(super) fn push_ttl(actions: &mut Vec<Action>, expires_at: Option<Timestamp>)
     }
 }
 
-/// Reads when an item may be deleted.
+/// Reads when an item expires.
 pub(super) fn read_ttl(reader: &Reader<'_>) -> Result<Option<Timestamp>, Malformed> {
     let Some(value) = reader.value(TTL) else { return Ok(None) };
     let seconds = value.as_i64().ok_or_else(|| reader.malformed(TTL, "a whole number"))?;

@@ -1,4 +1,4 @@
-//! Namespaces, by id and by name. The record by id is the truth; that by name says which namespace
+//! Namespaces, by id and by name. The record by id is authoritative; the one by name says which namespace
 //! has the name now.
 
 use zae_limiter_core::{Namespace, NamespaceId, NamespaceName, Timestamp};
@@ -12,7 +12,7 @@ use crate::value::{Malformed, Value};
 const STATUS: &str = "status";
 const ACTIVE: &str = "active";
 const DELETED: &str = "deleted";
-/// Another client is deleting its items.
+/// Another client is deleting the namespace's items.
 const PURGING: &str = "purging";
 
 fn push_common(actions: &mut Vec<Action>, name: &NamespaceName, id: &NamespaceId, status: &str) {
@@ -35,8 +35,7 @@ pub(super) fn encode(namespace: &Namespace) -> Vec<Action> {
     actions
 }
 
-/// Writes the record of a name; with the moment at which the namespace was registered, which other
-/// clients show, where it is known.
+/// Writes the record of a name, with the time of registration if given, which other clients show.
 pub fn encode_name(
     name: &NamespaceName,
     id: &NamespaceId,
@@ -50,7 +49,7 @@ pub fn encode_name(
     actions
 }
 
-/// That nobody is deleting the namespace's items: until they are gone it cannot be used again.
+/// Requires that no client is deleting the namespace's items. Until they are deleted it cannot be used.
 pub fn not_purging() -> Condition {
     let is = |status: &str| Condition::Equal(STATUS.to_owned(), Value::text(status));
     Condition::Any(vec![Condition::Absent(STATUS.to_owned()), is(ACTIVE), is(DELETED)])
@@ -67,7 +66,7 @@ pub(super) fn decode(id: &NamespaceId, reader: &Reader<'_>) -> Result<Namespace,
     Ok(Namespace { id: id.clone(), name: reader.name("namespace_name")?, created_at, deleted_at })
 }
 
-/// The namespace that a name stands for; none while the record says that it is deleted.
+/// The namespace that has the name; `None` if it is deleted.
 pub(super) fn decode_name(reader: &Reader<'_>) -> Result<Option<NamespaceId>, Malformed> {
     let id = reader.name("namespace_id")?;
     Ok(match reader.text_if_any(STATUS)? {

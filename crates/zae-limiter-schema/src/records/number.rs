@@ -1,9 +1,9 @@
-//! Thousandths as decimal numbers: millitokens as tokens, milliseconds as seconds. Whole ones, which
-//! are all that other clients write and read, have no fraction.
+//! Thousandths as decimal numbers: millitokens as tokens, milliseconds as seconds. Whole numbers have no
+//! fraction; other clients read and write only those.
 
 use crate::value::Value;
 
-/// So many thousandths.
+/// A number of thousandths as a decimal number.
 pub(super) fn thousandths(number: i64) -> Value {
     let sign = if number < 0 { "-" } else { "" };
     let (whole, rest) = (number.unsigned_abs() / 1_000, number.unsigned_abs() % 1_000);
@@ -13,7 +13,7 @@ pub(super) fn thousandths(number: i64) -> Value {
     })
 }
 
-/// How many thousandths a number is; `None` for one that has smaller parts, or does not fit.
+/// A decimal number in thousandths; `None` if it has more than three decimals, or does not fit.
 pub(super) fn in_thousandths(value: &Value) -> Option<i64> {
     let Value::N(number) = value else { return None };
     let (negative, digits) = match number.strip_prefix('-') {

@@ -20,7 +20,7 @@ impl<'a> Reader<'a> {
         Malformed { item: self.key.to_string(), attribute: attribute.to_owned(), wanted }
     }
 
-    /// The attribute; an explicit nothing is nothing.
+    /// The attribute; null counts as absent.
     pub(super) fn value(&self, attribute: &str) -> Option<&'a Value> {
         self.item.get(attribute).filter(|value| **value != Value::Null)
     }
@@ -34,25 +34,25 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A text that must be there.
+    /// A text that must exist.
     pub(super) fn text(&self, attribute: &str) -> Result<&'a str, Malformed> {
-        self.text_if_any(attribute)?.ok_or_else(|| self.malformed(attribute, "there"))
+        self.text_if_any(attribute)?.ok_or_else(|| self.malformed(attribute, "present"))
     }
 
-    /// A name that must be there and follow its rule.
+    /// A name that must exist and be valid.
     pub(super) fn name<T: FromStr>(&self, attribute: &str) -> Result<T, Malformed> {
         let text = self.text(attribute)?;
         text.parse().map_err(|_| self.malformed(attribute, "a legal name"))
     }
 
-    /// A name that must follow its rule, if there is one.
+    /// A name, if there is one. It must be valid.
     pub(super) fn name_if_any<T: FromStr>(&self, attribute: &str) -> Result<Option<T>, Malformed> {
         let text = self.text_if_any(attribute)?;
         let name = text.map(str::parse).transpose();
         name.map_err(|_| self.malformed(attribute, "a legal name"))
     }
 
-    /// Yes or no; absent is no.
+    /// True or false; absent is false.
     pub(super) fn flag(&self, attribute: &str) -> Result<bool, Malformed> {
         match self.value(attribute) {
             None => Ok(false),
@@ -72,7 +72,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Attributes within the attribute; absent is none.
+    /// A map, if there is one.
     pub(super) fn map(&self, attribute: &str) -> Result<Option<&'a Item>, Malformed> {
         match self.value(attribute) {
             None => Ok(None),

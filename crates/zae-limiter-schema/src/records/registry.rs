@@ -1,5 +1,5 @@
-//! The two registries of a namespace: which resources have limits for everybody, and for how many
-//! entities each resource has limits of their own. They change in one step with the limits.
+//! The two registries of a namespace: the resources that have limits, and for each resource the number of
+//! entities with limits of their own. They change in one transaction with the limits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,29 +13,29 @@ use crate::value::{Item, Malformed, Value};
 
 const RESOURCES: &str = "resources";
 
-/// What becomes of the set of resources.
+/// A change of the set of resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResourceChanges {
-    /// These have limits from now on.
+    /// Resources that have limits from now on.
     pub added: BTreeSet<String>,
-    /// These have none any more.
+    /// Resources that no longer have any.
     pub removed: BTreeSet<String>,
 }
 
 impl ResourceChanges {
-    /// Whether one update cannot do it without knowing the item: a set is added to or taken from.
+    /// Whether the update needs the item: one update cannot both add to a set and remove from it.
     pub fn depends_on_before(&self) -> bool {
         !self.added.is_empty() && !self.removed.is_empty()
     }
 
-    /// The update; `None` when nothing changes. `before` is needed where it [depends] on it.
+    /// The update; `None` when nothing changes. `before` is needed if it [depends] on it.
     ///
     /// [depends]: Self::depends_on_before
     pub fn update(&self, ns: &NamespaceId, before: Option<&Item>) -> Option<Update> {
         let set = |texts: &BTreeSet<String>| Value::Ss(texts.clone());
         let name = || RESOURCES.to_owned();
         let mut conditions = Vec::new();
-        let mut actions = found_by_namespace(ns);
+        let mut actions = namespace_keys(ns);
         if self.depends_on_before() {
             let there = before.and_then(|item| item.get(RESOURCES));
             conditions.push(match there {
@@ -60,7 +60,7 @@ impl ResourceChanges {
     }
 }
 
-/// Reads the set of resources that have limits for everybody.
+/// Reads the set of resources that have limits.
 ///
 /// # Errors
 ///
@@ -78,12 +78,12 @@ pub fn resources(ns: &NamespaceId, item: &Item) -> Result<BTreeSet<ResourceName>
     }
 }
 
-/// Under what the entities with limits at a level are counted; `None` where no entity is meant.
+/// The attribute that counts the entities with limits at a level; `None` for levels without an entity.
 pub fn counter(level: &ConfigLevel) -> Option<String> {
     match level {
         ConfigLevel::System | ConfigLevel::Resource(_) => None,
         ConfigLevel::Entity(_) => Some(DEFAULT_RESOURCE.to_owned()),
-        // The item has keys of its own: a resource that is called like one steps aside.
+        // A resource with the name of a key attribute gets a suffix.
         ConfigLevel::EntityResource(_, resource) if is_key(resource.as_str()) => {
             Some(format!("{resource}#"))
         }
@@ -96,9 +96,9 @@ fn is_key(name: &str) -> bool {
     ["PK", "SK"].into_iter().chain(of_indexes).any(|key| key == name)
 }
 
-/// Counts entities with limits of their own up and down; `None` when no count changes.
+/// Adds to the counts of entities with limits of their own; `None` when no count changes.
 pub fn count_entities(ns: &NamespaceId, differences: &BTreeMap<String, i64>) -> Option<Update> {
-    let mut actions = found_by_namespace(ns);
+    let mut actions = namespace_keys(ns);
     let changed = differences.iter().filter(|(_, difference)| **difference != 0);
     let before = actions.len();
     actions.extend(changed.map(|(name, by)| Action::Add(name.clone(), Value::number(*by))));
@@ -106,7 +106,7 @@ pub fn count_entities(ns: &NamespaceId, differences: &BTreeMap<String, i64>) -> 
     (actions.len() > before).then_some(Update { key, actions, conditions: Vec::new() })
 }
 
-/// Drops a counter that has come down to nothing; it happens only if it has.
+/// Removes a counter, if it is 0.
 pub fn forget_counter(ns: &NamespaceId, counter: &str) -> Update {
     Update {
         key: ItemKey::entity_config_resources(ns),
@@ -115,14 +115,14 @@ pub fn forget_counter(ns: &NamespaceId, counter: &str) -> Update {
     }
 }
 
-/// Reads which resources some entity has limits of its own for. That of all resources is not one.
+/// Reads the resources for which some entity has limits of its own. `_default_` is not one of them.
 pub fn resources_of_entities(item: &Item) -> BTreeSet<ResourceName> {
     let counted = item.iter().filter(|(_, value)| value.as_i64().is_some_and(|count| count > 0));
     let names = counted.map(|(name, _)| name.strip_suffix('#').unwrap_or(name));
     names.filter_map(|name| ResourceName::new(name).ok()).collect()
 }
 
-fn found_by_namespace(ns: &NamespaceId) -> Vec<Action> {
+fn namespace_keys(ns: &NamespaceId) -> Vec<Action> {
     let set = |name: &str, text| Action::SetIfAbsent(name.to_owned(), Value::S(text));
     vec![
         set(Index::Namespace.pk(), namespace_partition(ns)),

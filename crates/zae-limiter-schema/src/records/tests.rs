@@ -12,7 +12,7 @@ use super::*;
 use crate::expression::render_update;
 use crate::keys::{ParsedKey, parse_key};
 
-/// What an item becomes by an update.
+/// Applies an update to an item.
 fn apply(item: &mut Item, actions: &[Action]) {
     for action in actions {
         match action {
@@ -26,7 +26,7 @@ fn apply(item: &mut Item, actions: &[Action]) {
                 let Action::Add(_, by) = action else { unreachable!() };
                 item.insert(name.clone(), Value::number(now + by.as_i64().unwrap()));
             }
-            other => unreachable!("no record is written so: {other:?}"),
+            other => unreachable!("no record uses {other:?}"),
         }
     }
 }
@@ -186,7 +186,7 @@ fn records() -> impl Strategy<Value = Record> {
     prop_oneof![an_entity(), a_config(), an_event(), a_usage(), a_namespace()]
 }
 
-/// Two records that can stand under one key.
+/// Two records with the same key.
 fn successions() -> impl Strategy<Value = (Record, Record)> {
     let pairs = prop_oneof![
         (an_entity(), an_entity()),
@@ -198,7 +198,7 @@ fn successions() -> impl Strategy<Value = (Record, Record)> {
     pairs.prop_filter_map("two kinds", |(before, after)| Some((under(&after, before)?, after)))
 }
 
-/// The record as one that stands where another does.
+/// The record with the key of another.
 fn under(place: &Record, record: Record) -> Option<Record> {
     Some(match (place, record) {
         (Record::Entity(place), Record::Entity(mut it)) => {
@@ -244,7 +244,7 @@ proptest! {
         let plain = item_of(&after);
         apply(&mut item, &encoded.actions);
         prop_assert_eq!(decode(&after.key(), &item), Ok(Some(after)));
-        // Nothing is left but what others have put there.
+        // Only the attribute of another client is left.
         prop_assert_eq!(item.remove(&foreign), Some(Value::text("kept")));
         prop_assert_eq!(item, plain);
     }
@@ -366,7 +366,7 @@ fn examples() -> Vec<(&'static str, Record)> {
     ]
 }
 
-/// An item as DynamoDB shows it.
+/// One line per attribute.
 fn shown(item: &Item) -> String {
     let lines = item.iter().map(|(name, value)| format!("{name} = {value:?}"));
     lines.collect::<Vec<_>>().join("\n")
@@ -404,7 +404,7 @@ fn the_version_is_read_as_it_was_written() {
     let missing = Version::decode(&Item::new()).unwrap_err();
     assert_eq!(
         missing.to_string(),
-        "item _/SYSTEM# #VERSION: attribute schema_version should be there"
+        "item _/SYSTEM# #VERSION: attribute schema_version should be present"
     );
 }
 
@@ -459,7 +459,7 @@ fn registries_name_resources() {
     assert_eq!(named, ["GSI4PK", "PK", "gpt-4"]);
 }
 
-/// What the Python client writes, and ours never would.
+/// Items that the Python client writes, and ours never does.
 #[test]
 fn items_of_other_clients_are_complete() {
     let text = Value::text;
@@ -489,8 +489,8 @@ fn items_of_other_clients_are_complete() {
     ]);
     let Ok(Some(Record::Config(config))) = decode(&system, &old) else { panic!("a config") };
     assert_eq!(config.limits.rates()[0].capacity().get(), 15_000);
-    let gone = encode(&Record::Config(config), Before::Item(&old)).actions;
-    assert!(gone.contains(&Action::Remove("l_rpm_bx".to_owned())));
+    let actions = encode(&Record::Config(config), Before::Item(&old)).actions;
+    assert!(actions.contains(&Action::Remove("l_rpm_bx".to_owned())));
     // Limits on all resources.
     let event = item(&[
         ("action", text("limits_set")),
@@ -507,7 +507,7 @@ fn items_of_other_clients_are_complete() {
     let mut later = event;
     later.insert("action".to_owned(), text("bucket_reset"));
     assert_eq!(decode(&key, &later), Ok(None));
-    // A moment that another client has moved: the milliseconds are of the old one.
+    // Another client has changed the time: the milliseconds are of the old one.
     let mut moved = item_of(&examples()[0].1);
     moved.insert("created_at".to_owned(), text("2027-01-01T00:00:00Z"));
     let key = examples()[0].1.key();
@@ -520,7 +520,7 @@ fn items_of_other_clients_are_complete() {
         panic!("a namespace")
     };
     assert!(read.deleted_at.is_some());
-    // What is counted beside a limit of a usage item.
+    // A counter of a later release beside a limit of a usage item.
     let mut usage = item_of(&examples()[6].1);
     usage.insert("rpm#od".to_owned(), n("3"));
     assert_eq!(decode(&examples()[6].1.key(), &usage), Ok(Some(examples()[6].1.clone())));

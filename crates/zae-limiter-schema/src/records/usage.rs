@@ -1,4 +1,4 @@
-//! What was used. Every number on the item whose name a limit could have is a limit's.
+//! A usage record. Every number whose name a limit could have is the usage of that limit.
 
 use std::collections::BTreeSet;
 
@@ -38,10 +38,10 @@ pub(super) fn encode(usage: &Usage, before: Before<'_>) -> (Vec<Action>, Vec<Con
         Before::Unknown => Vec::new(),
         Before::Absent => vec![Condition::Absent("PK".to_owned())],
         Before::Item(item) => {
-            let there: BTreeSet<LimitName> = limits_of(item).map(|(limit, _)| limit).collect();
-            let gone = there.iter().filter(|limit| !usage.consumed.contains_key(*limit));
-            gone.for_each(|limit| remove(&mut actions, limit.as_str()));
-            // Whoever books a limit counts it as an event.
+            let stored: BTreeSet<LimitName> = limits_of(item).map(|(limit, _)| limit).collect();
+            let removed = stored.iter().filter(|limit| !usage.consumed.contains_key(*limit));
+            removed.for_each(|limit| remove(&mut actions, limit.as_str()));
+            // Every booking counts an event, so this pins the usage of all limits.
             let pin = match item.get(EVENTS) {
                 Some(events) => Condition::Equal(EVENTS.to_owned(), events.clone()),
                 None => Condition::Absent(EVENTS.to_owned()),
@@ -54,8 +54,9 @@ pub(super) fn encode(usage: &Usage, before: Before<'_>) -> (Vec<Action>, Vec<Con
 
 pub(super) fn decode(key: &UsageKey, reader: &Reader<'_>) -> Result<Usage, Malformed> {
     let consumed = limits_of(reader.item).map(|(limit, value)| {
-        let amount = in_thousandths(value)
-            .ok_or_else(|| reader.malformed(limit.as_str(), "a number of thousandths"))?;
+        let amount = in_thousandths(value).ok_or_else(|| {
+            reader.malformed(limit.as_str(), "a number with at most three decimals")
+        })?;
         Ok((limit, Millitokens::new(amount)))
     });
     Ok(Usage {

@@ -1,4 +1,4 @@
-//! Which release of the format a table is in, and who may use it.
+//! The version record: the release of the table's format, and which clients may use it.
 
 use zae_limiter_core::Timestamp;
 
@@ -14,21 +14,21 @@ use crate::value::{Item, Malformed, Value};
 pub struct Version {
     /// The release of the format, for example `0.10.0`.
     pub schema: String,
-    /// The release of the aggregator that is deployed beside the table.
+    /// The release of the deployed aggregator.
     pub aggregator: Option<String>,
-    /// The oldest client that may use the table.
+    /// The oldest client release that may use the table.
     pub client_min: String,
     /// When the record was written.
     pub updated_at: Option<Timestamp>,
-    /// By whom.
+    /// The program that wrote it, with its release.
     pub updated_by: Option<String>,
 }
 
 impl Version {
-    /// The release of the format that this one reads and writes.
+    /// The release of the format that this crate reads and writes.
     pub const SCHEMA: &'static str = "0.10.0";
 
-    /// Writes the record, whatever is there.
+    /// Writes the record unconditionally.
     pub fn update(&self) -> Update {
         let mut actions: Vec<Action> = Vec::new();
         set(&mut actions, "schema_version", Value::text(&self.schema));

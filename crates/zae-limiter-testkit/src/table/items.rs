@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use zae_limiter_schema::{
     BatchRead, Change, Consistency, Consumed, Index, Item, ItemKey, PAGE_ITEMS_MAX, Query,
-    QueryAnswer, Range, Step, TableError, TableErrorKind, Transacted, Update, Updated, Value,
+    QueryOutput, Range, Step, TableError, TableErrorKind, Transacted, Update, Updated, Value,
     item_size,
 };
 
@@ -285,7 +285,7 @@ impl Site<'_> {
         Ok(write(total))
     }
 
-    pub(crate) fn query(&mut self, query: &Query) -> Result<QueryAnswer, TableError> {
+    pub(crate) fn query(&mut self, query: &Query) -> Result<QueryOutput, TableError> {
         self.items.totals.calls += 1;
         if !(1..=PAGE_ITEMS_MAX).contains(&query.limit) {
             return Err(rejected(format!("a page of {} items", query.limit)));
@@ -314,7 +314,7 @@ impl Site<'_> {
             });
         }
         let mut answer =
-            QueryAnswer { items: Vec::new(), next: None, consumed: Consumed::default() };
+            QueryOutput { items: Vec::new(), next: None, consumed: Consumed::default() };
         let (mut size, mut last) = (0, None);
         for row in rows {
             let more = item_size(&row.item);

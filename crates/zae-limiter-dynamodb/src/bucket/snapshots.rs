@@ -1,5 +1,5 @@
-//! What a process knows of a bucket: what the last answers said of its shards, and how many there are.
-//! From this follow the shard that a request asks, and refusals that cost no call.
+//! The snapshots of a bucket: what the last answers said of its shards, and the shard count. They decide which
+//! shard a request goes to, and allow refusals without a call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,29 +18,29 @@ use crate::options::DynamoOptions;
 /// Pause per write that is missing from the shard's budget.
 const PAUSE_PER_WRITE: Duration = Duration::from_micros(80);
 
-/// Pause per write that came too late, because others had moved the refill time. It costs as much as
-/// one that counts.
+/// Pause per write that failed because another process had moved the refill time. A failed write costs as much
+/// as a successful one.
 const PAUSE_PER_LOST: Duration = Duration::from_millis(4);
 
 /// 60 ms: twelve round trips of 5 ms.
 const PAUSE_MAX: Duration = Duration::from_millis(60);
 
-/// What is known of one shard.
+/// The snapshot of one shard.
 #[derive(Debug)]
 pub(crate) struct Shard {
     number: u32,
     /// What the last answer said, and when.
     snapshot: Option<(Snapshot, Timestamp)>,
-    /// How often that has changed.
+    /// How often the snapshot has changed.
     pub(crate) version: u64,
-    /// How many writes came too late since the last batch.
+    /// Writes that failed since the last batch because other processes were first.
     pub(crate) lost: u32,
-    /// How many writes the shard had seen by then, of all processes.
+    /// The shard's count of writes at the last batch, of all processes.
     writes: i64,
 }
 
 impl Shard {
-    pub(crate) fn know(&mut self, snapshot: Option<(Snapshot, Timestamp)>) {
+    pub(crate) fn set_snapshot(&mut self, snapshot: Option<(Snapshot, Timestamp)>) {
         self.snapshot = snapshot;
         self.version += 1;
     }
@@ -49,16 +49,16 @@ impl Shard {
         self.snapshot.as_ref().map(|(snapshot, _)| snapshot)
     }
 
-    /// What is known, if it was learnt less than `trust` ago.
+    /// The snapshot, if it is younger than `trust`.
     pub(crate) fn fresh(&self, now: Timestamp, trust: Duration) -> Option<&Snapshot> {
         let (snapshot, at) = self.snapshot.as_ref()?;
         (Duration::from_millis(apart_ms(now, *at)) < trust).then_some(snapshot)
     }
 
-    /// How long those who wait now wait for others to join them, because the shard is written more than
-    /// a partition bears, or others are ahead of us. The more, the longer: processes that all do so
-    /// settle where it bears them. A process by itself is in nobody's way: it pauses only when more than
-    /// half of the shard's budget is gone.
+    /// How long the lane pauses before its next batch, so that the batch grows: because the shard has more
+    /// writes than a partition accepts, or writes failed because other processes were first. The pause grows
+    /// with both, until all processes together stay within the budget. A process that is alone pauses only
+    /// when more than half of the shard's budget is used.
     pub(crate) fn pause(&mut self) -> Option<Duration> {
         let lost = std::mem::take(&mut self.lost);
         let Some((Snapshot::Item(item), at)) = &self.snapshot else { return None };
@@ -73,24 +73,24 @@ impl Shard {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct Snapshots {
     options: Arc<DynamoOptions>,
-    /// By their numbers.
+    /// Sorted by number.
     shards: Vec<Shard>,
     /// Few buckets have several shards.
     map: Option<Box<ShardMap>>,
     drawn: u64,
 }
 
-impl Known {
+impl Snapshots {
     pub(crate) fn new(options: Arc<DynamoOptions>) -> Self {
         Self { options, shards: Vec::new(), map: None, drawn: 0 }
     }
 
-    /// The bucket was deleted.
+    /// Drops everything: the bucket was deleted.
     pub(crate) fn forget(&mut self) {
         self.map = None;
-        self.shards.iter_mut().for_each(|shard| shard.know(None));
+        self.shards.iter_mut().for_each(|shard| shard.set_snapshot(None));
     }
 
     pub(crate) fn shard(&mut self, number: u32) -> &mut Shard {
@@ -114,7 +114,7 @@ impl Known {
         self.map.get_or_insert_with(|| Box::new(ShardMap::new(now)))
     }
 
-    /// How many shards the bucket has, as far as is known.
+    /// The shard count, by the last answers.
     pub(crate) fn count(&self) -> u32 {
         self.map.as_ref().map_or(1, |map| map.count)
     }
@@ -127,8 +127,9 @@ impl Known {
         self.map(now).set_count(count, drawn, now);
     }
 
-    /// Learns the count from a shard. The first one knows it; another may know of more.
-    pub(crate) fn learn(&mut self, shard: u32, snapshot: &Snapshot, now: Timestamp) {
+    /// Updates the count from a shard's snapshot. The first shard's count is authoritative; another live shard
+    /// can only raise it, and a retired one only lower it.
+    pub(crate) fn update_count(&mut self, shard: u32, snapshot: &Snapshot, now: Timestamp) {
         match snapshot {
             Snapshot::Item(item) if item.is_retired() => {
                 self.set_count(self.count().min(item.shard_count.next_power_of_two()), now);
@@ -145,7 +146,7 @@ impl Known {
     }
 
     pub(crate) fn is_busy_all_over(&mut self, shard: u32, now: Timestamp) -> bool {
-        // Without group commit calls go to all shards anyway.
+        // Without group commit, calls go to all shards anyway.
         if !self.options.group_commit {
             return true;
         }
@@ -153,8 +154,8 @@ impl Known {
         self.map(now).is_busy_all_over(shard, drawn, now)
     }
 
-    /// The shard that a take is sent to. A process stays with one as long as that has tokens: then all
-    /// its callers go together in one write, however many shards there are.
+    /// The shard for a take. A process stays with one shard while that has tokens, so that all its callers share
+    /// one write, however many shards there are.
     pub(crate) fn choose(&mut self, leg: &Leg, now: Timestamp, avoid: &[u32]) -> u32 {
         let map = self.map(now);
         let (count, current, is_stale) = (map.count, map.current, map.is_stale(now));
@@ -181,14 +182,14 @@ impl Known {
         better
     }
 
-    /// The shard most likely to have what a leg asks, among those not tried; `None` when none is.
+    /// The shard most likely to cover a leg, among those not tried; `None` if none can.
     pub(crate) fn next_best(&self, leg: &Leg, now: Timestamp, tried: &[u32]) -> Option<u32> {
         let others = (0..self.count()).filter(|shard| !tried.contains(shard));
         let rooms = others.map(|shard| (self.headroom(leg, shard, now).unwrap_or(0), shard));
         rooms.filter(|(room, _)| *room >= 0).max_by_key(|(room, _)| *room).map(|(_, shard)| shard)
     }
 
-    /// What a shard has beyond what a leg asks of the scarcest limit, as far as it is known.
+    /// What a shard has beyond a leg's amount, for the scarcest limit, by its snapshot.
     fn headroom(&self, leg: &Leg, shard: u32, now: Timestamp) -> Option<i64> {
         let Some((Snapshot::Item(item), _)) = &self.find(shard)?.snapshot else { return None };
         let bucket = item.is_live(now).then(|| held_for(leg, item, now))?;
@@ -201,9 +202,9 @@ impl Known {
         rooms.min()
     }
 
-    /// A number below `bound`, from the store's own seed and the bucket's own count.
+    /// A pseudo-random number below `bound`, from the store's seed and the number of draws.
     fn draw(&mut self, bound: u32) -> u32 {
-        // SplitMix64: any spread will do.
+        // SplitMix64.
         self.drawn += 1;
         let drawn = self.drawn.wrapping_add(self.options.seed);
         let mixed = drawn.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -213,17 +214,17 @@ impl Known {
         if bound == 0 { 0 } else { mixed % bound }
     }
 
-    /// What is known of the shards, however long ago.
-    fn remembered_shards(&self, now: Timestamp) -> Shards {
-        let known = (0..self.count()).filter_map(|shard| match &self.find(shard)?.snapshot {
+    /// The shards by their snapshots, however old.
+    fn cached_shards(&self, now: Timestamp) -> Shards {
+        let cached = (0..self.count()).filter_map(|shard| match &self.find(shard)?.snapshot {
             Some((Snapshot::Item(item), _)) => Some(item.clone()),
             _ => None,
         });
-        Shards::live(known, now)
+        Shards::live(cached, now)
     }
 
-    /// The statuses of a leg, if what is known of all shards is fresh.
-    pub(crate) fn statuses_by_memory(
+    /// The statuses of a leg, if the snapshots of all shards are fresh.
+    pub(crate) fn statuses_from_snapshots(
         &self,
         level: usize,
         leg: &Leg,
@@ -238,39 +239,39 @@ impl Known {
                 snapshot => return Some(statuses_of(level, leg, snapshot, now)),
             }
         }
-        let known = Some(Shards::live(items, now)).filter(Shards::is_complete)?;
-        Some(shards::statuses(level, leg, &known.buckets(leg, now), now))
+        let cached = Some(Shards::live(items, now)).filter(Shards::is_complete)?;
+        Some(shards::statuses(level, leg, &cached.buckets(leg, now), now))
     }
 
-    /// How a leg that passed stands now.
-    pub(crate) fn as_remembered(
+    /// The statuses of a leg that was admitted, by the last snapshots.
+    pub(crate) fn last_statuses(
         &self,
         level: usize,
         leg: &Leg,
         now: Timestamp,
     ) -> Vec<LimitStatus> {
         let passed = |status: LimitStatus| LimitStatus {
-            // It had what was asked; that somebody else has taken it since is another matter.
+            // It was admitted, even if other callers have taken the rest since.
             exceeded: false,
             retry_after: Duration::ZERO,
             ..status
         };
         if self.count() > 1 {
-            let known = self.remembered_shards(now);
-            let statuses = shards::statuses(level, leg, &known.buckets(leg, now), now);
-            // One shard may have had it while another is in debt: the bucket as a whole has not, and
-            // when its shards are merged that shows.
-            return match known.is_complete() {
+            let cached = self.cached_shards(now);
+            let statuses = shards::statuses(level, leg, &cached.buckets(leg, now), now);
+            // One shard may have covered it while another owes: then the bucket as a whole does not cover
+            // it, and the statuses say so.
+            return match cached.is_complete() {
                 true => statuses,
                 false => statuses.into_iter().map(passed).collect(),
             };
         }
-        let known = self.find(SHARD_ZERO).and_then(Shard::snapshot);
-        let statuses = statuses_of(level, leg, known.unwrap_or(&Snapshot::Absent), now);
+        let cached = self.find(SHARD_ZERO).and_then(Shard::snapshot);
+        let statuses = statuses_of(level, leg, cached.unwrap_or(&Snapshot::Absent), now);
         statuses.into_iter().map(passed).collect()
     }
 
-    /// What a take has taken, and what is left in the bucket, and not only in a shard of it.
+    /// The result of a take: its shard, and what is left in the whole bucket.
     pub(crate) fn taken(
         &self,
         shard: u32,
@@ -282,7 +283,7 @@ impl Known {
         let Request::Take(leg) = request else { unreachable!("only takes are taken") };
         let mut buckets = vec![bucket_for(leg, snapshot, now)];
         if snapshot.is_sharded(now) {
-            let others = self.remembered_shards(now).buckets(leg, now);
+            let others = self.cached_shards(now).buckets(leg, now);
             let others = others.into_iter().filter(|(other, _)| *other != shard);
             buckets.extend(others.map(|(_, bucket)| bucket));
         }
@@ -298,7 +299,7 @@ impl Known {
 }
 
 impl Snapshot {
-    /// Whether it is one of several shards.
+    /// Whether it is a live one of several shards.
     pub(crate) fn is_sharded(&self, now: Timestamp) -> bool {
         matches!(self, Self::Item(item) if item.shard_count > 1 && item.is_live(now))
     }
@@ -308,7 +309,7 @@ fn statuses_of(level: usize, leg: &Leg, snapshot: &Snapshot, now: Timestamp) -> 
     refused_statuses(level, leg, &bucket_for(leg, snapshot, now), now).collect()
 }
 
-/// The bucket, or its shard, as a leg sees it.
+/// The bucket, or its shard, under a leg's limits.
 fn bucket_for(leg: &Leg, snapshot: &Snapshot, now: Timestamp) -> Bucket {
     match snapshot {
         Snapshot::Item(item) if !item.is_expired(now) => held_for(leg, item, now),

@@ -1,4 +1,4 @@
-//! A process goes by what it remembers of a bucket. What others have done meanwhile it must notice
+//! A process relies on its snapshot of a bucket. It must notice what other processes have done meanwhile
 //! before anything is written by it.
 
 mod one_bucket;
@@ -47,7 +47,7 @@ fn number(table: &SimTable, name: &str) -> Option<i64> {
 /// Under other limits, too: a write that fits the old ones would take from a full bucket without
 /// paying out its time, which would be paid out again.
 #[tokio::test]
-async fn a_bucket_that_was_deleted_and_made_again_is_another_one() {
+async fn a_bucket_that_was_deleted_and_created_again_fails_older_snapshots() {
     let table = SimTable::default();
     let (first, second) = (process(&table), process(&table));
     let (wide, narrow) =
@@ -55,7 +55,7 @@ async fn a_bucket_that_was_deleted_and_made_again_is_another_one() {
     assert!(take(&first, &wide, 95_000, at(0)).await);
     second.delete(&[Key::Bucket(key())]).await.expect("deleted");
     assert!(take(&second, &narrow, 1_000, at(1_000)).await);
-    // Full again, with its ten; the first process remembers five of a hundred.
+    // Full again, with its ten; the first process has a snapshot of five of a hundred.
     assert!(take(&first, &wide, 5_000, at(31_000)).await);
     let mut admitted = 0;
     while take(&second, &narrow, 1_000, at(31_000)).await {
@@ -65,7 +65,7 @@ async fn a_bucket_that_was_deleted_and_made_again_is_another_one() {
 }
 
 #[tokio::test]
-async fn a_full_bucket_carries_nothing_over() {
+async fn a_full_bucket_drops_its_remainder() {
     let table = SimTable::default();
     let (store, odd) = (process(&table), odd());
     assert!(take(&store, &odd, 9_000, at(0)).await);
@@ -81,14 +81,14 @@ async fn a_full_bucket_carries_nothing_over() {
 }
 
 #[tokio::test]
-async fn a_remainder_that_another_process_dropped_is_not_paid_out() {
+async fn a_remainder_that_another_process_dropped_does_not_count() {
     let table = SimTable::default();
     let (first, second, odd) = (process(&table), process(&table), odd());
     assert!(take(&first, &odd, 9_000, at(0)).await);
     assert!(take(&first, &odd, 1_000, at(2_000)).await);
     give_back(&second, &odd, 9_000, at(2_000)).await;
     assert!(take(&second, &odd, 8_000, at(2_000)).await);
-    // The first process remembers 76, and a remainder with which a millisecond earns one more.
+    // The first process has a snapshot of 76, and a remainder with which a millisecond earns one more.
     assert!(take(&first, &odd, 77, at(2_001)).await);
     assert_eq!(number(&table, "b_odd_tk"), Some(1_000 - 77));
 }

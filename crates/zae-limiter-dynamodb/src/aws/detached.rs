@@ -1,7 +1,7 @@
-//! Work that goes on when the caller that started it gives up, and whose result the next caller gets.
+//! Work that continues when its caller gives up. The next caller gets the result.
 //!
-//! A call has a limit of about 2 s. Credentials of a process, of single sign-on, or of a machine that starts
-//! may take longer. If each caller began anew, none would ever get them.
+//! A call has a time limit of about 2 s. Loading credentials from a process, from single sign-on, or on a
+//! machine that starts may take longer. If each caller started again, none would ever get them.
 
 use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::future;
@@ -10,27 +10,27 @@ use aws_sdk_dynamodb::config::Credentials;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
-/// At most one piece of work at a time.
+/// Runs at most one task at a time.
 #[derive(Debug)]
-pub(super) struct Lasting<T> {
-    // A mutex of tokio's: callers wait for it in turn, and hold it while they wait for the task.
+pub(super) struct Detached<T> {
+    // A tokio mutex: a caller holds it while it awaits the task.
     task: Mutex<Option<JoinHandle<T>>>,
 }
 
-impl<T> Default for Lasting<T> {
+impl<T> Default for Detached<T> {
     fn default() -> Self {
         Self { task: Mutex::new(None) }
     }
 }
 
-impl<T: Send + 'static> Lasting<T> {
-    /// The result of the task that an earlier caller left behind, or else of `work`.
+impl<T: Send + 'static> Detached<T> {
+    /// The result of the task that an earlier caller started, or else of `work`.
     pub(super) async fn run(&self, work: impl Future<Output = T> + Send + 'static) -> T {
         let mut slot = self.task.lock().await;
         if let Some(task) = slot.as_mut() {
             let left_behind = task.await;
             *slot = None;
-            // `Err`: it panicked, or its runtime ended. The work below starts on this one.
+            // `Err`: it panicked, or its runtime ended. Start again on this runtime.
             if let Ok(done) = left_behind {
                 return done;
             }
@@ -42,26 +42,26 @@ impl<T: Send + 'static> Lasting<T> {
         match done {
             Ok(done) => done,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            // The runtime ends, and this caller with it.
+            // The runtime is shutting down, and drops this caller too.
             Err(_) => std::future::pending().await,
         }
     }
 }
 
-/// Credentials whose loading outlives the call that needs them. The SDK caches them.
+/// Credentials whose loading continues after the call that needs them. The SDK caches them.
 #[derive(Debug)]
-pub(super) struct LastingCredentials {
+pub(super) struct DetachedCredentials {
     provider: SharedCredentialsProvider,
-    loading: Lasting<Result<Credentials, CredentialsError>>,
+    loading: Detached<Result<Credentials, CredentialsError>>,
 }
 
-impl LastingCredentials {
+impl DetachedCredentials {
     pub(super) fn new(provider: SharedCredentialsProvider) -> Self {
-        Self { provider, loading: Lasting::default() }
+        Self { provider, loading: Detached::default() }
     }
 }
 
-impl ProvideCredentials for LastingCredentials {
+impl ProvideCredentials for DetachedCredentials {
     fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
     where
         Self: 'a,
@@ -87,7 +87,7 @@ mod tests {
 
     use super::*;
 
-    /// A provider that is asked how often, and waits until it may answer.
+    /// A provider that counts calls, and waits until it may return.
     #[derive(Clone, Debug, Default)]
     struct Slow {
         asked: Arc<AtomicUsize>,
@@ -108,29 +108,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_caller_that_gives_up_leaves_its_work_to_the_next_and_only_to_that() {
+    async fn the_next_caller_gets_the_result_of_one_that_gave_up() {
         let slow = Slow::default();
-        let lasting = LastingCredentials::new(SharedCredentialsProvider::new(slow.clone()));
+        let detached = DetachedCredentials::new(SharedCredentialsProvider::new(slow.clone()));
         for _ in 0..3 {
-            let mut call = pin!(lasting.provide_credentials());
+            let mut call = pin!(detached.provide_credentials());
             let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
             assert!(polled.is_pending());
             // The task starts, and the call is dropped.
             tokio::task::yield_now().await;
         }
         slow.go.notify_one();
-        let found = lasting.provide_credentials().await.unwrap();
+        let found = detached.provide_credentials().await.unwrap();
         assert_eq!(found.access_key_id(), "key-0");
         slow.go.notify_one();
-        let found = lasting.provide_credentials().await.unwrap();
+        let found = detached.provide_credentials().await.unwrap();
         assert_eq!(found.access_key_id(), "key-1");
         assert_eq!(slow.asked.load(Ordering::Relaxed), 2);
     }
 
     #[tokio::test]
     async fn work_whose_runtime_ended_starts_again() {
-        let lasting = Arc::new(Lasting::<u8>::default());
-        let there = Arc::clone(&lasting);
+        let detached = Arc::new(Detached::<u8>::default());
+        let there = Arc::clone(&detached);
         let other = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             runtime.block_on(async {
@@ -140,6 +140,6 @@ mod tests {
             });
         });
         other.join().unwrap();
-        assert_eq!(lasting.run(async { 7 }).await, 7);
+        assert_eq!(detached.run(async { 7 }).await, 7);
     }
 }
