@@ -139,8 +139,8 @@ impl Fleet {
                     entity: EntityId::new(&key).expect("a valid id"),
                     resource: ResourceName::new("gpt-4").expect("a valid name"),
                 };
-                let divided = store().split_to(&bucket, shards, clock.now()).await;
-                assert_eq!(divided.expect("split"), Some(shards));
+                let shards = store().split_to(&bucket, shards, clock.now()).await;
+                assert_eq!(shards.expect("split"), Some(shards));
             }
             limiters.push(limiter);
         }
