@@ -1,11 +1,11 @@
-//! Timing and counting.
+//! Timing, and counting of allocated bytes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often each figure is measured; the best counts.
+/// Rounds of each figure; the best counts.
 pub const ROUNDS: usize = 5;
 
 /// Nanoseconds for one operation: the best of several rounds of `operations` calls on each of
@@ -37,7 +37,7 @@ fn one_round(threads: usize, operations: usize, work: &(impl Fn(usize, usize) + 
     })
 }
 
-/// Places in a list of `len`, each as likely as the other, the same in every run.
+/// Random indices below `len`, the same in every run.
 pub struct Walk {
     state: u64,
     len: u64,
@@ -58,23 +58,23 @@ pub fn keys(count: usize) -> Vec<String> {
     (0..count).map(|n| format!("key-{n:07}")).collect()
 }
 
-/// Counts the bytes that are allocated.
+/// The system's allocator, with a count of the allocated bytes.
 pub struct CountingAllocator;
 
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 static COUNTING: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
-/// Bytes in use on top of what was in use when counting began.
+/// Bytes allocated minus bytes freed while counting was on.
 pub fn allocated() -> usize {
     ALLOCATED.load(Ordering::Relaxed)
 }
 
-/// Counts from here on; it costs a little, so timings switch it off.
+/// Switches counting, which is off during timings because it costs some time.
 pub fn count_allocations(on: bool) {
     COUNTING.store(on, Ordering::Relaxed);
 }
 
-// SAFETY: every call is passed on to the system's allocator unchanged.
+// SAFETY: every call goes to the system's allocator unchanged.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if COUNTING.load(Ordering::Relaxed) {
