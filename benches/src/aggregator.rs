@@ -11,7 +11,7 @@ use zae_limiter_aggregator::{Change, Settings, change_of, effects_of, read_event
 use zae_limiter_core::Timestamp;
 
 use crate::measure::ROUNDS;
-use crate::report::Report;
+use crate::report::{Report, grouped};
 
 const BATCHES: usize = 200;
 const BATCH: usize = 100;
@@ -98,10 +98,11 @@ pub fn run(report: &mut Report) {
     let ours = records / best.as_secs_f64();
     report.line("| aggregator | records per second | writes to make |");
     report.line("| --- | ---: | ---: |");
-    report.line(format!("| zae-limiter | {ours:.0} | {writes} |"));
+    report.line(format!("| zae-limiter | {} | {} |", grouped(ours), grouped(writes as f64)));
     match python(&events) {
         Some((theirs, calls)) => {
-            report.line(format!("| Python 0.17.0 | {theirs:.0} | {calls} |"));
+            let (rate, calls) = (grouped(theirs), grouped(calls as f64));
+            report.line(format!("| Python 0.17.0 | {rate} | {calls} |"));
             report.line("");
             report.line(format!("Ratio of the rates: {:.1}.", ours / theirs));
         }

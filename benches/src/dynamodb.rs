@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 use zae_limiter_dynamodb::DynamoOptions;
 
 use crate::measure::keys;
-use crate::report::Report;
+use crate::report::{Report, grouped};
 use contenders::{Bare, Contender, Fleet, Ours, Python};
 use processes::{Endpoint, cpu_of};
 
@@ -102,12 +102,12 @@ pub fn run(seconds: Duration, report: &mut Report) -> Result<(), String> {
             let Row { bare, returned, ours, here, python } = row;
             let to_python = python.map(|python| ours.per_second() / python.per_second());
             report.line(format!(
-                "| {buckets} | {callers} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {:.2} | {:.2} | \
-                 {:.2} | {} | {:.3} |",
-                bare.per_second(),
-                returned.per_second(),
-                ours.per_second(),
-                here.per_second(),
+                "| {} | {callers} | {} | {} | {} | {} | {} | {:.2} | {:.2} | {:.2} | {} | {:.3} |",
+                grouped(buckets as f64),
+                grouped(bare.per_second()),
+                grouped(returned.per_second()),
+                grouped(ours.per_second()),
+                grouped(here.per_second()),
                 shown(python.map(|python| python.per_second()), 0),
                 ours.per_second() / bare.per_second(),
                 ours.per_second() / returned.per_second(),
@@ -143,8 +143,8 @@ fn report_shards(runtime: &Runtime, endpoint: &Endpoint, seconds: Duration, repo
     }
     for (shards, tally) in shards.iter().zip(tallies) {
         report.line(format!(
-            "| {shards} | {:.0} | {:.3} | {:.0} |",
-            tally.per_second(),
+            "| {shards} | {} | {:.3} | {:.0} |",
+            grouped(tally.per_second()),
             tally.per_call(tally.write_units),
             tally.per_call(tally.client_cpu) * 1e6,
         ));

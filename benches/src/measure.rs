@@ -19,21 +19,24 @@ pub fn best_nanos(threads: usize, operations: usize, work: impl Fn(usize, usize)
 }
 
 fn one_round(threads: usize, operations: usize, work: &(impl Fn(usize, usize) + Sync)) -> Duration {
-    let ready = Barrier::new(threads + 1);
-    let done = Barrier::new(threads + 1);
-    std::thread::scope(|scope| {
-        for thread in 0..threads {
-            let (ready, done) = (&ready, &done);
-            scope.spawn(move || {
-                ready.wait();
-                work(thread, operations);
-                done.wait();
-            });
-        }
+    let ready = Barrier::new(threads);
+    // Each thread reads the clock itself. On a busy machine, another thread may see the start only
+    // after the work is done.
+    let timed = |thread: usize| {
         ready.wait();
         let start = Instant::now();
-        done.wait();
-        start.elapsed()
+        work(thread, operations);
+        (start, Instant::now())
+    };
+    std::thread::scope(|scope| {
+        let timed = &timed;
+        let spawned: Vec<_> =
+            (0..threads).map(|thread| scope.spawn(move || timed(thread))).collect();
+        let times = spawned.into_iter().map(|thread| thread.join().expect("no panic"));
+        let (start, end) = times
+            .reduce(|all, one| (all.0.min(one.0), all.1.max(one.1)))
+            .expect("at least one thread");
+        end - start
     })
 }
 
@@ -88,5 +91,21 @@ unsafe impl GlobalAlloc for CountingAllocator {
             ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
         }
         unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_covers_the_work_of_every_thread() {
+        let work = |thread: usize, _: usize| {
+            std::thread::sleep(Duration::from_millis(5 + 20 * thread as u64));
+        };
+        for _ in 0..20 {
+            assert!(one_round(1, 1, &work) >= Duration::from_millis(5));
+        }
+        assert!(one_round(2, 1, &work) >= Duration::from_millis(25));
     }
 }

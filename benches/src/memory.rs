@@ -10,7 +10,7 @@ use zae_limiter_core::{
 
 use crate::measure::{Walk, best_nanos, keys};
 use crate::peers::{Baseline, Governor, Limitador};
-use crate::report::Report;
+use crate::report::{Report, grouped};
 
 const OPERATIONS: usize = 400_000;
 
@@ -75,10 +75,13 @@ fn row(keys: &[String], threads: usize, report: &mut Report) {
             }
         });
     });
-    let shown = |nanos: f64| format!("{nanos:.0} ({:.2})", nanos / governor);
+    let shown = |nanos: f64| {
+        let text = if nanos < 10.0 { format!("{nanos:.1}") } else { grouped(nanos) };
+        format!("{text} ({:.2})", nanos / governor)
+    };
     report.line(format!(
         "| {} | {threads} | {} | {} | {} | {} |",
-        keys.len(),
+        grouped(keys.len() as f64),
         shown(baseline),
         shown(governor),
         shown(limitador),

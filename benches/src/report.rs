@@ -44,6 +44,19 @@ impl Report {
     }
 }
 
+/// A number with commas, rounded to the next integer: `1,234,567`.
+pub fn grouped(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 struct Machine {
     cpu: String,
     cores: String,
@@ -84,5 +97,12 @@ mod tests {
         assert!(block.contains("benches/Cargo.toml -- memory --write x.md`\n\n| a |\n"), "{block}");
         assert_eq!(model_name("a: b\nmodel name\t: AMD  EPYC\n").as_deref(), Some("AMD EPYC"));
         assert_eq!(model_name(""), None);
+    }
+
+    #[test]
+    fn numbers_have_commas() {
+        for (number, text) in [(0.4, "0"), (999.0, "999"), (1_000.0, "1,000"), (1e6, "1,000,000")] {
+            assert_eq!(grouped(number), text);
+        }
     }
 }

@@ -11,7 +11,7 @@ use zae_limiter_sqlite::{Durability, SqliteOptions, SqliteStore};
 
 use crate::measure::{ROUNDS, Walk, allocated, best_nanos, count_allocations, keys};
 use crate::memory::{acquire_and_commit, block_on, limiter as memory_limiter, limits};
-use crate::report::Report;
+use crate::report::{Report, grouped};
 use crate::sqlite::{CALLERS, Folder, run_callers, runtime};
 
 pub fn run(report: &mut Report) {
@@ -25,7 +25,10 @@ pub fn run(report: &mut Report) {
         let (nanos, bytes) = memory(&keys(entities));
         let (alone, together, file) = sqlite(entities);
         report.line(format!(
-            "| {entities} | {nanos:.0} | {bytes} | {alone:.1} | {together:.1} | {file} |"
+            "| {} | {} | {bytes} | {alone:.1} | {together:.1} | {} |",
+            grouped(entities as f64),
+            grouped(nanos),
+            grouped(file as f64),
         ));
     }
 }

@@ -11,7 +11,7 @@ use zae_limiter_sqlite::{Durability, SqliteOptions};
 
 use crate::measure::{ROUNDS, Walk, keys};
 use crate::memory::{acquire_and_commit, limits};
-use crate::report::Report;
+use crate::report::{Report, grouped};
 
 pub const CALLERS: usize = 64;
 
@@ -36,7 +36,11 @@ pub fn run(report: &mut Report) {
             let many =
                 per_second(&runtime, &limiter, &keys, CALLERS, if full { 60_000 } else { 400_000 });
             report.line(format!(
-                "| {name} | {entities} | {single:.0} | {alone:.0} | {many:.0} | {:.1} |",
+                "| {name} | {} | {} | {} | {} | {:.1} |",
+                grouped(entities as f64),
+                grouped(single),
+                grouped(alone),
+                grouped(many),
                 many / single
             ));
         }
