@@ -15,6 +15,8 @@
 //! All processes that open the same file share one budget: SQLite's lock serialises their
 //! transactions. A process that forks must open the store again in the child, because the child has
 //! none of its parent's threads. Calls on the inherited handle are rejected there.
+//!
+//! `docs/sqlite-format.md` describes the file.
 
 mod baseline;
 mod bucket_states;
@@ -35,6 +37,8 @@ mod writer;
 
 #[cfg(test)]
 mod cancellation_tests;
+#[cfg(test)]
+mod format_tests;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
