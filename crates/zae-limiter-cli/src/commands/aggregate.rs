@@ -108,7 +108,7 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let me = context.entropy().event_id(clock.now());
     let (tell, told) = mpsc::unbounded_channel();
     let daemon = Daemon::new(stream, table, clock, aggregator, args.takeover_after, me);
-    let daemon = daemon.telling(Arc::new(move |notice| drop(tell.send(notice))));
+    let daemon = daemon.on_notice(Arc::new(move |notice| drop(tell.send(notice))));
     publish(&args, daemon.metrics(), &mut context.printer).await?;
     context.printer.say_unless_json(format!("following the stream of {}", address.table));
     follow(daemon, told, args.once, context).await
@@ -189,13 +189,13 @@ async fn follow(
 
 fn print(printer: &mut Printer, metrics: &Metrics, notice: &Notice) {
     match notice {
-        Notice::Took(shard) => printer.detail(format!("follows {shard}")),
+        Notice::Claimed(shard) => printer.detail(format!("follows {shard}")),
         Notice::Lost(shard) => printer.detail(format!("{shard} is followed by another daemon")),
         Notice::Finished(shard) => printer.detail(format!("{shard} is done to its end")),
         Notice::Trimmed(shard) => printer.warn(format!(
             "changes of {shard} were older than a day and gone; usage lacks what they took"
         )),
-        Notice::Trouble(message) => printer.warn(format!("{message}; trying again")),
+        Notice::TransientError(message) => printer.warn(format!("{message}; trying again")),
         Notice::Batch(report) => {
             print_errors(printer, report);
             if printer.shows_progress() {
@@ -217,7 +217,7 @@ fn print_errors(printer: &mut Printer, report: &Report) {
 
 fn failure(error: StreamError) -> Failure {
     let status = match error.kind {
-        StreamErrorKind::Passing => ExitStatus::Unavailable,
+        StreamErrorKind::Transient => ExitStatus::Unavailable,
         _ => ExitStatus::Error,
     };
     Failure::new(status, error.message)
