@@ -19,13 +19,16 @@ use zae_limiter_schema::{
 
 use crate::records::read_version;
 
+/// Some items, and the key to continue after. `None` at the end.
+pub type ScanPage = (Vec<Item>, Option<ItemKey>);
+
 /// A table that can be scanned.
 pub trait Scan: Send + Sync {
-    /// A page of items after that key, or from the beginning, and the key to continue after.
+    /// A page of items after that key, or from the beginning.
     fn page<'a>(
         &'a self,
         after: Option<&'a ItemKey>,
-    ) -> BoxFuture<'a, Result<(Vec<Item>, Option<ItemKey>), TableError>>;
+    ) -> BoxFuture<'a, Result<ScanPage, TableError>>;
 }
 
 /// Whether a run changes anything.
