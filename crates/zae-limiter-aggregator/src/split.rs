@@ -1,4 +1,4 @@
-//! Splitting a bucket that is written too often.
+//! Splits buckets that are written too often.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use zae_limiter_schema::{
 use crate::effects::PendingSplit;
 use crate::execute::Split;
 
-/// How often it is tried: others write to the bucket all the time, that is why.
+/// How often a split is tried. Other clients write to a hot bucket all the time: conflicts follow.
 const ATTEMPTS_MAX: u32 = 16;
 
-/// Splits the first shard of a bucket in two, as its clients do; whoever meets the other shards goes
-/// on.
+/// Splits the first shard of a bucket in two, as its clients do. Clients that read the other shards
+/// split those.
 pub struct Splitter {
     table: Arc<dyn Table>,
     clock: Arc<dyn Clock>,
 }
 
 impl Splitter {
-    /// Splits buckets of that table.
+    /// A splitter for the buckets of that table.
     pub fn new(table: Arc<dyn Table>, clock: Arc<dyn Clock>) -> Self {
         Self { table, clock }
     }
@@ -65,7 +65,7 @@ fn is_at(item: &Item, key: &ItemKey) -> bool {
 
 impl fmt::Debug for Splitter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Divider").finish_non_exhaustive()
+        f.debug_struct("Splitter").finish_non_exhaustive()
     }
 }
 
