@@ -1,6 +1,6 @@
-//! The aggregator's pure shard: from Lambda's JSON to the writes that follow from it, on one core.
-//! Beside it, with `ZAEL_PYTHON` naming a Python that has the original (0.17.0), its handler on the
-//! same events and a table that takes everything and does nothing.
+//! The aggregator without its writes: from Lambda's JSON to the writes to make, on one core. If
+//! `ZAEL_PYTHON` names a Python with the Python client 0.17.0, its handler gets the same events, with a
+//! table that does nothing.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -11,13 +11,14 @@ use zae_limiter_aggregator::{Change, Settings, change_of, effects_of, read_event
 use zae_limiter_core::Timestamp;
 
 use crate::measure::ROUNDS;
+use crate::report::{Report, grouped};
 
 const BATCHES: usize = 200;
 const BATCH: usize = 100;
 const ENTITIES: usize = 20;
 const SECONDS: i64 = 1_794_751_200;
 
-/// A bucket's item with two limits, as our clients write it.
+/// A bucket's item with two limits, as the store writes it.
 fn image(entity: usize, count: usize) -> String {
     let mut text = String::new();
     let _ = write!(
@@ -41,7 +42,7 @@ fn image(entity: usize, count: usize) -> String {
     text
 }
 
-/// Batches as Lambda delivers them: changes of some buckets, in turn.
+/// Batches as Lambda delivers them: changes of 20 buckets, in turn.
 fn events() -> Vec<String> {
     let mut number = 0;
     let mut event = || {
@@ -64,7 +65,7 @@ fn events() -> Vec<String> {
     (0..BATCHES).map(|_| event()).collect()
 }
 
-/// Everything but the writes themselves; how many there would be.
+/// Processes a batch and returns the number of writes to make.
 fn process(event: &str, settings: &Settings) -> usize {
     let records = read_event(event).expect("an event");
     let changes = records.into_iter().map(|record| change_of(record.expect("a record")));
@@ -82,7 +83,8 @@ fn process(event: &str, settings: &Settings) -> usize {
     updates.len() + effects.refills.len()
 }
 
-pub fn run() {
+pub fn run(report: &mut Report) {
+    report.title("Aggregator: stream records per second on one core, without the writes");
     let events = events();
     let settings = Settings::default();
     let mut best = Duration::MAX;
@@ -94,14 +96,17 @@ pub fn run() {
     }
     let records = (BATCHES * BATCH) as f64;
     let ours = records / best.as_secs_f64();
-    println!("\naggregator: {BATCHES} batches of {BATCH} records, one core, without the writes");
-    println!("  ours                {ours:>10.0} records/s, {writes} writes would follow");
+    report.line("| aggregator | records per second | writes to make |");
+    report.line("| --- | ---: | ---: |");
+    report.line(format!("| zae-limiter | {} | {} |", grouped(ours), grouped(writes as f64)));
     match python(&events) {
         Some((theirs, calls)) => {
-            println!("  Python 0.17.0       {theirs:>10.0} records/s, {calls} writes would follow");
-            println!("  ratio               {:>10.1}", ours / theirs);
+            let (rate, calls) = (grouped(theirs), grouped(calls as f64));
+            report.line(format!("| Python 0.17.0 | {rate} | {calls} |"));
+            report.line("");
+            report.line(format!("Ratio of the rates: {:.1}.", ours / theirs));
         }
-        None => println!("  Python 0.17.0       not measured: set ZAEL_PYTHON"),
+        None => report.line("| Python 0.17.0 | not measured: `ZAEL_PYTHON` is not set | |"),
     }
 }
 
@@ -133,7 +138,7 @@ for _ in range(3):
 print(best, calls, file=out)
 "#;
 
-/// Records in a second, and the writes that would follow.
+/// Records per second and writes to make of the Python aggregator; `None` without `ZAEL_PYTHON`.
 fn python(events: &[String]) -> Option<(f64, usize)> {
     let python = std::env::var_os("ZAEL_PYTHON")?;
     let mut child = Command::new(python)

@@ -1,15 +1,15 @@
-//! The DynamoDB store on an endpoint of this machine, beside bare calls of the SDK and, if it is
-//! there, the Python client.
+//! The DynamoDB store on a local endpoint, compared with bare calls of the SDK and, optionally, the
+//! Python client.
 //!
 //!     cargo build --release --manifest-path local/Cargo.toml
 //!     eval "$(crates/zae-limiter-dynamodb/tests/interop/venvs)"
 //!     ZAEL_PYTHON=$ZAEL_PYTHON_0_17_0 cargo run --release --manifest-path benches/Cargo.toml dynamodb
 //!
-//! `--seconds N` is the time for each figure (3), `ZAEL_LOCAL` names another endpoint's program, and
-//! without `ZAEL_PYTHON` the Python client is left out. Ours is measured twice: on a runtime of the store's
-//! own, and with `DynamoOptions::runtime` on that of the callers, which saves handing calls over. Endpoint and clients share the machine. Each
-//! figure is gathered in several rounds, and all who are compared take turns in them, so that what
-//! else happens on the machine happens to all of them.
+//! `--seconds N` sets the time for each figure (default 3). `ZAEL_LOCAL` names another program for the
+//! endpoint. Without `ZAEL_PYTHON` the Python client is not measured. The store is measured twice: on its
+//! own runtime, and with `DynamoOptions::runtime` on the callers' runtime, which saves passing calls
+//! between threads. Endpoint and clients share the machine. Each figure is the sum of several rounds in
+//! which all contenders take turns, so that other load on the machine affects all of them.
 
 mod contenders;
 mod processes;
@@ -21,30 +21,21 @@ use tokio::runtime::Runtime;
 use zae_limiter_dynamodb::DynamoOptions;
 
 use crate::measure::keys;
+use crate::report::{Report, grouped};
 use contenders::{Bare, Contender, Fleet, Ours, Python};
 use processes::{Endpoint, cpu_of};
 
 const ENTITIES: usize = 1_000;
 const ROUNDS: u32 = 4;
 
-/// The time for each figure, from what was typed.
-pub fn seconds(typed: &[String]) -> Result<Duration, String> {
-    let number = match typed {
-        [] => Some(3.0),
-        [option, number] if option == "--seconds" => number.parse().ok(),
-        _ => None,
-    };
-    let number = number.filter(|number: &f64| (0.1..=3_600.0).contains(number));
-    number.map(Duration::from_secs_f64).ok_or("use dynamodb [--seconds N]".to_owned())
-}
-
-/// What somebody got done.
+/// The sums of one contender.
 #[derive(Clone, Copy, Default)]
 struct Tally {
     calls: u64,
     seconds: f64,
-    /// CPU seconds of the client and of the endpoint.
+    /// CPU seconds of the client's process.
     client_cpu: f64,
+    /// CPU seconds of the endpoint's process.
     endpoint_cpu: f64,
     write_units: f64,
 }
@@ -67,18 +58,18 @@ impl Tally {
     }
 }
 
-/// What all of them got done, in the same time.
+/// The sums of all contenders, in the same time.
 #[derive(Default)]
 struct Row {
     bare: Tally,
     returned: Tally,
     ours: Tally,
-    /// Ours with [`DynamoOptions::runtime`]: on the callers' runtime instead of one of its own.
+    /// With [`DynamoOptions::runtime`]: on the callers' runtime instead of the store's own.
     here: Tally,
     python: Option<Tally>,
 }
 
-pub fn run(seconds: Duration) -> Result<(), String> {
+pub fn run(seconds: Duration, report: &mut Report) -> Result<(), String> {
     let builder = &mut tokio::runtime::Builder::new_multi_thread();
     let runtime =
         builder.worker_threads(2).enable_all().build().map_err(|error| error.to_string())?;
@@ -90,18 +81,18 @@ pub fn run(seconds: Duration) -> Result<(), String> {
     let here = open(others, DynamoOptions::default().runtime(runtime.handle().clone()));
     let bare = runtime.block_on(Bare::beside(&endpoint.url, ENTITIES));
     let mut python = Python::start(&endpoint.url, ENTITIES)?;
-    println!("\n## DynamoDB: acquires per second on one endpoint, two limits each\n");
+    report.title("DynamoDB: acquires per second on one endpoint, two limits each");
     match &python {
-        Some(python) => println!("Python client {}\n", python.version),
-        None => println!("without the Python client: ZAEL_PYTHON names no interpreter\n"),
+        Some(python) => report.line(format!("With the Python client {}.\n", python.version)),
+        None => report.line("Without the Python client: `ZAEL_PYTHON` is not set.\n"),
     }
-    println!(
-        "| buckets | callers | bare UpdateItem | the same, item returned | ours | \
-         ours, callers' runtime | Python | ours : bare | ours : bare, item returned | \
-         callers' runtime : bare | ours : Python | write units per acquire |"
+    report.line(
+        "| buckets | callers | bare `UpdateItem` | bare, item returned | zae-limiter | \
+         callers' runtime | Python | zae-limiter : bare | zae-limiter : bare, item returned | \
+         callers' runtime : bare | zae-limiter : Python | write units per acquire |",
     );
-    println!(
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    report.line(
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     );
     let mut cpu = Vec::new();
     for buckets in [1, ENTITIES] {
@@ -110,35 +101,37 @@ pub fn run(seconds: Duration) -> Result<(), String> {
             let row = cell.measure(seconds / ROUNDS, &bare, [&ours, &here], python.as_mut())?;
             let Row { bare, returned, ours, here, python } = row;
             let to_python = python.map(|python| ours.per_second() / python.per_second());
-            println!(
-                "| {buckets} | {callers} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {:.2} | {:.2} | \
-                 {:.2} | {} | {:.3} |",
-                bare.per_second(),
-                returned.per_second(),
-                ours.per_second(),
-                here.per_second(),
+            report.line(format!(
+                "| {} | {callers} | {} | {} | {} | {} | {} | {:.2} | {:.2} | {:.2} | {} | {:.3} |",
+                grouped(buckets as f64),
+                grouped(bare.per_second()),
+                grouped(returned.per_second()),
+                grouped(ours.per_second()),
+                grouped(here.per_second()),
                 shown(python.map(|python| python.per_second()), 0),
                 ours.per_second() / bare.per_second(),
                 ours.per_second() / returned.per_second(),
                 here.per_second() / bare.per_second(),
                 shown(to_python, 1),
                 ours.per_call(ours.write_units),
-            );
+            ));
             cpu.push((buckets, callers, [Some(bare), Some(ours), Some(here), python]));
         }
     }
-    print_cpu(&cpu);
-    print_shards(&runtime, &endpoint, seconds);
+    report_cpu(&cpu, report);
+    report_shards(&runtime, &endpoint, seconds, report);
     Ok(())
 }
 
-/// The same load on one bucket as a whole, and in shards. An endpoint has no partitions that could be
-/// too busy: what is seen is that processes are less in each other's way.
-fn print_shards(runtime: &Runtime, endpoint: &Endpoint, seconds: Duration) {
+/// The same load on one bucket with 1 to 8 shards. The endpoint does not throttle, so the table only
+/// shows less contention between processes.
+fn report_shards(runtime: &Runtime, endpoint: &Endpoint, seconds: Duration, report: &mut Report) {
     let processes = Fleet::PROCESSES;
-    println!("\nOne bucket, {processes} processes with 64 callers in all, split into shards:\n");
-    println!("| shards | acquires per second | write units per acquire | client CPU us |");
-    println!("| ---: | ---: | ---: | ---: |");
+    report.line(format!(
+        "\nOne bucket, {processes} processes with 64 callers in all, by the number of shards:\n"
+    ));
+    report.line("| shards | acquires per second | write units per acquire | client CPU, µs |");
+    report.line("| ---: | ---: | ---: | ---: |");
     let cell = Cell { runtime, endpoint, buckets: processes, callers: 64 };
     let shards = [1, 2, 4, 8];
     let fleets = shards.map(|shards| runtime.block_on(Fleet::open(&endpoint.url, shards)));
@@ -149,22 +142,22 @@ fn print_shards(runtime: &Runtime, endpoint: &Endpoint, seconds: Duration) {
         }
     }
     for (shards, tally) in shards.iter().zip(tallies) {
-        println!(
-            "| {shards} | {:.0} | {:.3} | {:.0} |",
-            tally.per_second(),
+        report.line(format!(
+            "| {shards} | {} | {:.3} | {:.0} |",
+            grouped(tally.per_second()),
             tally.per_call(tally.write_units),
             tally.per_call(tally.client_cpu) * 1e6,
-        );
+        ));
     }
 }
 
-fn print_cpu(rows: &[(usize, usize, [Option<Tally>; 4])]) {
-    println!("\nCPU microseconds per acquire, of the client's process and of the endpoint's:\n");
-    println!(
-        "| buckets | callers | bare UpdateItem | ours | ours, callers' runtime | Python | \
-         Python : ours | endpoint, bare | endpoint, ours | endpoint, Python |"
+fn report_cpu(rows: &[(usize, usize, [Option<Tally>; 4])], report: &mut Report) {
+    report.line("\nCPU microseconds per acquire, of the client's process and of the endpoint's:\n");
+    report.line(
+        "| buckets | callers | bare `UpdateItem` | zae-limiter | callers' runtime | Python | \
+         Python : zae-limiter | endpoint, bare | endpoint, zae-limiter | endpoint, Python |",
     );
-    println!("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
+    report.line("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
     let micros = |of: fn(&Tally) -> f64| {
         move |tally: &Option<Tally>| tally.as_ref().map(|tally| tally.per_call(of(tally)) * 1e6)
     };
@@ -175,11 +168,11 @@ fn print_cpu(rows: &[(usize, usize, [Option<Tally>; 4])]) {
         let [bare, ours, here, python] = client.map(|micros| shown(micros, 0));
         let [endpoint_bare, endpoint_ours, _, endpoint_python] =
             endpoint.map(|micros| shown(micros, 0));
-        println!(
+        report.line(format!(
             "| {buckets} | {callers} | {bare} | {ours} | {here} | {python} | {} | \
              {endpoint_bare} | {endpoint_ours} | {endpoint_python} |",
             shown(ratio, 1)
-        );
+        ));
     }
 }
 
@@ -187,7 +180,7 @@ fn shown(number: Option<f64>, digits: usize) -> String {
     number.map_or("-".to_owned(), |number| format!("{number:.digits$}"))
 }
 
-/// One line of the table.
+/// The parameters of one row.
 struct Cell<'a> {
     runtime: &'a Runtime,
     endpoint: &'a Endpoint,
@@ -196,7 +189,7 @@ struct Cell<'a> {
 }
 
 impl Cell<'_> {
-    /// Bare calls, bare calls that return the item, ours on either runtime, Python's: in turns.
+    /// Measures all contenders in turns.
     fn measure(
         &self,
         time: Duration,

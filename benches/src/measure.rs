@@ -1,11 +1,11 @@
-//! Timing and counting.
+//! Timing, and counting of allocated bytes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often each figure is measured; the best counts.
+/// Rounds of each figure; the best counts.
 pub const ROUNDS: usize = 5;
 
 /// Nanoseconds for one operation: the best of several rounds of `operations` calls on each of
@@ -19,25 +19,28 @@ pub fn best_nanos(threads: usize, operations: usize, work: impl Fn(usize, usize)
 }
 
 fn one_round(threads: usize, operations: usize, work: &(impl Fn(usize, usize) + Sync)) -> Duration {
-    let ready = Barrier::new(threads + 1);
-    let done = Barrier::new(threads + 1);
-    std::thread::scope(|scope| {
-        for thread in 0..threads {
-            let (ready, done) = (&ready, &done);
-            scope.spawn(move || {
-                ready.wait();
-                work(thread, operations);
-                done.wait();
-            });
-        }
+    let ready = Barrier::new(threads);
+    // Each thread reads the clock itself. On a busy machine, another thread may see the start only
+    // after the work is done.
+    let timed = |thread: usize| {
         ready.wait();
         let start = Instant::now();
-        done.wait();
-        start.elapsed()
+        work(thread, operations);
+        (start, Instant::now())
+    };
+    std::thread::scope(|scope| {
+        let timed = &timed;
+        let spawned: Vec<_> =
+            (0..threads).map(|thread| scope.spawn(move || timed(thread))).collect();
+        let times = spawned.into_iter().map(|thread| thread.join().expect("no panic"));
+        let (start, end) = times
+            .reduce(|all, one| (all.0.min(one.0), all.1.max(one.1)))
+            .expect("at least one thread");
+        end - start
     })
 }
 
-/// Places in a list of `len`, each as likely as the other, the same in every run.
+/// Random indices below `len`, the same in every run.
 pub struct Walk {
     state: u64,
     len: u64,
@@ -58,23 +61,23 @@ pub fn keys(count: usize) -> Vec<String> {
     (0..count).map(|n| format!("key-{n:07}")).collect()
 }
 
-/// Counts the bytes that are allocated.
+/// The system's allocator, with a count of the allocated bytes.
 pub struct CountingAllocator;
 
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 static COUNTING: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
-/// Bytes in use on top of what was in use when counting began.
+/// Bytes allocated minus bytes freed while counting was on.
 pub fn allocated() -> usize {
     ALLOCATED.load(Ordering::Relaxed)
 }
 
-/// Counts from here on; it costs a little, so timings switch it off.
+/// Switches counting, which is off during timings because it costs some time.
 pub fn count_allocations(on: bool) {
     COUNTING.store(on, Ordering::Relaxed);
 }
 
-// SAFETY: every call is passed on to the system's allocator unchanged.
+// SAFETY: every call goes to the system's allocator unchanged.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if COUNTING.load(Ordering::Relaxed) {
@@ -88,5 +91,21 @@ unsafe impl GlobalAlloc for CountingAllocator {
             ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
         }
         unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_covers_the_work_of_every_thread() {
+        let work = |thread: usize, _: usize| {
+            std::thread::sleep(Duration::from_millis(5 + 20 * thread as u64));
+        };
+        for _ in 0..20 {
+            assert!(one_round(1, 1, &work) >= Duration::from_millis(5));
+        }
+        assert!(one_round(2, 1, &work) >= Duration::from_millis(25));
     }
 }

@@ -1,4 +1,4 @@
-//! Decisions in memory, beside the peers.
+//! Decisions in memory, compared with other limiters.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use zae_limiter_core::{
 
 use crate::measure::{Walk, best_nanos, keys};
 use crate::peers::{Baseline, Governor, Limitador};
+use crate::report::{Report, grouped};
 
 const OPERATIONS: usize = 400_000;
 
@@ -17,20 +18,23 @@ pub fn limits() -> [Limit; 2] {
     [Limit::per_second("rpm", 1_000_000_000), Limit::per_second("tpm", 100_000_000_000)]
 }
 
-pub fn run() {
-    println!("\n## In memory: one decision on two limits, nanoseconds (ratio to governor)\n");
-    println!("decision alone, bucket at hand (model::decide): {:.1} ns\n", decision());
-    println!("| keys | threads | baseline | governor | limitador | zae-limiter |");
-    println!("| ---: | ---: | ---: | ---: | ---: | ---: |");
+pub fn run(report: &mut Report) {
+    report.title("In memory: one decision on two limits, nanoseconds (ratio to governor)");
+    report
+        .line("| keys | threads | baseline, ns | governor, ns | limitador, ns | zae-limiter, ns |");
+    report.line("| ---: | ---: | ---: | ---: | ---: | ---: |");
     for count in [1, 100_000] {
         let keys = keys(count);
         for threads in [1, 2] {
-            row(&keys, threads);
+            row(&keys, threads, report);
         }
     }
+    let decision = decision();
+    report.line("");
+    report.line(format!("The decision alone, `decide` on a bucket at hand: {decision:.1} ns."));
 }
 
-/// The pure decision, a millisecond apart, so that every one refills.
+/// Nanoseconds of the pure decision. The calls are a millisecond apart, so that each one refills.
 pub fn decision() -> f64 {
     let limits = Arc::new(LimitSet::new(limits()).expect("valid"));
     best_nanos(1, 4_000_000, |_, operations| {
@@ -46,7 +50,7 @@ pub fn decision() -> f64 {
     })
 }
 
-fn row(keys: &[String], threads: usize) {
+fn row(keys: &[String], threads: usize, report: &mut Report) {
     let baseline = Baseline::new(keys.len());
     let baseline = best_nanos(threads, OPERATIONS, |thread, operations| {
         let mut walk = Walk::new(thread, keys.len());
@@ -71,15 +75,18 @@ fn row(keys: &[String], threads: usize) {
             }
         });
     });
-    let shown = |nanos: f64| format!("{nanos:.0} ({:.2})", nanos / governor);
-    println!(
+    let shown = |nanos: f64| {
+        let text = if nanos < 10.0 { format!("{nanos:.1}") } else { grouped(nanos) };
+        format!("{text} ({:.2})", nanos / governor)
+    };
+    report.line(format!(
         "| {} | {threads} | {} | {} | {} | {} |",
-        keys.len(),
+        grouped(keys.len() as f64),
         shown(baseline),
         shown(governor),
         shown(limitador),
         shown(ours)
-    );
+    ));
 }
 
 pub fn limiter() -> RateLimiter {
@@ -102,8 +109,7 @@ pub fn block_on<T>(work: impl Future<Output = T>) -> T {
     runtime.expect("a runtime").block_on(work)
 }
 
-/// Nothing but decisions, to be counted by `valgrind --tool=callgrind` or `perf`: of this limiter or
-/// of governor, on so many keys.
+/// Makes decisions only, with this limiter or with governor.
 pub fn profile(peer: &str, count: usize) {
     let keys = keys(count);
     let mut walk = Walk::new(0, count);

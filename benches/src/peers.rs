@@ -1,5 +1,5 @@
-//! What the limiter is measured against. Each peer decides on two limits per call, requests and
-//! tokens, and admits every call.
+//! The other limiters, and a baseline. Each decides on two limits per call, requests and tokens, and
+//! admits every call.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -9,7 +9,7 @@ use governor::clock::DefaultClock;
 use governor::state::keyed::DashMapStateStore;
 use limitador::limit::Context;
 
-/// Two counters per key, found by its number: no name, no hash, no refill, no refusal.
+/// The baseline: two atomic counters per key, found by index. No hashing, no refill, no refusal.
 pub struct Baseline(Vec<(AtomicI64, AtomicI64)>);
 
 impl Baseline {
@@ -26,7 +26,7 @@ impl Baseline {
 
 type Keyed = governor::RateLimiter<String, DashMapStateStore<String>, DefaultClock>;
 
-/// Two keyed limiters, asked one after the other.
+/// governor: two keyed limiters, called one after the other.
 pub struct Governor {
     requests: Keyed,
     tokens: Keyed,
@@ -48,11 +48,11 @@ impl Governor {
     }
 }
 
-/// Two limits with one variable, kept in memory.
+/// limitador: two limits with one variable, in memory.
 pub struct Limitador {
     limiter: limitador::RateLimiter,
     namespace: limitador::limit::Namespace,
-    /// Made beforehand, in its favour.
+    /// Created beforehand, in its favour.
     contexts: Vec<Context<'static>>,
 }
 

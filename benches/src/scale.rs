@@ -1,4 +1,4 @@
-//! Whether an acquire costs the same with one entity and with a million.
+//! The cost of an acquire by the number of entities, from one to a million.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,23 +11,29 @@ use zae_limiter_sqlite::{Durability, SqliteOptions, SqliteStore};
 
 use crate::measure::{ROUNDS, Walk, allocated, best_nanos, count_allocations, keys};
 use crate::memory::{acquire_and_commit, block_on, limiter as memory_limiter, limits};
+use crate::report::{Report, grouped};
 use crate::sqlite::{CALLERS, Folder, run_callers, runtime};
 
-pub fn run() {
-    println!("\n## Scale: one acquire, two limits, by the number of entities\n");
-    println!(
+pub fn run(report: &mut Report) {
+    report.title("Scale: one acquire, two limits, by the number of entities");
+    report.line(
         "| entities | memory, ns | memory, bytes per entity | SQLite, 1 caller, µs | \
-         SQLite, 64 callers, µs | file, bytes per entity |"
+         SQLite, 64 callers, µs | file, bytes per entity |",
     );
-    println!("| ---: | ---: | ---: | ---: | ---: | ---: |");
+    report.line("| ---: | ---: | ---: | ---: | ---: | ---: |");
     for entities in [1, 1_000, 100_000, 1_000_000] {
         let (nanos, bytes) = memory(&keys(entities));
         let (alone, together, file) = sqlite(entities);
-        println!("| {entities} | {nanos:.0} | {bytes} | {alone:.1} | {together:.1} | {file} |");
+        report.line(format!(
+            "| {} | {} | {bytes} | {alone:.1} | {together:.1} | {} |",
+            grouped(entities as f64),
+            grouped(nanos),
+            grouped(file as f64),
+        ));
     }
 }
 
-/// Time, and bytes: the bucket, and what the limiter remembers of its limits.
+/// Nanoseconds per acquire, and bytes per entity: its bucket and its cached limits.
 fn memory(keys: &[String]) -> (f64, usize) {
     let limiter = memory_limiter();
     let before = allocated();
@@ -50,21 +56,21 @@ fn memory(keys: &[String]) -> (f64, usize) {
     (nanos, bytes)
 }
 
-/// Nothing but the SQLite store under many callers, to be looked at with `perf`.
+/// Runs the SQLite store only, for `perf`.
 pub fn profile(entities: usize) {
     let (alone, together, file) = sqlite(entities);
     println!("{alone:.1} µs alone, {together:.1} µs together, {file} bytes per entity");
 }
 
-/// The store alone, without the limiter's cache of limits: microseconds for an acquire of one caller
-/// and of many at once, and bytes on disk.
+/// The store without a limiter: microseconds per acquire of one caller and of many, and bytes per
+/// entity on disk.
 fn sqlite(entities: usize) -> (f64, f64, u64) {
     let folder = Folder::new();
     let path = folder.path("limits.db");
     let store = SqliteOptions::new(&path).durability(Durability::Normal).open().expect("a store");
     let targets = Arc::new(targets(entities));
     let runtime = runtime();
-    // Every bucket once, so that all exist.
+    // Creates every bucket.
     let fill = entities.div_ceil(CALLERS);
     run_callers(&runtime, CALLERS, |caller| {
         let (store, targets) = (store.clone(), Arc::clone(&targets));
@@ -123,7 +129,7 @@ fn targets(entities: usize) -> Vec<Arc<Target>> {
 async fn acquire(store: &SqliteStore, target: &Arc<Target>) {
     let take = |cell, tokens| Take { cell, amount: amount(tokens).expect("small") };
     let leg = Leg { target: Arc::clone(target), takes: [take(0, 1), take(1, 10)].into() };
-    // The clock stands: nothing but the taking is measured.
+    // A fixed time, so that nothing refills.
     let plan = Plan { now: Timestamp::from_millis(1_794_752_736_789), legs: [leg].into() };
     let admission = store.acquire(&plan).await.expect("an answer");
     assert!(matches!(admission, Admission::Taken(_)), "the limits are far away");

@@ -1,4 +1,4 @@
-//! The SQLite store under 64 callers, beside one hand-written statement per transaction.
+//! The SQLite store under 64 callers, compared with one hand-written statement per transaction.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,15 +11,16 @@ use zae_limiter_sqlite::{Durability, SqliteOptions};
 
 use crate::measure::{ROUNDS, Walk, keys};
 use crate::memory::{acquire_and_commit, limits};
+use crate::report::{Report, grouped};
 
 pub const CALLERS: usize = 64;
 
-pub fn run() {
-    println!("\n## SQLite: acquires per second, two limits each\n");
-    println!(
-        "| durability | entities | one statement, one transaction | 1 caller | 64 callers | ratio |"
+pub fn run(report: &mut Report) {
+    report.title("SQLite: acquires per second, two limits each");
+    report.line(
+        "| durability | entities | baseline | 1 caller | 64 callers | 64 callers : baseline |",
     );
-    println!("| --- | ---: | ---: | ---: | ---: | ---: |");
+    report.line("| --- | ---: | ---: | ---: | ---: | ---: |");
     for (name, durability, pragma) in
         [("normal", Durability::Normal, "NORMAL"), ("full", Durability::Full, "FULL")]
     {
@@ -34,15 +35,19 @@ pub fn run() {
             let alone = per_second(&runtime, &limiter, &keys, 1, if full { 1_000 } else { 20_000 });
             let many =
                 per_second(&runtime, &limiter, &keys, CALLERS, if full { 60_000 } else { 400_000 });
-            println!(
-                "| {name} | {entities} | {single:.0} | {alone:.0} | {many:.0} | {:.1} |",
+            report.line(format!(
+                "| {name} | {} | {} | {} | {} | {:.1} |",
+                grouped(entities as f64),
+                grouped(single),
+                grouped(alone),
+                grouped(many),
                 many / single
-            );
+            ));
         }
     }
 }
 
-/// What one statement per transaction gives, with everything prepared and nothing else to do.
+/// Transactions per second with one prepared `UPDATE` each, and nothing else.
 fn baseline(synchronous: &str, operations: usize) -> f64 {
     let folder = Folder::new();
     let connection = Connection::open(folder.path("baseline.db")).expect("a file");
@@ -82,7 +87,7 @@ pub fn runtime() -> tokio::runtime::Runtime {
     builder.worker_threads(2).enable_time().build().expect("a runtime")
 }
 
-/// Every bucket exists, and its limits are cached.
+/// Creates every bucket, and fills the limiter's cache.
 pub fn warm(runtime: &tokio::runtime::Runtime, limiter: &RateLimiter, keys: &Arc<Vec<String>>) {
     let next = Arc::new(AtomicUsize::new(0));
     run_callers(runtime, CALLERS, |_| {
@@ -95,7 +100,7 @@ pub fn warm(runtime: &tokio::runtime::Runtime, limiter: &RateLimiter, keys: &Arc
     });
 }
 
-/// The best of several rounds of `operations` acquires in all by so many callers at once.
+/// Acquires per second by concurrent callers: the best of several rounds of `operations` in all.
 pub fn per_second(
     runtime: &tokio::runtime::Runtime,
     limiter: &RateLimiter,
@@ -133,7 +138,7 @@ pub fn run_callers<F: Future<Output = ()> + Send + 'static>(
     });
 }
 
-/// A folder of its own, removed at the end.
+/// A temporary folder, removed on drop.
 pub struct Folder(std::path::PathBuf);
 
 impl Folder {

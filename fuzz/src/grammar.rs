@@ -1,9 +1,9 @@
-//! Everything that a person types: nothing panics, and every error points at a part of the text.
+//! Command-line values: no parser panics, and every error points into the text.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 
-// The module itself and not the crate around it, which would bring the AWS SDK into the fuzzer.
+// Includes the module instead of the crate, which would link the AWS SDK.
 #[allow(dead_code, unused_imports, reason = "what is not fuzzed")]
 #[path = "../../crates/zae-limiter-cli/src/grammar/mod.rs"]
 mod grammar;

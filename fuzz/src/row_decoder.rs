@@ -1,4 +1,4 @@
-//! Any bytes at all in a bucket's row: a bucket state or an error, never a panic.
+//! Any bytes in a bucket's row decode to a bucket state or an error, never a panic.
 
 #![no_main]
 

@@ -1,7 +1,7 @@
 //! A DynamoDB endpoint on this machine: no Docker, no Java, no account.
 //!
-//! Prints its address on a line of its own as soon as it answers, and goes on until it is told to
-//! stop (Ctrl-C, SIGTERM, or the end of its standard input with `--until-eof`).
+//! Prints its address on one line as soon as it accepts connections. Runs until Ctrl-C, SIGTERM or,
+//! with `--until-eof`, the end of its stdin.
 
 use std::io::Read as _;
 use std::path::PathBuf;
@@ -11,22 +11,22 @@ use std::time::Duration;
 use clap::Parser;
 use dynoxide::Database;
 
-/// How often expired items are removed. DynamoDB itself takes up to days.
+/// The interval at which expired items are removed. DynamoDB itself takes up to days.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
 #[derive(Parser)]
 #[command(about = "A DynamoDB endpoint on this machine", version)]
 struct Args {
-    /// The port to listen on; 0 takes any that is free
+    /// Port to listen on; 0 means any free port
     #[arg(long, default_value_t = 0)]
     port: u16,
-    /// The folder to keep the tables in; without it they are gone with the program
+    /// Folder for the tables [default: in memory, lost when the program ends]
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// Keep expired items: for tests whose clock is not this machine's
+    /// Do not remove expired items, for tests with a clock of their own
     #[arg(long)]
     no_sweep: bool,
-    /// End when standard input ends, as it does with the program that started this one
+    /// Exit when stdin closes, which happens when the parent process ends
     #[arg(long)]
     until_eof: bool,
 }
@@ -44,10 +44,10 @@ async fn main() -> ExitCode {
 
 async fn run(args: Args) -> Result<(), String> {
     let database = open(args.folder)?;
-    // Loopback only: whoever reaches the endpoint can change everything in it.
+    // Loopback only: the endpoint checks no credentials.
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", args.port)).await;
     let listener =
-        listener.map_err(|error| format!("port {} cannot be used: {error}", args.port))?;
+        listener.map_err(|error| format!("could not listen on port {}: {error}", args.port))?;
     let address = listener.local_addr().map_err(|error| error.to_string())?;
     println!("http://{address}");
     if !args.no_sweep {
@@ -61,10 +61,10 @@ fn open(folder: Option<PathBuf>) -> Result<Database, String> {
         return Database::memory().map_err(|error| error.to_string());
     };
     std::fs::create_dir_all(&folder)
-        .map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
+        .map_err(|error| format!("could not create {}: {error}", folder.display()))?;
     let file = folder.join("dynamodb.db");
-    let path = file.to_str().ok_or("the folder's name is not text")?;
-    Database::new(path).map_err(|error| format!("{} cannot be opened: {error}", file.display()))
+    let path = file.to_str().ok_or("the folder's name is not valid UTF-8")?;
+    Database::new(path).map_err(|error| format!("could not open {}: {error}", file.display()))
 }
 
 async fn sweep(database: Database) {
@@ -73,7 +73,7 @@ async fn sweep(database: Database) {
         let database = database.clone();
         match tokio::task::spawn_blocking(move || database.sweep_ttl()).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => eprintln!("warning: expired items were not removed: {error}"),
+            Ok(Err(error)) => eprintln!("warning: could not remove expired items: {error}"),
             Err(_) => return,
         }
     }

@@ -1,4 +1,4 @@
-//! Who is measured: bare calls of the SDK, our limiter, the Python client.
+//! The contenders: bare calls of the SDK, the limiter, the Python client.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -22,17 +22,17 @@ use crate::memory::{acquire_and_commit, limits};
 
 const TABLE: &str = "bench";
 
-/// Somebody who makes calls on one of many buckets.
+/// A client that makes calls on one of many buckets.
 pub trait Contender: Send + Sync + 'static {
     fn call(&self, bucket: usize) -> impl Future<Output = ()> + Send;
 
-    /// What it was billed so far, if it knows.
+    /// Write units so far; 0 if it does not count them.
     fn write_units(&self) -> f64 {
         0.0
     }
 }
 
-/// So many callers at once, each with one call after the other until the time is up: how many calls.
+/// Runs concurrent callers, each with one call after the other, and returns the number of calls.
 pub fn call_for<C: Contender>(
     runtime: &Runtime,
     time: Duration,
@@ -80,7 +80,7 @@ pub async fn create_table(endpoint: &str) {
     CreateTable::new(TABLE).create(&client(endpoint), &clock).await.expect("a new table");
 }
 
-/// Our limiter: acquire and commit.
+/// The limiter: acquire and commit.
 pub struct Ours {
     limiter: RateLimiter,
     keys: Vec<String>,
@@ -112,7 +112,7 @@ impl Contender for Ours {
     }
 }
 
-/// Several processes of ours on one bucket that is split into so many shards: each place is a process.
+/// Several simulated processes on one bucket with several shards. The bucket number picks the process.
 pub struct Fleet {
     limiters: Vec<RateLimiter>,
     key: String,
@@ -139,8 +139,8 @@ impl Fleet {
                     entity: EntityId::new(&key).expect("a valid id"),
                     resource: ResourceName::new("gpt-4").expect("a valid name"),
                 };
-                let divided = store().split_to(&bucket, shards, clock.now()).await;
-                assert_eq!(divided.expect("split"), Some(shards));
+                let split = store().split_to(&bucket, shards, clock.now()).await;
+                assert_eq!(split.expect("an answer"), Some(shards));
             }
             limiters.push(limiter);
         }
@@ -160,8 +160,8 @@ impl Contender for Fleet {
     }
 }
 
-/// One conditional `UpdateItem` on an item like a bucket's: what no limiter on this endpoint can beat
-/// with a write of its own for each acquire.
+/// The baseline: one conditional `UpdateItem` on an item like a bucket's. A limiter with one write per
+/// acquire cannot be faster.
 pub struct Bare {
     client: Client,
     returns: ReturnValue,
@@ -170,7 +170,7 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// Makes copies of a bucket of ours.
+    /// Creates copies of a bucket of the limiter.
     pub async fn beside(endpoint: &str, count: usize) -> Arc<Self> {
         let client = client(endpoint);
         let scan = client.scan().table_name(TABLE).filter_expression("attribute_exists(b_rpm_tk)");
@@ -206,7 +206,7 @@ impl Bare {
         Arc::clone(self)
     }
 
-    /// As a limiter has to, which says what is left.
+    /// Returns the new item with each call, as the limiter needs it.
     pub fn returning_the_item(&self) -> Arc<Self> {
         Arc::new(Self {
             client: self.client.clone(),
@@ -234,7 +234,7 @@ impl Contender for Bare {
     }
 }
 
-/// The Python client, a process of its own.
+/// The Python client, in its own process.
 pub struct Python {
     pub version: String,
     child: Child,
@@ -243,7 +243,7 @@ pub struct Python {
 }
 
 impl Python {
-    /// Starts it and has it create its buckets, if `ZAEL_PYTHON` says which.
+    /// Starts the Python that `ZAEL_PYTHON` names, which creates its buckets; else `None`.
     pub fn start(endpoint: &str, entities: usize) -> Result<Option<Self>, String> {
         let Some(program) = std::env::var_os("ZAEL_PYTHON") else { return Ok(None) };
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/src/dynamodb/throughput.py");
@@ -253,7 +253,7 @@ impl Python {
             .stdout(Stdio::piped())
             .spawn();
         let mut child =
-            child.map_err(|error| format!("{} does not start: {error}", program.display()))?;
+            child.map_err(|error| format!("could not start {}: {error}", program.display()))?;
         let input = child.stdin.take().expect("it is piped");
         let output = BufReader::new(child.stdout.take().expect("it is piped"));
         let mut python = Self { version: String::new(), child, input, output };
@@ -265,7 +265,7 @@ impl Python {
         let mut line = String::new();
         self.output.read_line(&mut line).map_err(|error| error.to_string())?;
         match line.trim() {
-            "" => Err("the Python client has ended; it says why above".to_owned()),
+            "" => Err("the Python client has ended; see its error above".to_owned()),
             line => Ok(line.to_owned()),
         }
     }
@@ -281,7 +281,7 @@ impl Python {
         let answer = self.line()?;
         let numbers: Vec<f64> = answer.split(' ').filter_map(|n| n.parse().ok()).collect();
         let [calls, seconds, client_cpu] = numbers[..] else {
-            return Err(format!("the Python client says {answer:?}"));
+            return Err(format!("unexpected answer of the Python client: {answer:?}"));
         };
         Ok(Tally { calls: calls as u64, seconds, client_cpu, ..Tally::default() })
     }

@@ -1,16 +1,16 @@
-//! The endpoint's process, and what processes have cost.
+//! The endpoint's process, and the CPU time of processes.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// Ticks of a CPU second in `/proc`, on every Linux of today.
+/// Ticks per CPU second in `/proc`, on all current Linux systems.
 const TICKS: f64 = 100.0;
 
-/// An endpoint in memory, ended with this value.
+/// An endpoint in memory. Dropping it ends the process.
 pub struct Endpoint {
     pub url: String,
-    // Its standard input ends with this process, and the endpoint with it.
+    // The endpoint ends when its stdin closes, which happens when this process ends.
     child: Child,
 }
 
@@ -26,7 +26,7 @@ impl Endpoint {
             .spawn();
         let mut child = child.map_err(|error| {
             format!(
-                "{} does not start ({error}); \
+                "could not start {} ({error}); \
                  build it: cargo build --release --manifest-path local/Cargo.toml",
                 program.display()
             )
@@ -37,7 +37,7 @@ impl Endpoint {
         Ok(Self { url: url.trim().to_owned(), child })
     }
 
-    /// CPU seconds it has used.
+    /// CPU seconds so far.
     pub fn cpu(&self) -> f64 {
         cpu_of(self.child.id())
     }
@@ -50,10 +50,10 @@ impl Drop for Endpoint {
     }
 }
 
-/// CPU seconds that a process has used, all its threads together; 0 where there is no `/proc`.
+/// CPU seconds of a process so far, over all threads; 0 without `/proc`.
 pub fn cpu_of(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name, in parentheses, may hold spaces; user and system time are the 12th and 13th after it.
+    // The name, in parentheses, may contain spaces; user and system time are fields 12 and 13 after it.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let ticks = fields.split_whitespace().skip(11).take(2).filter_map(|f| f.parse::<f64>().ok());
     ticks.sum::<f64>() / TICKS

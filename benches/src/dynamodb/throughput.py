@@ -2,9 +2,9 @@
 
     python throughput.py ENDPOINT TABLE ENTITIES
 
-Creates its buckets and prints its version. Then, for every line on standard input, which says how
-many buckets, how many callers at once and how many seconds, it acquires as often as it can and
-prints how often, in how many seconds, and in how many CPU seconds. Ends with its input.
+Creates its buckets and prints its version. Each line on stdin holds the number of buckets, of
+concurrent callers and of seconds. For each, it acquires as often as it can and prints the number of
+calls, the seconds and the CPU seconds. Ends with its stdin.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-//! Bars over time, in text.
+//! Text charts: stacked bars over time.
 //!
-//! Several series stand on top of each other in one bar. Each has a filling of its own, so that
-//! they can be told apart without colours. Nothing is wider than it was told to be.
+//! Each series in a bar has its own fill character, so that the chart needs no colours. No line is
+//! wider than the requested width.
 
 use unicode_width::UnicodeWidthStr as _;
 
@@ -9,48 +9,46 @@ use crate::figures::compact;
 use crate::line::Line;
 use crate::printer::Look;
 
-/// The parts of a cell, from an eighth to all of it.
+/// A cell filled by one to eight eighths.
 const EIGHTHS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// What the bars of the second, third, … series are filled with; the first is solid.
+/// The fill of the second, third, … series; the first is solid.
 const FILLINGS: [char; 3] = ['░', '▒', '▓'];
 
-/// How wide a bar gets where there is room.
+/// The widest bar, in columns.
 const BAR_COLUMNS_MAX: usize = 6;
 
-/// Room for the numbers of the axis: round ones are no longer, see `Scale`.
+/// Columns of the axis numbers: `Scale` picks round ones that fit.
 const NUMBER_COLUMNS: usize = 5;
 
-/// Below this width the bars need all the room there is.
+/// A narrower chart has no axis.
 const AXIS_FROM_COLUMNS: usize = 20;
 
-/// Numbers with a name.
+/// One series of values.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
     /// For the legend.
     pub name: String,
-    /// Its colour.
     pub look: Look,
     /// One for each label.
     pub values: Vec<u64>,
 }
 
-/// What is drawn.
+/// The data of a chart.
 #[derive(Clone, Debug)]
 pub(crate) struct Chart {
-    /// What the numbers are.
     pub title: String,
-    /// What stands under the bars. Where there is no room for all, some are left out.
+    /// One for each value. Labels that do not fit are left out.
     pub labels: Vec<String>,
-    /// The parts of each bar, from the bottom up.
+    /// Stacked from the bottom up.
     pub series: Vec<Series>,
 }
 
 impl Chart {
-    /// The chart in so many columns, its bars about `rows` lines high.
+    /// Draws the chart at most `columns` wide, with bars about `rows` lines high.
     pub(crate) fn lines(&self, columns: usize, rows: usize) -> Vec<Line> {
         let columns = columns.max(1);
-        // Ticks stand on quarters.
+        // Ticks are at quarters of the height.
         let rows = (rows / 4 * 4).max(4);
         let mut lines = vec![Line::of(Look::Head, &self.title)];
         let points = self.series.iter().map(|series| series.values.len()).max().unwrap_or(0);
@@ -78,7 +76,7 @@ impl Chart {
         lines.into_iter().map(|line| line.cut(columns)).collect()
     }
 
-    /// Labels under their bars, as many as stand apart.
+    /// Labels under their bars, as many as fit with a gap.
     fn labels_line(&self, bars: &Bars, axis: usize, columns: usize) -> Line {
         let mut line = Line::default();
         for (at, label) in self.labels.iter().step_by(bars.points_per_bar).enumerate() {
@@ -92,7 +90,7 @@ impl Chart {
         line
     }
 
-    /// What the fillings mean, and of how many values a bar is made.
+    /// The names of the series, and how many values each bar averages.
     fn legend(&self, bars: &Bars, axis: usize, columns: usize) -> Vec<Line> {
         let mut entries: Vec<(Look, String)> = Vec::new();
         if self.series.len() > 1 {
@@ -129,7 +127,7 @@ fn filling(series: usize) -> char {
     }
 }
 
-/// The values of each bar, and where it stands.
+/// The values and positions of the bars.
 struct Bars {
     /// For each bar the values of its series, from the bottom up.
     values: Vec<Vec<u64>>,
@@ -137,7 +135,7 @@ struct Bars {
     points_per_bar: usize,
     /// Columns from one bar to the next.
     pitch: usize,
-    /// Columns that are filled of these.
+    /// Filled columns of each bar.
     thickness: usize,
 }
 
@@ -164,7 +162,7 @@ impl Bars {
         sums.max().unwrap_or(0)
     }
 
-    /// Appends the cells of all bars in one row; row 0 is the lowest.
+    /// Appends one row of all bars; row 0 is the lowest.
     fn draw_row(&self, row: usize, rows: usize, scale: &Scale, line: &mut Line) {
         for bar in &self.values {
             let mut blank = self.pitch;
@@ -177,7 +175,7 @@ impl Bars {
     }
 }
 
-/// The mean of a few values, rounded up, so that something is never drawn as nothing.
+/// The mean of `count` values, rounded up, so that a small value is still visible.
 fn mean(values: &[u64], from: usize, count: usize) -> u64 {
     let few = values.get(from..).unwrap_or_default();
     let few = &few[..few.len().min(count)];
@@ -185,7 +183,7 @@ fn mean(values: &[u64], from: usize, count: usize) -> u64 {
     u64::try_from(sum.div_ceil(few.len().max(1) as u128)).unwrap_or(u64::MAX)
 }
 
-/// What a bar shows in a row, if it is so high: the series, and how it is drawn.
+/// The series and character of a bar's cell in a row; `None` above the bar.
 fn cell(bar: &[u64], row: usize, rows: usize, scale: &Scale) -> Option<(usize, char)> {
     let mut below = 0_u128;
     let mut filled = 0;
@@ -194,12 +192,12 @@ fn cell(bar: &[u64], row: usize, rows: usize, scale: &Scale) -> Option<(usize, c
         if value == 0 {
             continue;
         }
-        // The lowest is exact to an eighth of a cell; those on it fill whole ones.
+        // The lowest series is exact to an eighth of a cell; the others fill whole cells.
         let eighths = scale.eighths(below, rows);
         let end = if series == 0 { eighths.max(1) } else { (eighths + 4) / 8 * 8 };
         if row * 8 < end && row * 8 >= filled {
             return Some(match end - row * 8 {
-                part @ 1..8 => (series, EIGHTHS[part - 1]),
+                eighths @ 1..8 => (series, EIGHTHS[eighths - 1]),
                 _ => (series, filling(series)),
             });
         }
@@ -208,7 +206,7 @@ fn cell(bar: &[u64], row: usize, rows: usize, scale: &Scale) -> Option<(usize, c
     None
 }
 
-/// The axis: its highest number, and how many steps lead to it.
+/// The axis: its highest number and the number of ticks.
 struct Scale {
     top: u128,
     steps: usize,
@@ -221,18 +219,18 @@ impl Scale {
             let step = round_up(highest.max(1).div_ceil(steps as u128));
             Self { top: step * steps as u128, steps }
         });
-        // The first of equals: more steps tell more.
+        // The first of equals, which has the most ticks.
         candidates.into_iter().min_by_key(|scale| scale.top).expect("there are three")
     }
 
-    /// So high is a value, in eighths of a cell.
+    /// The height of a value, in eighths of a cell.
     fn eighths(&self, value: u128, rows: usize) -> usize {
         let all = rows as u128 * 8;
         let rounded = (value * all * 2 + self.top) / (self.top * 2);
         usize::try_from(rounded.min(all)).expect("no more than there are rows")
     }
 
-    /// The axis beside the row that ends at that height.
+    /// The axis text of the row that ends at `height`.
     fn mark(&self, height: usize, rows: usize) -> String {
         if (height * self.steps).is_multiple_of(rows) {
             let number = self.top * height as u128 / rows as u128;
@@ -244,7 +242,7 @@ impl Scale {
     }
 }
 
-/// The next number that is easy to read: one or two digits and zeros.
+/// The next round number: one or two digits and zeros.
 fn round_up(number: u128) -> u128 {
     const TENTHS: [u128; 9] = [10, 15, 20, 25, 30, 40, 50, 60, 80];
     let mut power = 1;
@@ -305,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn more_values_than_columns_are_merged_and_it_says_so() {
+    fn values_beyond_the_columns_are_averaged_and_the_legend_says_so() {
         let values: Vec<u64> = (0..200).map(|n| n * n).collect();
         insta::assert_snapshot!(text(&chart(&[("calls", &values)]), 50, 8));
     }

@@ -20,7 +20,7 @@ one budget.";
 
 const AFTER_HELP: &str = "\
 Examples:
-  zae-limiter demo                                       see it at work, half a minute
+  zae-limiter demo                                       watch it work, for half a minute
   zae-limiter resource set-defaults gpt-4 -l rpm:100 -l tpm:10000
   zae-limiter acquire key-1 gpt-4 -c rpm:1 -c tpm:500    exit status 0: go; 5: wait
   zae-limiter available key-1 gpt-4
@@ -51,10 +51,10 @@ const STYLES: Styles = Styles::styled()
     max_term_width = 100,
 )]
 pub(crate) struct Cli {
-    /// What holds for every command.
+    /// Options of every command.
     #[command(flatten)]
     pub globals: Globals,
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -63,8 +63,8 @@ pub(crate) struct Cli {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Globals {
-    /// Where limits and balances are kept: sqlite:FILE, sqlite:FILE?durability=full, dynamodb:TABLE
-    /// or memory: [env: ZAEL_STORE] [default: a SQLite file in your data directory]
+    /// Store of limits and balances: sqlite:FILE, sqlite:FILE?durability=full, dynamodb:TABLE or
+    /// memory: [env: ZAEL_STORE] [default: a SQLite file in your data directory]
     #[arg(long, global = true, value_name = "URL", value_parser = grammar::store_url)]
     pub store: Option<String>,
 
@@ -75,30 +75,30 @@ pub(crate) struct Globals {
     )]
     pub name: Option<zae_limiter::model::StackName>,
 
-    /// The AWS region of the stack
+    /// AWS region of the stack
     #[arg(long, global = true, value_name = "REGION", conflicts_with = "store")]
     pub region: Option<String>,
 
-    /// The address of another DynamoDB endpoint
+    /// URL of a DynamoDB endpoint other than that of AWS
     #[arg(long, global = true, value_name = "URL", conflicts_with = "store")]
     pub endpoint_url: Option<String>,
 
-    /// The namespace to work in [env: ZAEL_NAMESPACE] [default: default]
+    /// Namespace to work in [env: ZAEL_NAMESPACE] [default: default]
     #[arg(
         short = 'N', long, global = true, value_name = "NAME",
         value_parser = grammar::namespace_name,
     )]
     pub namespace: Option<zae_limiter::model::NamespaceName>,
 
-    /// In which form data is printed
-    #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORM")]
+    /// Output format
+    #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORMAT")]
     pub output: Output,
 
-    /// When colours are used
+    /// When to use colours
     #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
     pub color: Color,
 
-    /// Say more about what is done
+    /// Print more detail on stderr
     #[arg(short, long, global = true)]
     pub verbose: bool,
 
@@ -107,70 +107,69 @@ pub(crate) struct Globals {
     pub quiet: bool,
 }
 
-/// What to do.
+/// All commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Take tokens, and print how every limit stands
+    /// Take tokens and print the status of every limit
     Acquire(commands::acquire::Args),
-    /// Show what is there now; takes nothing
+    /// Show the available tokens without taking any
     Available(commands::available::Args),
-    /// Entities: create, show, delete, and limits of their own
+    /// Manage entities and their limits
     Entity(commands::entity::Args),
-    /// Resources: limits for everybody on one resource, and what is left of them
+    /// Manage the default limits of resources, and show the remaining capacity
     Resource(commands::resource::Args),
-    /// Limits for everybody on everything, and what happens while the store does not answer
+    /// Manage the default limits of all resources, and the policy for an unavailable store
     System(commands::system::Args),
-    /// Namespaces: limiters that share a store and see nothing of each other
+    /// Manage namespaces, which separate limiters that share a store
     Namespace(commands::namespace::Args),
-    /// What was used, by hour, day or month
+    /// Show usage by hour, day or month
     Usage(commands::usage::Args),
-    /// Who changed what, and when
+    /// Show who changed what, and when
     Audit(commands::audit::Args),
-    /// Follow the stream of a DynamoDB table: usage, refills, and the archive of audit events
+    /// Run the aggregator on the stream of a DynamoDB table: usage, refills, archived audit events
     Aggregate(commands::aggregate::Args),
-    /// Put the limiter into an AWS account, or change it there
+    /// Deploy a stack into an AWS account, or change its options
     Deploy(commands::deploy::Args),
-    /// Take a stack away
+    /// Delete a stack
     Delete(commands::delete::Args),
-    /// Show how a stack is
+    /// Show the status of a stack
     Status(commands::status::Args),
     /// List the stacks of the account and region
     List(commands::list::Args),
-    /// Bring a stack to this release; its options stay
+    /// Upgrade a stack to this release and keep its options
     Upgrade(commands::upgrade::Args),
-    /// Check which releases meet in a stack, and whether they fit
+    /// Check whether the releases of program, stack, aggregator and table are compatible
     Check(commands::check::Args),
     /// Print the stack's CloudFormation template
     CfnTemplate(commands::cfn_template::Args),
-    /// Write the aggregator as a zip for Lambda
+    /// Write the aggregator as a zip file for Lambda
     LambdaExport(commands::lambda_export::Args),
-    /// A DynamoDB endpoint on this machine: no Docker, no Java, no account
+    /// Run a DynamoDB endpoint on this machine: no Docker, no Java, no account
     Local(commands::local::Args),
-    /// Print a script that completes commands and options in a shell
+    /// Print a shell script that completes commands and options
     Completions(commands::completions::Args),
-    /// Put load on a store: acquires per second, latencies, and the check that the limits held
+    /// Measure a store under load: acquires per second, latency, over-admission check
     Bench(commands::bench::Args),
-    /// Half a minute in the life of a gateway: live figures, a chart, and the check that the limits
-    /// held
+    /// Simulate a busy gateway for half a minute: live figures, a chart, over-admission check
     Demo(commands::demo::Args),
     /// Print the version
     Version(commands::version::Args),
 }
 
 impl Cli {
-    /// Reads arguments, the program's name not among them.
+    /// Parses the arguments that follow the program's name.
     ///
     /// # Errors
     ///
-    /// clap's, for wrong usage; also when help or the version is asked for.
+    /// clap's error for wrong usage. clap also reports `--help` and `--version` as an error.
     pub(crate) fn read(args: &[OsString]) -> Result<Self, clap::Error> {
         let name = OsString::from("zae-limiter");
         Self::try_parse_from(std::iter::once(&name).chain(args))
     }
 }
 
-/// The value of a global option in arguments that may not be readable otherwise: an error about
-/// them must come out in the form and colour that was asked for.
+/// The value of a global option in arguments that clap may reject: the error about them must
+/// still have the requested format and colour.
 pub(crate) fn peek_option(args: &[OsString], long: &str, short: Option<&str>) -> Option<String> {
     let mut args = args.iter().map(|arg| arg.to_string_lossy()).take_while(|arg| arg != "--");
     while let Some(arg) = args.next() {
@@ -195,7 +194,7 @@ mod tests {
 
     use super::*;
 
-    /// clap would take one for the other, and find out only when the command is used.
+    /// clap confuses arguments with equal ids, and notices only when the command is used.
     fn check_ids(command: &clap::Command, globals: &[clap::Id]) {
         for sub in command.get_subcommands() {
             for arg in sub.get_arguments() {

@@ -1,19 +1,19 @@
-//! Aligned columns, printed page by page, so that a long list is never in memory as a whole.
+//! Tables with aligned columns. They print page by page, so that memory holds one page only.
 
 use unicode_width::UnicodeWidthStr as _;
 
 use crate::printer::{Look, Printer};
 
-/// Which way a column leans.
+/// The alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lean {
+pub(crate) enum Align {
     /// Text.
     Left,
     /// Numbers.
     Right,
 }
 
-/// A piece of text in a column.
+/// The text of one cell.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
     text: String,
@@ -21,9 +21,9 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// Text in a look.
+    /// Replaces control characters with spaces.
     pub(crate) fn new(look: Look, text: impl ToString) -> Self {
-        // A line break or an escape in somebody's metadata must not spoil the table.
+        // A line break or an escape sequence in user data must not break the table.
         let text = text.to_string().replace(|c: char| c.is_control(), " ");
         Self { text, look }
     }
@@ -35,22 +35,22 @@ impl<T: ToString> From<T> for Cell {
     }
 }
 
-/// A table that is being printed.
+/// A table that prints page by page.
 #[derive(Debug)]
 pub(crate) struct Columns {
-    heads: Vec<(&'static str, Lean)>,
+    heads: Vec<(&'static str, Align)>,
     widths: Vec<usize>,
     head_printed: bool,
 }
 
 impl Columns {
     /// A table with these heads.
-    pub(crate) fn new(heads: &[(&'static str, Lean)]) -> Self {
+    pub(crate) fn new(heads: &[(&'static str, Align)]) -> Self {
         let widths = heads.iter().map(|(head, _)| head.width()).collect();
         Self { heads: heads.to_vec(), widths, head_printed: false }
     }
 
-    /// Prints some rows. The columns are as wide as the widest cell so far.
+    /// Prints rows. Each column is as wide as its widest cell so far.
     pub(crate) fn print(&mut self, printer: &mut Printer, rows: &[Vec<Cell>]) {
         for row in rows {
             for (width, cell) in self.widths.iter_mut().zip(row) {
@@ -78,9 +78,9 @@ impl Columns {
                 line.push_str("  ");
             }
             match self.heads[at].1 {
-                Lean::Right => line.push_str(&format!("{pad}{painted}")),
-                Lean::Left if at + 1 == row.len() => line.push_str(&painted),
-                Lean::Left => line.push_str(&format!("{painted}{pad}")),
+                Align::Right => line.push_str(&format!("{pad}{painted}")),
+                Align::Left if at + 1 == row.len() => line.push_str(&painted),
+                Align::Left => line.push_str(&format!("{painted}{pad}")),
             }
         }
         text.push_str(line.trim_end());
@@ -88,7 +88,7 @@ impl Columns {
     }
 }
 
-/// Prints what is known about one thing, a line for each field.
+/// Prints one record, a line for each field.
 pub(crate) fn print_fields(printer: &mut Printer, fields: Vec<(&'static str, Cell)>) {
     let width = fields.iter().map(|(name, _)| name.width()).max().unwrap_or(0);
     let mut text = String::new();

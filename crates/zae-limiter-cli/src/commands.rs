@@ -1,4 +1,4 @@
-//! One file for each command: its arguments, and what it does with them.
+//! One file for each command: its arguments and its implementation.
 
 pub(crate) mod acquire;
 pub(crate) mod aggregate;

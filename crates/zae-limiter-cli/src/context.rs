@@ -1,4 +1,4 @@
-//! What a command works with.
+//! The inputs that commands share: options, environment, clocks, the printer.
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -22,20 +22,23 @@ use crate::suggestion::Place;
 use crate::vars;
 use crate::world::World;
 
-/// What a command works with.
+/// The error when a command needs confirmation but nobody can answer.
+const NOT_A_TERMINAL: &str = "cannot ask for confirmation: stdin is not a terminal";
+
+/// The inputs that commands share.
 pub(crate) struct Context {
-    /// Where output goes.
+    /// Writes stdout and stderr.
     pub printer: Printer,
     /// The limiter's clock.
     pub clock: Arc<dyn Clock>,
-    /// The clock by which a command waits.
+    /// The clock that commands sleep and measure with.
     pub pace: Arc<dyn Clock>,
     /// Ctrl-C and SIGTERM.
     pub interrupts: Interrupts,
     entropy: fn() -> Entropy,
     stdin: Box<dyn BufRead + Send>,
     store: Option<String>,
-    /// Of a stack that was not named.
+    /// `--region` and `--endpoint-url`, with an empty table name.
     nameless: DynamoAddress,
     program: Option<PathBuf>,
     namespace: Option<NamespaceName>,
@@ -91,17 +94,17 @@ impl Context {
         self.env.get(var.name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// The address of the store that somebody has chosen: the option's, else the variable's.
+    /// The address of the store from the options, else from the environment.
     ///
     /// # Errors
     ///
-    /// When it is not an address.
+    /// When the address is invalid.
     pub(crate) fn chosen_store_url(&self) -> Result<Option<String>, Failure> {
         if let Some(url) = &self.store {
             return Ok(Some(url.clone()));
         }
         if self.nameless.region.is_some() || self.nameless.endpoint.is_some() {
-            let failure = Failure::usage("--region and --endpoint-url say where a stack is");
+            let failure = Failure::usage("--region and --endpoint-url need a stack");
             return Err(failure.hint("name it: --name STACK"));
         }
         let Some(url) = self.var(vars::STORE) else { return Ok(None) };
@@ -115,37 +118,37 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// When it is not an address, or there is no data directory.
+    /// When the address is invalid, or there is no data directory.
     pub(crate) fn store_url(&self) -> Result<String, Failure> {
         if let Some(url) = self.chosen_store_url()? {
             return Ok(url);
         }
         let Some(folder) = &self.data_dir else {
-            let failure = Failure::usage("there is no home directory to keep limits in");
+            let failure = Failure::usage("found no home directory for the default store");
             return Err(failure.hint("name a file: --store sqlite:limits.db"));
         };
         Ok(format!("sqlite:{}", folder.join("limits.db").display()))
     }
 
-    /// The stack that was named, with `--name` or as the store.
+    /// The stack named with `--name` or as the store.
     ///
     /// # Errors
     ///
-    /// When none was.
+    /// When neither names a stack.
     pub(crate) fn stack(&self) -> Result<DynamoAddress, Failure> {
         if let Some(url) = self.chosen_store_url()?
             && let StoreUrl::Dynamodb(address) = url.parse().map_err(Error::Invalid)?
         {
             return Ok(address);
         }
-        Err(Failure::usage("no stack is named").hint("name it: --name STACK"))
+        Err(Failure::usage("no stack was named").hint("name it: --name STACK"))
     }
 
-    /// The account and region that were asked for, whatever the stack.
+    /// The requested account and region, with or without a stack.
     ///
     /// # Errors
     ///
-    /// When the store's address is none.
+    /// When the store's address is invalid.
     pub(crate) fn account(&self) -> Result<DynamoAddress, Failure> {
         if self.nameless.region.is_some() || self.nameless.endpoint.is_some() {
             return Ok(self.nameless.clone());
@@ -157,24 +160,24 @@ impl Context {
         }
     }
 
-    /// This program's own file.
+    /// The path of this program.
     ///
     /// # Errors
     ///
-    /// When the operating system does not tell.
+    /// When the operating system does not report it.
     pub(crate) fn program(&self) -> Result<&std::path::Path, Failure> {
         self.program.as_deref().ok_or_else(|| {
             let failure =
-                Failure::new(ExitStatus::Error, "this program does not find its own file");
-            failure.hint("name it: --bootstrap FILE")
+                Failure::new(ExitStatus::Error, "could not find the path of this program");
+            failure.hint("name the aggregator's executable: --bootstrap FILE")
         })
     }
 
-    /// The namespace that was asked for.
+    /// The requested namespace, else `default`.
     ///
     /// # Errors
     ///
-    /// When the variable holds no name.
+    /// When the environment variable holds an invalid name.
     pub(crate) fn namespace(&self) -> Result<NamespaceName, Failure> {
         if let Some(name) = &self.namespace {
             return Ok(name.clone());
@@ -193,7 +196,7 @@ impl Context {
         self.namespace.is_some()
     }
 
-    /// Opens the store that was asked for, and a limiter in the namespace that was asked for.
+    /// Opens the requested store, and a limiter in the requested namespace.
     ///
     /// # Errors
     ///
@@ -203,8 +206,8 @@ impl Context {
         Ok(self.builder()?.namespace(namespace.as_str()).open().await?)
     }
 
-    /// As [`limiter`](Self::limiter), in the namespace `default`, for what concerns the store as a
-    /// whole.
+    /// As [`limiter`](Self::limiter), but in the namespace `default`: for commands about the whole
+    /// store.
     ///
     /// # Errors
     ///
@@ -213,7 +216,7 @@ impl Context {
         Ok(self.builder()?.open().await?)
     }
 
-    /// A builder on the store that was asked for.
+    /// A builder on the requested store.
     ///
     /// # Errors
     ///
@@ -222,7 +225,7 @@ impl Context {
         let url = self.store_url()?;
         self.printer.detail(format!("store: {url}"));
         if url == "memory:" && self.printer.terminal.stderr {
-            self.printer.warn("memory: is gone when this command ends; name a file to keep things");
+            self.printer.warn("memory: loses everything when this command ends; use sqlite:FILE");
         }
         self.make_data_dir(&url)?;
         self.builder_on(&url)
@@ -249,44 +252,44 @@ impl Context {
         }
     }
 
-    /// Randomness.
+    /// A source of random ids.
     pub(crate) fn entropy(&self) -> Entropy {
         (self.entropy)()
     }
 
-    /// A file of ours in the data directory, which is made where it is missing.
+    /// The path of a file in the data directory. Creates the directory.
     ///
     /// # Errors
     ///
-    /// When there is no data directory, or it cannot be made.
+    /// When there is no data directory, or it cannot be created.
     pub(crate) fn data_file(&self, name: &str) -> Result<PathBuf, Failure> {
         let Some(folder) = &self.data_dir else {
-            return Err(Failure::usage("there is no home directory to keep things in"));
+            return Err(Failure::usage("found no home directory for data files"));
         };
         std::fs::create_dir_all(folder).map_err(|error| {
-            let message = format!("{} cannot be made", folder.display());
+            let message = format!("could not create {}", folder.display());
             Failure::new(ExitStatus::Error, message).caused_by(&error)
         })?;
         Ok(folder.join(name))
     }
 
-    /// The folders in which programs are looked for.
+    /// The folders of `PATH`.
     pub(crate) fn search_path(&self) -> Vec<PathBuf> {
         self.var(vars::PATH).map(|path| std::env::split_paths(path).collect()).unwrap_or_default()
     }
 
-    /// The program that somebody has named for `local`.
+    /// The program that `ZAEL_LOCAL` names for `local`.
     pub(crate) fn local_program(&self) -> Option<PathBuf> {
         self.var(vars::LOCAL).map(PathBuf::from)
     }
 
-    /// Only the default file's folder is made: a folder that a person has named and that is not
-    /// there is more likely a slip.
+    /// Creates the default file's folder only: a missing folder that the user named is more likely
+    /// a typo.
     fn make_data_dir(&self, url: &str) -> Result<(), Failure> {
         match &self.data_dir {
             Some(folder) if self.store.is_none() && url.contains(&*folder.to_string_lossy()) => {
                 std::fs::create_dir_all(folder).map_err(|error| {
-                    let message = format!("{} cannot be made", folder.display());
+                    let message = format!("could not create {}", folder.display());
                     let failure = Failure::new(ExitStatus::Error, message).caused_by(&error);
                     failure.hint("name another place: --store sqlite:FILE")
                 })
@@ -295,50 +298,49 @@ impl Context {
         }
     }
 
-    /// Asks before something is destroyed, unless `--yes` answers already.
+    /// Asks for confirmation, unless `--yes` was given. `what` says what will happen.
     ///
     /// # Errors
     ///
-    /// When nobody can answer, or the answer is no.
+    /// When stdin is not a terminal, or the answer is no.
     pub(crate) fn confirm(&mut self, yes: Yes, what: &str) -> Result<(), Failure> {
         if yes.yes {
             return Ok(());
         }
         if !self.printer.terminal.stdin {
-            let failure = Failure::usage(format!("nobody is there to confirm that {what}"));
-            return Err(failure.hint("say --yes to go ahead"));
+            let failure = Failure::usage(NOT_A_TERMINAL);
+            return Err(failure.hint(format!("pass --yes to confirm: {what}")));
         }
         self.printer.write_err(&format!("{what}. Go ahead? [y/N] "));
         let mut answer = String::new();
-        // A stream that cannot be read gives no answer, and no answer is a no.
+        // An unreadable stream leaves the answer empty, and empty means no.
         let _ = self.stdin.read_line(&mut answer);
         if !answer.ends_with('\n') {
-            // Nobody has ended the line of the question.
+            // At the end of input no Enter has ended the prompt's line.
             self.printer.write_err("\n");
         }
         if matches!(answer.trim(), "y" | "Y" | "yes" | "Yes") {
             return Ok(());
         }
-        Err(Failure::new(ExitStatus::Error, "nothing was changed"))
+        Err(Failure::new(ExitStatus::Error, "not confirmed: nothing was changed"))
     }
 
-    /// Asks for a name to be typed before something is destroyed for good, unless `--yes` answers
-    /// already.
+    /// Asks the user to type a name before it is deleted for good, unless `--yes` was given.
     ///
     /// # Errors
     ///
-    /// When nobody can answer, or the answer is another one.
+    /// When stdin is not a terminal, or the answer is not the name.
     pub(crate) fn confirm_name(&mut self, yes: Yes, name: &str) -> Result<(), Failure> {
         if yes.yes {
             return Ok(());
         }
         if !self.printer.terminal.stdin {
-            let failure = Failure::usage(format!("nobody is there to confirm that {name} goes"));
-            return Err(failure.hint("say --yes to go ahead"));
+            let failure = Failure::usage(NOT_A_TERMINAL);
+            return Err(failure.hint(format!("pass --yes to confirm that {name} will be deleted")));
         }
         self.printer.write_err(&format!("Type {name} to go ahead: "));
         let mut answer = String::new();
-        // A stream that cannot be read gives no answer, and no answer is a no.
+        // An unreadable stream leaves the answer empty, and empty is not the name.
         let _ = self.stdin.read_line(&mut answer);
         if !answer.ends_with('\n') {
             self.printer.write_err("\n");
@@ -346,16 +348,16 @@ impl Context {
         if answer.trim() == name {
             return Ok(());
         }
-        Err(Failure::new(ExitStatus::Error, "nothing was changed"))
+        Err(Failure::new(ExitStatus::Error, "not confirmed: nothing was changed"))
     }
 
-    /// Waits so long.
+    /// Sleeps.
     pub(crate) async fn wait(&self, wait: Duration) {
         self.pace.sleep(wait).await;
     }
 }
 
-/// `-y`, on everything that destroys.
+/// `-y`, on every command that deletes something.
 #[derive(clap::Args, Clone, Copy, Debug, Default)]
 pub(crate) struct Yes {
     /// Go ahead without asking

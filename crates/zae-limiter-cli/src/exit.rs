@@ -1,4 +1,4 @@
-//! How the program ends.
+//! Exit statuses.
 
 use std::process::ExitCode;
 
@@ -13,16 +13,16 @@ pub enum ExitStatus {
     Usage,
     /// The store did not answer.
     Unavailable,
-    /// There is no such thing.
+    /// Not found.
     NotFound,
     /// Refused by a limit.
     Refused,
-    /// The status of the command that ran under a lease, or of the signal that ended it or us.
+    /// The status of the command that ran under a lease, or 128 + the number of a signal.
     Other(u8),
 }
 
 impl ExitStatus {
-    /// The number that the operating system gets.
+    /// The number for the operating system.
     pub fn code(self) -> u8 {
         match self {
             Self::Done => 0,

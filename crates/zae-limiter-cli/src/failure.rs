@@ -1,4 +1,4 @@
-//! What went wrong, as a person reads it: one sentence, the cause, and a hint.
+//! Errors as the user sees them: one sentence, the causes, and a hint.
 
 use std::error::Error as StdError;
 
@@ -9,31 +9,31 @@ use zae_limiter::store::StoreErrorKind;
 
 use crate::exit::ExitStatus;
 
-/// Why a command could not do its work.
+/// Why a command failed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// How the program ends.
+    /// The program's exit status.
     pub status: ExitStatus,
     /// One sentence without a full stop.
     pub message: String,
-    /// What lies behind it, outermost first.
+    /// The underlying errors, outermost first.
     pub causes: Vec<String>,
     /// The next step, where there is one.
     pub hint: Option<String>,
 }
 
 impl Failure {
-    /// A failure with nothing behind it.
+    /// A failure without causes and hint.
     pub(crate) fn new(status: ExitStatus, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), causes: Vec::new(), hint: None }
     }
 
-    /// Input that breaks a rule.
+    /// Wrong usage: exit status 2.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self::new(ExitStatus::Usage, message)
     }
 
-    /// With what lies behind it.
+    /// Adds an error and its sources as causes.
     #[must_use]
     pub(crate) fn caused_by(mut self, error: &dyn StdError) -> Self {
         let mut next = Some(error);
@@ -44,14 +44,14 @@ impl Failure {
         self
     }
 
-    /// With the next step.
+    /// Sets the hint.
     #[must_use]
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// The failure as the JSON object that `-o json` promises, with the hint as it is shown.
+    /// The JSON object for `-o json`, with the hint as it is displayed.
     pub(crate) fn to_json<'a>(&'a self, hint: Option<&'a str>) -> FailureJson<'a> {
         FailureJson {
             error: &self.message,
@@ -141,14 +141,14 @@ fn named(object: &Object) -> String {
     }
 }
 
-/// The command that leads on. What the error itself says is not repeated.
+/// The next command to run. It does not repeat what the error says.
 fn hint_for(error: &Error) -> Option<String> {
     match error {
         Error::UnknownLimits { resource, unknown, .. } => {
             let first = unknown.first().map_or("rpm", String::as_str);
             Some(format!(
                 "zae-limiter resource set-defaults {resource} -l {first}:100   \
-                 (an acquire can also bring its own: -l {first}:100)"
+                 (or pass limits to this acquire: -l {first}:100)"
             ))
         }
         Error::MissingParent { parent } => Some(format!("zae-limiter entity create {parent}")),

@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Numbers formatted for people.
 
 /// `1234567` as `1,234,567`.
 pub(crate) fn grouped(number: impl Into<i128>) -> String {
@@ -14,7 +14,7 @@ pub(crate) fn grouped(number: impl Into<i128>) -> String {
     text
 }
 
-/// `41234` as `41.2k`: at most five characters and a sign, cut and not rounded.
+/// `41234` as `41.2k`: at most five characters and a sign, rounded toward zero.
 pub(crate) fn compact(number: impl Into<i128>) -> String {
     const UNITS: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
     let number = number.into();

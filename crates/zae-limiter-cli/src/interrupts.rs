@@ -14,7 +14,7 @@ pub enum Interrupt {
 }
 
 impl Interrupt {
-    /// How a program ends that was stopped by it: 128 and the number of the signal.
+    /// The exit status after this signal: 128 plus its number.
     pub fn status(self) -> ExitStatus {
         ExitStatus::Other(match self {
             Self::Interrupt => 130,
@@ -23,27 +23,27 @@ impl Interrupt {
     }
 }
 
-/// Requests to stop, as they come. Each clone sees all that come after it was made.
+/// A stream of requests to stop. Each clone receives those sent after it was made.
 #[derive(Clone, Debug)]
 pub struct Interrupts {
-    /// The latest one, and how many there were; none ever comes once the sender is gone.
+    /// The number of interrupts so far, and the latest. Stays silent once the sender is dropped.
     latest: watch::Receiver<(u64, Interrupt)>,
 }
 
 impl Interrupts {
-    /// None ever comes.
+    /// A stream that never yields.
     pub fn none() -> Self {
         Self::by_hand().1
     }
 
-    /// They come when the first half sends one.
+    /// A sender and the stream that yields what it sends.
     pub fn by_hand() -> (Interrupter, Self) {
         let (sender, latest) = watch::channel((0, Interrupt::Interrupt));
         (Interrupter(sender), Self { latest })
     }
 
-    /// The process's signals. From here on they no longer end the process by themselves; where they
-    /// cannot be listened to they do.
+    /// The signals of this process. They no longer end the process by themselves, unless the
+    /// handlers cannot be installed.
     ///
     /// # Panics
     ///
@@ -54,7 +54,7 @@ impl Interrupts {
         interrupts
     }
 
-    /// The next one that comes.
+    /// Waits for the next interrupt.
     pub async fn next(&mut self) -> Interrupt {
         if self.latest.changed().await.is_err() {
             return std::future::pending().await;
@@ -63,7 +63,7 @@ impl Interrupts {
     }
 }
 
-/// Sends interrupts.
+/// Sends interrupts to [`Interrupts`].
 #[derive(Debug)]
 pub struct Interrupter(watch::Sender<(u64, Interrupt)>);
 
@@ -80,7 +80,7 @@ impl Interrupter {
 #[cfg(unix)]
 fn forward_signals(to: Interrupter) {
     use tokio::signal::unix::{SignalKind, signal};
-    // Registered here and not in the task, which may be polled late.
+    // Registered here, because the task may be polled late.
     let ctrl_c = signal(SignalKind::interrupt());
     let terminate = signal(SignalKind::terminate());
     let (Ok(mut ctrl_c), Ok(mut terminate)) = (ctrl_c, terminate) else { return };

@@ -1,5 +1,5 @@
-//! The command line of zae-limiter, as a library: the program is [`main`] on the real
-//! [`World`], a test runs the same on a world of its own.
+//! The command line of zae-limiter as a library. The program calls [`main`] with the real
+//! [`World`]; a test calls [`run`] with a world of its own.
 
 mod chart;
 mod cli;
@@ -9,7 +9,7 @@ mod context;
 mod exit;
 mod failure;
 mod figures;
-mod fresh;
+
 pub mod grammar;
 mod interrupts;
 mod line;
@@ -17,6 +17,7 @@ mod listing;
 mod overadmission;
 mod printer;
 mod reference;
+mod scratch;
 mod status;
 mod stored;
 mod suggestion;
@@ -45,7 +46,7 @@ pub fn main(mut world: World) -> ExitCode {
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: the program cannot start: {error}");
+            eprintln!("error: could not start the async runtime: {error}");
             return ExitStatus::Error.into();
         }
     };
@@ -75,8 +76,7 @@ pub async fn run(mut world: World) -> ExitStatus {
     let result = dispatch(cli.command, &mut context).await;
     let result = match (result, context.printer.take_error()) {
         (Ok(ExitStatus::Done), Some(error)) => {
-            Err(Failure::new(ExitStatus::Error, "the output could not be written")
-                .caused_by(&error))
+            Err(Failure::new(ExitStatus::Error, "could not write the output").caused_by(&error))
         }
         (result, _) => result,
     };
@@ -89,7 +89,7 @@ pub async fn run(mut world: World) -> ExitStatus {
 
 async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus, Failure> {
     match command {
-        // These end what they have begun when they are interrupted.
+        // These handle interrupts themselves: they have leases or results to finish.
         Command::Acquire(args) => commands::acquire::run(args, context).await,
         Command::Bench(args) => commands::bench::run(args, context).await,
         Command::Demo(args) => commands::demo::run(args, context).await,
@@ -104,8 +104,8 @@ async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus,
     }
 }
 
-/// Commands that can be dropped at any moment: what they change is changed in one step, or the
-/// command can be repeated and does the rest.
+/// Commands that can be dropped at any moment: they change things in one step, or a repeated run
+/// finishes the rest.
 async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitStatus, Failure> {
     match command {
         Command::Acquire(_) | Command::Aggregate(_) | Command::Bench(_) | Command::Demo(_) => {
@@ -132,7 +132,7 @@ async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitS
     }
 }
 
-/// What `--color` says, as far as the arguments can be read.
+/// The value of `--color`, even in arguments that clap rejects.
 fn color_of(world: &World) -> Color {
     match peek_option(&world.args, "--color", None).as_deref() {
         Some("always") => Color::Always,
@@ -144,7 +144,7 @@ fn color_of(world: &World) -> Color {
     }
 }
 
-/// Prints what clap has to say: help, the version, or what is wrong with the arguments.
+/// Prints clap's output: help, the version, or an error about the arguments.
 fn print_usage(printer: &mut Printer, error: &clap::Error) -> ExitStatus {
     let is_asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     let text = error.render();
@@ -162,7 +162,7 @@ fn print_usage(printer: &mut Printer, error: &clap::Error) -> ExitStatus {
     ExitStatus::Usage
 }
 
-/// clap's words as one sentence, and the rest of them as the hint.
+/// The first paragraph of clap's error as the message, and the rest as the hint.
 fn usage_failure(text: &str) -> Failure {
     let (message, rest) = text.split_once("\n\n").unwrap_or((text, ""));
     let message = message.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>();
@@ -173,7 +173,7 @@ fn usage_failure(text: &str) -> Failure {
     }
 }
 
-/// The command line as clap knows it, for completions and the reference.
+/// The clap command, for completions and the reference.
 pub fn command() -> clap::Command {
     Cli::command()
 }

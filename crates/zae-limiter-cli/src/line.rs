@@ -1,10 +1,10 @@
-//! A line of text in several looks that knows how wide it is.
+//! A styled line of text that knows its width.
 
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use crate::printer::{Look, Printer};
 
-/// A line in the making.
+/// A line of styled pieces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Line(Vec<(Look, String)>);
 
@@ -20,13 +20,13 @@ impl Line {
     pub(crate) fn push(&mut self, look: Look, text: impl AsRef<str>) {
         let text = text.as_ref();
         match self.0.last_mut() {
-            // Fewer changes of colour for the terminal to read.
+            // Avoids needless escape sequences.
             Some((last, before)) if *last == look => before.push_str(text),
             _ => self.0.push((look, text.to_owned())),
         }
     }
 
-    /// Columns that it fills.
+    /// Width in columns.
     pub(crate) fn width(&self) -> usize {
         self.0.iter().map(|(_, text)| text.width()).sum()
     }
@@ -37,7 +37,7 @@ impl Line {
         self.push(Look::Plain, " ".repeat(missing));
     }
 
-    /// The line without what does not fit.
+    /// Cuts the line to a width.
     #[must_use]
     pub(crate) fn cut(mut self, columns: usize) -> Self {
         let mut left = columns;
@@ -45,7 +45,7 @@ impl Line {
             let whole = text.width();
             let fits = cut(text, left).len();
             text.truncate(fits);
-            // Once something is left out, a narrower piece further on must not move up.
+            // After a cut piece, later pieces must not move up, even if they would fit.
             left = left.saturating_sub(whole);
         }
         self
@@ -66,7 +66,7 @@ impl Line {
     }
 }
 
-/// As much of a text as fits into so many columns.
+/// The longest prefix of a text that fits into `columns`.
 pub(crate) fn cut(text: &str, columns: usize) -> &str {
     let mut width = 0;
     for (at, c) in text.char_indices() {
@@ -78,7 +78,7 @@ pub(crate) fn cut(text: &str, columns: usize) -> &str {
     text
 }
 
-/// Words in lines of at most so many columns; a longer word has a line of its own.
+/// Wraps words at `columns`. A longer word gets its own line.
 pub(crate) fn wrap(text: &str, columns: usize) -> String {
     let mut wrapped = String::new();
     let mut width = 0;

@@ -1,28 +1,28 @@
-//! Long lists, printed page by page: rows for people, one JSON array for scripts. However long a
-//! list is, no more than a page of it is in memory.
+//! Long lists, printed page by page: rows for people, one JSON array for scripts. Memory holds one
+//! page only.
 
 use std::marker::PhantomData;
 
 use serde::Serialize;
 use zae_limiter::{Error, Pages};
 
-use crate::columns::{Cell, Columns, Lean};
+use crate::columns::{Align, Cell, Columns};
 use crate::printer::{Printer, to_json};
 
-/// Something that stands in a list: a row, or a JSON object.
+/// An item of a list: a table row, or a JSON object.
 pub(crate) trait Item: Serialize {
-    /// The heads of the columns.
-    const HEADS: &'static [(&'static str, Lean)];
+    /// The column heads.
+    const HEADS: &'static [(&'static str, Align)];
 
     /// A cell for each head.
     fn row(&self) -> Vec<Cell>;
 }
 
-/// Prints a list to its end, or until nobody reads it any more. Gives the number of its items.
+/// Prints a list until its end, or until the reader closes the pipe. Returns the number of items.
 ///
 /// # Errors
 ///
-/// When a page cannot be read; then the list ends where it is.
+/// When a page cannot be read. The pages before it are printed already.
 pub(crate) async fn print_pages<T, I: Item>(
     printer: &mut Printer,
     mut pages: Pages<T>,
@@ -39,25 +39,25 @@ pub(crate) async fn print_pages<T, I: Item>(
     Ok(listing.end(printer))
 }
 
-/// A list that is being printed.
+/// A list that prints page by page.
 #[derive(Debug)]
 pub(crate) struct Listing<I> {
     table: Columns,
-    /// What the JSON document says up to the first item.
+    /// The JSON text before the first item.
     opening: String,
-    /// How far the items' lines are moved to the right.
+    /// The indentation of the items' lines.
     indent: &'static str,
     count: u64,
     items: PhantomData<fn(I)>,
 }
 
 impl<I: Item> Listing<I> {
-    /// A list that is a JSON document by itself.
+    /// A list that is a whole JSON document.
     pub(crate) fn new() -> Self {
         Self::after("[".to_owned(), "  ")
     }
 
-    /// A list that is the `field` of a JSON document, behind the fields of `before`.
+    /// A list that is the `field` of a JSON document, after the fields of `before`.
     pub(crate) fn inside(before: &impl Serialize, field: &str) -> Self {
         let object = to_json(before);
         let open = object.strip_suffix("\n}").expect("an object with fields, over several lines");
@@ -69,12 +69,12 @@ impl<I: Item> Listing<I> {
         Self { table, opening, indent, count: 0, items: PhantomData }
     }
 
-    /// Prints some more items.
+    /// Prints more items.
     pub(crate) fn print(&mut self, printer: &mut Printer, items: &[I]) {
         self.print_with(printer, items, None);
     }
 
-    /// As [`print`](Self::print), with a row below them that stands in the table only.
+    /// As [`print`](Self::print), with an extra row below that is not in the JSON document.
     pub(crate) fn print_with(
         &mut self,
         printer: &mut Printer,
@@ -88,7 +88,7 @@ impl<I: Item> Listing<I> {
             let mut text = std::mem::take(&mut self.opening);
             for (at, item) in items.iter().enumerate() {
                 text.push_str(if at == 0 && self.count == 0 { "\n" } else { ",\n" });
-                // Line breaks within strings are escaped: each one is the document's own.
+                // JSON escapes line breaks within strings, so every line belongs to the layout.
                 for (at, line) in to_json(item).lines().enumerate() {
                     text.push_str(if at == 0 { "" } else { "\n" });
                     text.push_str(self.indent);
@@ -100,12 +100,12 @@ impl<I: Item> Listing<I> {
         self.count += items.len() as u64;
     }
 
-    /// Ends a list that is a document by itself. Gives the number of its items.
+    /// Ends a list that is a whole document. Returns the number of items.
     pub(crate) fn end(self, printer: &mut Printer) -> u64 {
         self.close(printer, "\n")
     }
 
-    /// Ends a list that is a field, and the document with the fields of `after`.
+    /// Ends a list that is a field, then the document with the fields of `after`.
     pub(crate) fn end_with(self, printer: &mut Printer, after: &impl Serialize) -> u64 {
         let object = to_json(after);
         let rest = object.strip_prefix('{').expect("an object with fields");

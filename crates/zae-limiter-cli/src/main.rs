@@ -4,7 +4,7 @@ use zae_limiter_aggregator::lambda;
 use zae_limiter_cli::World;
 
 fn main() -> std::process::ExitCode {
-    // Started by AWS Lambda it is the aggregator, and nothing of the command line is touched.
+    // AWS Lambda starts this program as the aggregator, without the command line.
     if lambda::is_called_by_lambda() {
         return lambda::main();
     }

@@ -1,52 +1,52 @@
-//! The check that nothing was over-admitted, from a record of what a bucket was asked and answered.
+//! The over-admission check: compares what a limit admitted with what it allows.
 //!
-//! A bucket holds at most its capacity and earns at most its rate. So whatever moment the counting
-//! starts at, what has left it by an admission is at most
+//! A bucket holds at most its capacity and refills at most at its rate. For any interval, the tokens
+//! that left the bucket up to an admission are at most
 //!
 //! ```text
-//! capacity + rate × (time of the admission - start)
+//! capacity + rate × (time of the admission - start of the interval)
 //! ```
 //!
-//! where what was given back has come in again. What an adjustment takes may leave debt, which no
-//! bound holds for; but the next admission has to wait until it is repaid, so it counts there. All
-//! starts are checked with each admission at no more cost than one: of all that could be the start,
-//! the one with the least `left before - rate × start` is the worst.
+//! Refunds reduce what has left. An adjustment may leave debt, so the bound does not hold after it;
+//! but the next admission must wait until the debt is repaid, so the check counts it there. Each
+//! admission is checked against all earlier starts in constant time: the worst start is the one with
+//! the smallest `left before - rate × start`.
 //!
-//! Everything is an integer: millitokens times the milliseconds of the refill period.
+//! All arithmetic is on integers, in millitokens times the milliseconds of the refill period.
 
 use zae_limiter::Timestamp;
 use zae_limiter::model::{MILLI, Rate};
 
-/// When something happened to a bucket: at some moment from the first to the last.
+/// The time of a call on a bucket: the store applied it somewhere in between.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
-    /// Read before the call.
+    /// The clock before the call.
     pub from: Timestamp,
-    /// Read after it.
+    /// The clock after the call.
     pub until: Timestamp,
 }
 
-/// What was asked of one limit of one entity.
+/// The over-admission check of one limit of one entity.
 #[derive(Clone, Debug)]
 pub(crate) struct LimitCheck {
     rate: Rate,
     /// Millitokens that acquires took.
     admitted: i128,
-    /// Millitokens that leases gave back.
+    /// Millitokens that leases refunded.
     given_back: i128,
-    /// Millitokens that leases took when they were settled.
+    /// Millitokens that leases took when they settled.
     added: i128,
-    /// The least `left before - rate × start` of all starts so far.
+    /// The smallest `left before - rate × start` of all starts so far.
     worst_start: Option<i128>,
-    /// The most that left the bucket in any interval on top of what it earned meanwhile.
+    /// The most that left the bucket in any interval, minus the refill in that interval.
     most: i128,
     first: Option<Timestamp>,
-    /// The latest reading of a clock that may step back.
+    /// The highest reading so far of a clock that may step back.
     latest: Timestamp,
 }
 
 impl LimitCheck {
-    /// Of a limit with this rate, full at the beginning.
+    /// The check of a limit whose bucket starts full.
     pub(crate) fn new(rate: Rate) -> Self {
         Self {
             rate,
@@ -60,7 +60,7 @@ impl LimitCheck {
         }
     }
 
-    /// An acquire took so many tokens.
+    /// Records an admitted acquire.
     pub(crate) fn admit(&mut self, tokens: u64, span: Span) {
         self.start(span);
         self.admitted += i128::from(tokens) * i128::from(MILLI);
@@ -69,7 +69,7 @@ impl LimitCheck {
         self.most = self.most.max(left - worst);
     }
 
-    /// A lease took more, or gave back.
+    /// Records the settlement of a lease: a charge, or a refund if negative.
     pub(crate) fn settle(&mut self, difference: i64, span: Span) {
         self.start(span);
         let millitokens = i128::from(difference) * i128::from(MILLI);
@@ -80,17 +80,17 @@ impl LimitCheck {
         }
     }
 
-    /// An interval may start here, before what is now entered.
+    /// Starts an interval before the entry that follows.
     fn start(&mut self, span: Span) {
-        // Not from the latest reading: a clock that stepped back gives the bucket the same time
-        // twice, which is the skew that the promise allows for.
+        // Uses `span.from` and not `latest`: after a clock stepped back, the bucket refills for the
+        // same time twice. The promise allows for that skew.
         let start = self.left() * self.period() - self.earned_until(span.from);
         self.worst_start = Some(self.worst_start.map_or(start, |worst| worst.min(start)));
         self.first.get_or_insert(span.from);
         self.latest = self.latest.max(span.until);
     }
 
-    /// What has left the bucket, in millitokens.
+    /// Millitokens that have left the bucket.
     fn left(&self) -> i128 {
         self.admitted + self.added - self.given_back
     }
@@ -103,7 +103,6 @@ impl LimitCheck {
         i128::from(self.rate.refill_amount().get()) * i128::from(moment.as_millis())
     }
 
-    /// The rate.
     pub(crate) fn rate(&self) -> &Rate {
         &self.rate
     }
@@ -113,41 +112,40 @@ impl LimitCheck {
         self.admitted / i128::from(MILLI)
     }
 
-    /// Tokens that leases gave back.
+    /// Tokens that leases refunded.
     pub(crate) fn given_back(&self) -> i128 {
         self.given_back / i128::from(MILLI)
     }
 
-    /// Tokens that leases took when they were settled.
+    /// Tokens that leases took when they settled.
     pub(crate) fn added(&self) -> i128 {
         self.added / i128::from(MILLI)
     }
 
-    /// What should have been recorded as used, in tokens.
+    /// Tokens that the usage records must show.
     pub(crate) fn used(&self) -> i128 {
         self.left() / i128::from(MILLI)
     }
 
-    /// The most that the limit allows from the first entry to the last, in tokens.
+    /// Tokens that the limit allows from the first entry to the last.
     pub(crate) fn allowed(&self) -> i128 {
         let elapsed = self.first.map_or(0, |first| self.latest.millis_since(first));
         allowed(&self.rate, elapsed)
     }
 
-    /// By how many tokens the worst interval of all is beyond what was allowed, rounded up; 0 when
-    /// none is.
+    /// Tokens that the worst interval admitted beyond what is allowed, rounded up; else 0.
     pub(crate) fn over_admitted(&self) -> i128 {
         let capacity = i128::from(self.rate.capacity().get()) * self.period();
         tokens_above(self.most - capacity, self.period())
     }
 }
 
-/// The most that a limit allows in so many milliseconds, in whole tokens.
+/// Tokens that a limit allows in an interval, rounded down.
 pub(crate) fn allowed(rate: &Rate, elapsed_ms: u64) -> i128 {
     budget(rate, elapsed_ms) / (i128::from(rate.period_ms()) * i128::from(MILLI))
 }
 
-/// By how many tokens the amount is beyond what the limit allows in that time, rounded up.
+/// Tokens by which an amount exceeds what the limit allows in an interval, rounded up; else 0.
 pub(crate) fn over_admitted(rate: &Rate, elapsed_ms: u64, tokens: u128) -> i128 {
     let period = i128::from(rate.period_ms());
     let admitted = i128::try_from(tokens).unwrap_or(i128::MAX / 2);
@@ -155,7 +153,7 @@ pub(crate) fn over_admitted(rate: &Rate, elapsed_ms: u64, tokens: u128) -> i128 
     tokens_above(admitted.saturating_sub(budget(rate, elapsed_ms)), period)
 }
 
-/// Capacity and earnings, in millitokens times milliseconds of the period.
+/// Capacity plus refill, in millitokens times milliseconds of the period.
 fn budget(rate: &Rate, elapsed_ms: u64) -> i128 {
     i128::from(rate.capacity().get()) * i128::from(rate.period_ms())
         + i128::from(rate.refill_amount().get()) * i128::from(elapsed_ms)
@@ -182,47 +180,47 @@ mod tests {
         Span { from: moment, until: moment }
     }
 
-    /// One a second, ten at most.
-    fn account() -> LimitCheck {
+    /// One token a second, at most ten.
+    fn check() -> LimitCheck {
         LimitCheck::new(rate(Limit::per_minute("rpm", 60).burst(10)))
     }
 
     #[test]
-    fn all_that_a_bucket_can_give_is_no_over_admission() {
-        let mut account = account();
-        account.admit(10, at(5_000));
-        account.admit(1, at(6_000));
-        account.settle(-4, at(6_000));
-        account.admit(4, at(6_000));
-        account.admit(10, at(16_000));
-        assert_eq!(account.over_admitted(), 0);
-        assert_eq!((account.admitted(), account.given_back(), account.used()), (25, 4, 21));
-        assert_eq!(account.allowed(), 10 + 11);
+    fn taking_all_that_is_allowed_is_no_over_admission() {
+        let mut check = check();
+        check.admit(10, at(5_000));
+        check.admit(1, at(6_000));
+        check.settle(-4, at(6_000));
+        check.admit(4, at(6_000));
+        check.admit(10, at(16_000));
+        assert_eq!(check.over_admitted(), 0);
+        assert_eq!((check.admitted(), check.given_back(), check.used()), (25, 4, 21));
+        assert_eq!(check.allowed(), 10 + 11);
     }
 
     #[test]
-    fn one_token_too_many_is_found_in_the_interval_where_it_was_given() {
-        let mut account = account();
-        account.admit(1, at(0));
-        // An hour later the run as a whole could have had thousands.
-        account.admit(10, at(3_600_000));
-        assert_eq!(account.over_admitted(), 0);
-        account.admit(1, at(3_600_999));
-        assert_eq!(account.over_admitted(), 1);
-        assert!(account.used() < account.allowed());
+    fn one_token_too_many_is_found_in_its_interval() {
+        let mut check = check();
+        check.admit(1, at(0));
+        // After an hour the whole run would be allowed thousands.
+        check.admit(10, at(3_600_000));
+        assert_eq!(check.over_admitted(), 0);
+        check.admit(1, at(3_600_999));
+        assert_eq!(check.over_admitted(), 1);
+        assert!(check.used() < check.allowed());
     }
 
     #[test]
     fn debt_is_no_over_admission_but_must_be_repaid() {
-        let mut account = account();
-        account.admit(5, at(0));
-        account.settle(20, at(0));
-        assert_eq!(account.over_admitted(), 0);
-        let mut too_early = account.clone();
+        let mut check = check();
+        check.admit(5, at(0));
+        check.settle(20, at(0));
+        assert_eq!(check.over_admitted(), 0);
+        let mut too_early = check.clone();
         too_early.admit(1, at(15_999));
         assert_eq!(too_early.over_admitted(), 1);
-        account.admit(1, at(16_000));
-        assert_eq!(account.over_admitted(), 0);
+        check.admit(1, at(16_000));
+        assert_eq!(check.over_admitted(), 0);
     }
 
     #[test]
@@ -234,14 +232,14 @@ mod tests {
         assert!(over_admitted(&rate, u64::MAX, u128::MAX) > 0);
     }
 
-    /// The quick check against the slow one, which looks at every interval.
+    /// Compares the constant-time check with one that looks at every interval.
     #[test]
-    fn all_starts_are_checked() {
+    fn every_start_of_an_interval_is_checked() {
         let mut rng = fastrand::Rng::with_seed(1);
         for _ in 0..500 {
             let limit = Limit::per_minute("x", rng.u64(1..200)).burst(rng.u64(1..20));
             let rate = rate(limit);
-            let mut account = LimitCheck::new(rate);
+            let mut check = LimitCheck::new(rate);
             let mut entries: Vec<(i64, i64, bool)> = Vec::new();
             let mut now = 0;
             for _ in 0..rng.usize(1..30) {
@@ -249,8 +247,8 @@ mod tests {
                 let tokens = rng.i64(-5..10);
                 let is_admission = tokens >= 0 && rng.bool();
                 match is_admission {
-                    true => account.admit(tokens.unsigned_abs(), at(now)),
-                    false => account.settle(tokens, at(now)),
+                    true => check.admit(tokens.unsigned_abs(), at(now)),
+                    false => check.settle(tokens, at(now)),
                 }
                 entries.push((now, tokens, is_admission));
             }
@@ -266,7 +264,7 @@ mod tests {
                     }
                 }
             }
-            assert_eq!(account.over_admitted(), worst, "{entries:?} {rate:?}");
+            assert_eq!(check.over_admitted(), worst, "{entries:?} {rate:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Where all output goes: data to stdout, talk to stderr.
+//! All output: data to stdout, messages to stderr.
 //!
-//! Printing never fails for its caller. A reader that has gone away (`| head`) ends the output
-//! quietly; any other error is kept and reported when the command is done.
+//! Printing never fails for its caller. A closed pipe (`| head`) ends the output silently. The
+//! program reports any other error when the command is done.
 
 use std::io::{self, ErrorKind, Write};
 
@@ -14,7 +14,7 @@ use crate::line::{Line, cut};
 use crate::suggestion::Place;
 use crate::world::Terminal;
 
-/// In which form data is printed.
+/// The output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
     /// Columns for people.
@@ -24,7 +24,7 @@ pub(crate) enum Output {
     Json,
 }
 
-/// When colours are used.
+/// When to use colours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Color {
     /// On a terminal.
@@ -36,31 +36,31 @@ pub(crate) enum Color {
     Never,
 }
 
-/// How much is said on stderr.
+/// Which messages go to stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Verbosity {
-    /// Errors only.
+    /// Errors and warnings.
     Quiet,
-    /// What was done, too.
+    /// Also results of commands.
     Normal,
-    /// How it was done, too.
+    /// Also details.
     Verbose,
 }
 
-/// What a piece of text is, and so how it looks in colour.
+/// The meaning of a piece of text, which decides its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// As it is.
+    /// No colour.
     Plain,
-    /// The head of a table, a title.
+    /// The head of a table, or a title.
     Head,
-    /// All is well.
+    /// Success.
     Good,
-    /// Take care.
+    /// Warning.
     Warn,
-    /// Refused, failed.
+    /// Refused or failed.
     Bad,
-    /// Beside the point.
+    /// Secondary.
     Dim,
 }
 
@@ -78,21 +78,19 @@ impl Look {
     }
 }
 
-/// Prints.
+/// Writes stdout and stderr.
 pub(crate) struct Printer {
     out: Stream,
     err: Stream,
-    /// In which form data is printed.
     pub output: Output,
-    /// How much is said.
     pub verbosity: Verbosity,
-    /// Whose width and height the output should fit.
+    /// Gives the width and height of views and charts.
     pub terminal: Terminal,
-    /// Where suggested commands have to work.
+    /// Options that suggested commands need.
     pub place: Place,
-    /// A line of progress stands on the terminal and must be wiped before anything else is said.
+    /// Whether a progress line is on the terminal, to be wiped before the next output.
     progress_shown: bool,
-    /// So many lines of a view stand on the terminal, above the cursor.
+    /// Lines of the view above the cursor.
     view_lines: usize,
 }
 
@@ -105,7 +103,7 @@ impl std::fmt::Debug for Printer {
 struct Stream {
     to: Box<dyn Write + Send>,
     colors: bool,
-    /// Nobody reads any more.
+    /// Whether a write has failed: nothing more is written.
     closed: bool,
     failed: Option<io::Error>,
 }
@@ -161,33 +159,33 @@ impl Printer {
         }
     }
 
-    /// Whether a JSON document is asked for.
+    /// Whether the output format is JSON.
     pub(crate) fn is_json(&self) -> bool {
         self.output == Output::Json
     }
 
-    /// Text for stdout in its look.
+    /// Text for stdout, coloured if stdout has colours.
     pub(crate) fn paint(&self, look: Look, text: impl AsRef<str>) -> String {
         self.out.paint(look, text.as_ref())
     }
 
-    /// A line of data.
+    /// Prints a line of data.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) {
         self.write(&format!("{}\n", text.as_ref()));
     }
 
-    /// Data as it is.
+    /// Prints data as it is.
     pub(crate) fn write(&mut self, text: &str) {
         self.wipe_progress();
         self.out.write(text);
     }
 
-    /// A JSON document of its own.
+    /// Prints a JSON document.
     pub(crate) fn json(&mut self, document: &impl Serialize) {
         self.line(to_json(document));
     }
 
-    /// What was done: as a JSON document where one is asked for, else in words.
+    /// Prints a command's result: the document with `-o json`, else the words on stderr.
     pub(crate) fn done(&mut self, document: &impl Serialize, words: impl AsRef<str>) {
         if self.is_json() {
             self.json(document);
@@ -195,46 +193,46 @@ impl Printer {
         self.say_unless_json(words);
     }
 
-    /// What was done, on stderr; silent under `-q`.
+    /// Prints a message on stderr, unless `-q` was given.
     pub(crate) fn say(&mut self, text: impl AsRef<str>) {
         if self.verbosity >= Verbosity::Normal {
-            self.tell(Look::Plain, text.as_ref());
+            self.message(Look::Plain, text.as_ref());
         }
     }
 
-    /// As [`say`](Self::say), where the data itself does not say it already.
+    /// As [`say`](Self::say), unless the output format is JSON.
     pub(crate) fn say_unless_json(&mut self, text: impl AsRef<str>) {
         if !self.is_json() {
             self.say(text);
         }
     }
 
-    /// How it is done, on stderr; only under `-v`.
+    /// Prints a message on stderr if `-v` was given.
     pub(crate) fn detail(&mut self, text: impl AsRef<str>) {
         if self.verbosity >= Verbosity::Verbose {
-            self.tell(Look::Dim, text.as_ref());
+            self.message(Look::Dim, text.as_ref());
         }
     }
 
-    /// Something that the person should know, on stderr.
+    /// Prints a warning on stderr.
     pub(crate) fn warn(&mut self, text: impl AsRef<str>) {
         let word = self.err.paint(Look::Warn, "warning:");
-        self.tell(Look::Plain, &format!("{word} {}", text.as_ref()));
+        self.message(Look::Plain, &format!("{word} {}", text.as_ref()));
     }
 
-    fn tell(&mut self, look: Look, text: &str) {
+    fn message(&mut self, look: Look, text: &str) {
         self.wipe_progress();
-        let text = self.err.paint(look, &self.place.put_into(text));
+        let text = self.err.paint(look, &self.place.add_to(text));
         self.err.write(&format!("{text}\n"));
     }
 
-    /// Text on stderr as it is, for a question or for what clap has written.
+    /// Writes text to stderr as it is: a prompt, or clap's output.
     pub(crate) fn write_err(&mut self, text: &str) {
         self.wipe_progress();
         self.err.write(text);
     }
 
-    /// A line of progress on a terminal, in the place of the one before; nothing elsewhere.
+    /// Replaces the progress line. Does nothing unless stderr is a terminal.
     pub(crate) fn progress(&mut self, text: impl AsRef<str>) {
         if !self.shows_progress() {
             return;
@@ -246,20 +244,20 @@ impl Printer {
         self.progress_shown = true;
     }
 
-    /// Whether anybody sees progress.
+    /// Whether the progress line is visible.
     pub(crate) fn shows_progress(&self) -> bool {
         self.terminal.stderr && self.verbosity >= Verbosity::Normal
     }
 
-    /// Takes the line of progress away.
+    /// Removes the progress line.
     pub(crate) fn wipe_progress(&mut self) {
         if std::mem::take(&mut self.progress_shown) {
             self.err.write("\r\x1b[K");
         }
     }
 
-    /// Lines of data on a terminal, in the place of those of the last call. They are cut to fit:
-    /// a line that wraps, or one that has left the screen, could not be written over.
+    /// Draws lines on a terminal over those of the last call. Cuts them to the screen: a line that
+    /// wraps or scrolls away cannot be overwritten.
     pub(crate) fn redraw(&mut self, lines: &[Line]) {
         self.wipe_progress();
         let (columns, rows) = (self.terminal.columns(), self.terminal.rows());
@@ -270,11 +268,11 @@ impl Printer {
             text.push_str(&format!("{line}\x1b[K\n"));
         }
         self.view_lines = shown.len();
-        // One write, so that nobody sees it half done.
+        // One write, to avoid flicker.
         self.out.write(&format!("{text}\x1b[J"));
     }
 
-    /// Takes the view away.
+    /// Removes the view.
     pub(crate) fn wipe_view(&mut self) {
         if self.view_lines > 0 {
             let text = self.back_to_view_start();
@@ -290,10 +288,10 @@ impl Printer {
         }
     }
 
-    /// What went wrong.
+    /// Prints an error.
     pub(crate) fn failure(&mut self, failure: &Failure) {
         self.wipe_progress();
-        let hint = failure.hint.as_deref().map(|hint| self.place.put_into(hint));
+        let hint = failure.hint.as_deref().map(|hint| self.place.add_to(hint));
         if self.is_json() {
             let document = to_json(&failure.to_json(hint.as_deref()));
             self.err.write(&format!("{document}\n"));
@@ -309,7 +307,7 @@ impl Printer {
         self.err.write(&text);
     }
 
-    /// Whether anybody still reads the data: a long list can stop when nobody does.
+    /// Whether stdout is still open. A long list stops when it is not.
     pub(crate) fn has_reader(&self) -> bool {
         !self.out.closed
     }
@@ -324,7 +322,7 @@ impl Printer {
         self.out.colors
     }
 
-    /// Why the data could not be written, if it could not.
+    /// The error of a failed write to stdout, except for a closed pipe.
     pub(crate) fn take_error(&mut self) -> Option<io::Error> {
         self.out.failed.take()
     }
@@ -335,7 +333,7 @@ pub(crate) fn count(number: u64, what: &str) -> String {
     if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
-/// JSON as people can read it, too.
+/// Indented JSON.
 pub(crate) fn to_json(document: &impl Serialize) -> String {
     serde_json::to_string_pretty(document).expect("our documents have string keys and plain values")
 }

@@ -1,4 +1,4 @@
-//! The reference of the command line, written by the code that it describes.
+//! The reference of the command line, generated from the clap command.
 
 use std::fmt::Write as _;
 
@@ -7,9 +7,9 @@ use crate::{command, vars};
 const INTRODUCTION: &str = "\
 # The command line: reference
 
-Written by the program itself: `zae-limiter COMMAND --help` shows the same. A test compares this
-page with the code; `ZAEL_UPDATE_REFERENCE=1 cargo test -p zae-limiter-cli --test reference` writes
-it anew.
+The program generates this page: `zae-limiter COMMAND --help` prints the same text. A test compares
+the page with the code; `ZAEL_UPDATE_REFERENCE=1 cargo test -p zae-limiter-cli --test reference`
+updates it.
 
 ## Exit status
 
@@ -18,12 +18,12 @@ it anew.
 | 0 | done, or admitted |
 | 1 | error |
 | 2 | wrong usage: an option, a name or an amount breaks a rule; nothing was done |
-| 3 | the store did not answer |
+| 3 | the store is unavailable |
 | 4 | not found |
 | 5 | refused by a limit |
 
-`acquire … -- COMMAND` ends with the command's own status, 126 or 127 when it cannot be started, and
-128 and the number of the signal when one ended it.
+`acquire … -- COMMAND` exits with the command's own status, with 126 or 127 if the command cannot be
+started, and with 128 plus the signal's number if a signal ended it.
 
 ## Environment
 
@@ -38,7 +38,7 @@ pub fn reference() -> String {
         let _ = writeln!(page, "| `{}` | {} |", var.name, var.meaning);
     }
     page.push_str(
-        "\n## Commands\n\nThe options that the first help lists belong to all commands.\n",
+        "\n## Commands\n\nAll commands accept the global options of the first help text.\n",
     );
     let mut root = command().term_width(100);
     root.build();
@@ -52,7 +52,7 @@ fn describe(command: &mut clap::Command, parents: &str, page: &mut String) {
     let lines: Vec<&str> = help.lines().map(str::trim_end).collect();
     let _ = write!(page, "\n### {name}\n\n```text\n{}\n```\n", lines.join("\n").trim());
     for sub in command.get_subcommands() {
-        // What every command has stands in the first help only.
+        // Global options appear in the first help text only.
         let mut own = sub.clone().mut_args(|arg| {
             let is_everywhere =
                 arg.is_global_set() || matches!(arg.get_id().as_str(), "help" | "version");

@@ -1,11 +1,11 @@
-//! How limits stand, as a table and as the JSON that scripts rely on.
+//! The status of limits, as a table and as the JSON that scripts rely on.
 
 use std::time::Duration;
 
 use serde::Serialize;
 use zae_limiter::LimitStatus;
 
-use crate::columns::{Cell, Columns, Lean};
+use crate::columns::{Align, Cell, Columns};
 use crate::printer::{Look, Printer};
 
 /// One limit in a JSON document.
@@ -36,14 +36,14 @@ impl From<&LimitStatus> for StatusJson {
     }
 }
 
-/// Seconds to the millisecond.
+/// Seconds, rounded up to the millisecond.
 pub(crate) fn seconds(duration: Duration) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "exact up to 285,000 years")]
     let millis = duration.as_nanos().div_ceil(1_000_000) as f64;
     millis / 1_000.0
 }
 
-/// A wait as people read it: `350 ms`, `12.4 s`, `5 min 3 s`, `2 d 4 h`. Never shorter than it is.
+/// A wait for people, rounded up: `350 ms`, `12.4 s`, `5 min 3 s`, `2 d 4 h`.
 pub(crate) fn wait(duration: Duration) -> String {
     let millis = duration.as_nanos().div_ceil(1_000_000);
     let two = |large: u128, large_unit: &str, small: u128, small_unit: &str| match small {
@@ -69,9 +69,9 @@ pub(crate) fn wait(duration: Duration) -> String {
     two(hours / 24, "d", hours % 24, "h")
 }
 
-/// Prints how limits stand.
+/// Prints the status of limits.
 pub(crate) fn print_table(printer: &mut Printer, statuses: &[LimitStatus]) {
-    use Lean::{Left, Right};
+    use Align::{Left, Right};
     let mut table = Columns::new(&[
         ("ENTITY", Left),
         ("RESOURCE", Left),
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_are_never_told_shorter_than_they_are() {
+    fn waits_are_rounded_up() {
         for (millis, text) in [
             (1, "1 ms"),
             (999, "999 ms"),

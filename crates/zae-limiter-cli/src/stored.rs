@@ -4,7 +4,7 @@ use serde::Serialize;
 use zae_limiter::model::{ConfigLevel, ResourceName};
 use zae_limiter::{Config, Limit, OnUnavailable};
 
-use crate::columns::{Cell, Columns, Lean};
+use crate::columns::{Align, Cell, Columns};
 use crate::listing::Item;
 use crate::printer::Printer;
 
@@ -35,10 +35,10 @@ pub(crate) struct ConfigJson {
     entity_id: Option<String>,
     resource: Option<String>,
     limits: Vec<LimitJson>,
-    /// Of the system only; others have no such thing.
+    /// The policy of the system level; absent on other levels.
     #[serde(skip_serializing_if = "Option::is_none")]
     on_unavailable: Option<Option<&'static str>>,
-    /// Where it is stored.
+    /// Absent if not stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     audit_retention_days: Option<u32>,
     version: u64,
@@ -71,20 +71,20 @@ impl From<&Config> for ConfigJson {
     }
 }
 
-/// Stored limits among those of other entities.
+/// A row of the list of entities with limits of their own.
 impl Item for ConfigJson {
-    const HEADS: &'static [(&'static str, Lean)] =
-        &[("ENTITY", Lean::Left), ("LIMITS", Lean::Left)];
+    const HEADS: &'static [(&'static str, Align)] =
+        &[("ENTITY", Align::Left), ("LIMITS", Align::Left)];
 
     fn row(&self) -> Vec<Cell> {
         vec![Cell::from(self.entity_id.as_deref().unwrap_or("-")), Cell::from(&self.text)]
     }
 }
 
-/// What was deleted, in a JSON document.
+/// The JSON document of a deletion.
 #[derive(Debug, Serialize)]
 pub(crate) struct DeletedJson<T> {
-    /// As it was.
+    /// The deleted thing, as it was before.
     pub deleted: T,
 }
 
@@ -101,14 +101,14 @@ impl From<ResourceName> for ResourceJson {
 }
 
 impl Item for ResourceJson {
-    const HEADS: &'static [(&'static str, Lean)] = &[("RESOURCE", Lean::Left)];
+    const HEADS: &'static [(&'static str, Align)] = &[("RESOURCE", Align::Left)];
 
     fn row(&self) -> Vec<Cell> {
         vec![Cell::from(&self.resource)]
     }
 }
 
-/// For whom limits hold, in one word.
+/// The level of a configuration, in one word.
 pub(crate) fn level_word(level: &ConfigLevel) -> &'static str {
     match level {
         ConfigLevel::System => "system",
@@ -118,7 +118,7 @@ pub(crate) fn level_word(level: &ConfigLevel) -> &'static str {
     }
 }
 
-/// For whom limits hold, in words that follow "limits of".
+/// The level of a configuration, in words that follow "limits of".
 pub(crate) fn describe(level: &ConfigLevel) -> String {
     match level {
         ConfigLevel::System => "the system".to_owned(),
@@ -128,33 +128,33 @@ pub(crate) fn describe(level: &ConfigLevel) -> String {
     }
 }
 
-/// Limits in one line, each as it is typed.
+/// Limits on one line, in the notation of the command line.
 pub(crate) fn texts(limits: &[Limit]) -> String {
     limits.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// What was stored, in words.
+/// A message that says what was stored.
 pub(crate) fn set_words(config: &Config) -> String {
     let limits = texts(&config.limits.to_limits());
     let limits = if limits.is_empty() { "no limits" } else { &limits };
-    format!("{} are now {limits}", belongings(&config.level))
+    format!("{} are now {limits}", settings_of(&config.level))
 }
 
-/// Says what was stored.
+/// Prints what was stored.
 pub(crate) fn print_set(printer: &mut Printer, config: &Config) {
     printer.done(&ConfigJson::from(config), set_words(config));
 }
 
-/// What will be deleted, to be confirmed.
+/// The text of the prompt before a deletion.
 pub(crate) fn deletion(config: &Config) -> String {
     let policy = config.on_unavailable.map(|policy| format!("on-unavailable {}", policy.as_str()));
     let limits = config.limits.to_limits();
-    let parts: Vec<String> = limits.iter().map(ToString::to_string).chain(policy).collect();
-    format!("{} will be deleted: {}", belongings(&config.level), parts.join(", "))
+    let settings: Vec<String> = limits.iter().map(ToString::to_string).chain(policy).collect();
+    format!("{} will be deleted: {}", settings_of(&config.level), settings.join(", "))
 }
 
-/// What a level has, in words.
-fn belongings(level: &ConfigLevel) -> String {
+/// The settings of a level, in words.
+fn settings_of(level: &ConfigLevel) -> String {
     match level {
         ConfigLevel::System => "the system's defaults".to_owned(),
         ConfigLevel::Resource(resource) => format!("the defaults of {resource}"),
@@ -162,21 +162,21 @@ fn belongings(level: &ConfigLevel) -> String {
     }
 }
 
-/// Prints stored limits, each on a line of its own as it is typed.
+/// Prints stored limits, one a line, in the notation of the command line.
 pub(crate) fn print_stored(printer: &mut Printer, config: &Config) {
     if printer.is_json() {
         printer.json(&ConfigJson::from(config));
         return;
     }
-    let mut table = Columns::new(&[("LIMIT", Lean::Left)]);
+    let mut table = Columns::new(&[("LIMIT", Align::Left)]);
     let limits = config.limits.to_limits();
     let rows: Vec<Vec<Cell>> =
         limits.iter().map(|limit| vec![Cell::from(limit.to_string())]).collect();
     table.print(printer, &rows);
 }
 
-/// Says what was deleted.
+/// Prints what was deleted.
 pub(crate) fn print_deleted(printer: &mut Printer, config: &Config) {
-    let words = format!("deleted {}", belongings(&config.level));
+    let words = format!("deleted {}", settings_of(&config.level));
     printer.done(&DeletedJson { deleted: ConfigJson::from(config) }, words);
 }

@@ -1,19 +1,19 @@
-//! Commands that the program suggests. They are given the options that decide where it works: a
-//! command that is copied must not end up in another store or namespace.
+//! Commands that hints suggest. They get the store and namespace options of this run: a copied
+//! command must not change another store or namespace.
 
 use crate::cli::Globals;
 
-/// The options that a suggested command needs to work in the same place.
+/// The options by which a suggested command uses the same store and namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// `--store …`, or the stack's.
+    /// `--store …`, or `-n`, `--region` and `--endpoint-url`.
     store: String,
-    /// `-N …`, which the namespace commands do not need.
+    /// `-N …`; the namespace commands do not need it.
     namespace: String,
 }
 
 impl Place {
-    /// What was given as options; variables are still there when the next command is typed.
+    /// Takes the options only: environment variables still apply to the next command.
     pub(crate) fn of(globals: &Globals) -> Self {
         let option = |name: &str, value: Option<&str>| {
             value.map(|value| format!(" {name} {}", quoted(value))).unwrap_or_default()
@@ -30,8 +30,8 @@ impl Place {
         }
     }
 
-    /// The text, with the options in every command that it suggests.
-    pub(crate) fn put_into(&self, text: &str) -> String {
+    /// Adds the options to every command in the text.
+    pub(crate) fn add_to(&self, text: &str) -> String {
         let Self { store, namespace } = self;
         let mut text = text.to_owned();
         for command in ["acquire", "available", "entity", "resource", "system", "usage", "audit"] {
@@ -50,7 +50,7 @@ impl Place {
     }
 }
 
-/// A word as a shell reads it.
+/// A word quoted for the shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@,+".contains(c);
     if word.chars().all(is_plain) {
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_suggestion_stays_in_its_place() {
+    fn a_suggestion_keeps_the_store_and_the_namespace() {
         let place = Place {
             store: format!(" --store {}", quoted("sqlite:a b.db?durability=full")),
             namespace: " -N team-a".to_owned(),
@@ -81,8 +81,8 @@ mod tests {
             ),
             ("created zae-limiter", "created zae-limiter"),
         ] {
-            assert_eq!(place.put_into(text), wanted);
-            assert_eq!(Place::default().put_into(text), text);
+            assert_eq!(place.add_to(text), wanted);
+            assert_eq!(Place::default().add_to(text), text);
         }
         assert_eq!(quoted("it's"), r"'it'\''s'");
     }

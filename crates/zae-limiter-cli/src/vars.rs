@@ -3,40 +3,39 @@
 /// An environment variable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Var {
-    /// What it is called.
     pub name: &'static str,
-    /// What it does, for the reference.
+    /// For the reference.
     pub meaning: &'static str,
 }
 
-/// The address of the store, where `--store` does not give one.
+/// The address of the store without `--store`.
 pub(crate) const STORE: Var =
-    Var { name: "ZAEL_STORE", meaning: "the address of the store, where --store gives none" };
+    Var { name: "ZAEL_STORE", meaning: "the address of the store, unless --store is given" };
 
-/// The namespace, where `--namespace` does not give one.
+/// The namespace without `--namespace`.
 pub(crate) const NAMESPACE: Var =
-    Var { name: "ZAEL_NAMESPACE", meaning: "the namespace, where --namespace gives none" };
+    Var { name: "ZAEL_NAMESPACE", meaning: "the namespace, unless --namespace is given" };
 
-/// Who changes things, for the audit trail.
-pub(crate) const PRINCIPAL: Var = Var {
-    name: "ZAEL_PRINCIPAL",
-    meaning: "who makes changes, for the audit trail (default: USER)",
-};
+/// The principal of audit events.
+pub(crate) const PRINCIPAL: Var =
+    Var { name: "ZAEL_PRINCIPAL", meaning: "the principal that audit events name (default: USER)" };
 
-/// Who is logged in: the principal, where nothing else is said.
+/// The principal without `ZAEL_PRINCIPAL`.
 pub(crate) const USER: Var =
-    Var { name: "USER", meaning: "the principal, where ZAEL_PRINCIPAL is not set" };
+    Var { name: "USER", meaning: "the principal, unless ZAEL_PRINCIPAL is set" };
 
-/// Anything in it switches colours off, as in other programs (no-color.org).
-pub(crate) const NO_COLOR: Var = Var { name: "NO_COLOR", meaning: "set to anything: no colours" };
+/// Any value switches colours off (no-color.org).
+pub(crate) const NO_COLOR: Var =
+    Var { name: "NO_COLOR", meaning: "any value switches colours off" };
 
-/// Where programs are looked for: that of `local`.
-pub(crate) const PATH: Var = Var { name: "PATH", meaning: "where `local` looks for its endpoint" };
+/// The folders where `local` looks for its program.
+pub(crate) const PATH: Var =
+    Var { name: "PATH", meaning: "the folders where `local` looks for the endpoint's program" };
 
-/// The program behind `local`, instead of the one that is found.
+/// The program that `local` starts.
 pub(crate) const LOCAL: Var = Var {
     name: "ZAEL_LOCAL",
-    meaning: "the program that `local` starts, instead of the one beside this or on the PATH",
+    meaning: "the program that `local` starts, instead of the one in this program's folder or on PATH",
 };
 
 /// All of them, for the reference.

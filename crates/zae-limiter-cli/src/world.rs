@@ -1,5 +1,5 @@
-//! Everything that a run of the program depends on, handed in: a test is a process of its own
-//! making, with its own time, and replays exactly.
+//! All external inputs of a run: arguments, environment, clocks, streams, signals. A test passes
+//! its own, so that a run repeats exactly.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -11,62 +11,62 @@ use zae_limiter::testing::{Clock, Entropy, SystemClock};
 
 use crate::interrupts::Interrupts;
 
-/// What the streams are connected to.
+/// Which streams are terminals, and the size of the terminal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terminal {
-    /// Whether a person can answer.
+    /// Whether stdin is a terminal.
     pub stdin: bool,
-    /// Whether a person reads the data.
+    /// Whether stdout is a terminal.
     pub stdout: bool,
-    /// Whether a person reads the talk.
+    /// Whether stderr is a terminal.
     pub stderr: bool,
-    /// How many columns and lines there are, where it is a terminal.
+    /// Columns and lines.
     pub size: Option<(u16, u16)>,
 }
 
 impl Terminal {
-    /// Columns to fill: the terminal's, or 80. Some terminals say that they have none.
+    /// The terminal's columns, or 80. Some terminals report 0.
     pub fn columns(&self) -> usize {
         self.size.map_or(80, |(columns, _)| if columns == 0 { 80 } else { usize::from(columns) })
     }
 
-    /// Lines to fill: the terminal's, or 24.
+    /// The terminal's lines, or 24.
     pub fn rows(&self) -> usize {
         self.size.map_or(24, |(_, rows)| if rows == 0 { 24 } else { usize::from(rows) })
     }
 }
 
-/// What surrounds one run.
+/// The external inputs of one run.
 pub struct World {
     /// The arguments, without the program's name.
     pub args: Vec<OsString>,
     /// The environment.
     pub env: BTreeMap<String, String>,
-    /// Where the default store is kept.
+    /// The folder of the default store.
     pub data_dir: Option<PathBuf>,
-    /// This program's own file.
+    /// The path of this program.
     pub program: Option<PathBuf>,
     /// The limiter's clock.
     pub clock: Arc<dyn Clock>,
-    /// The clock by which the program itself waits (`--wait`, the pictures of the demo), apart from
-    /// the limiter's, whose waits are deadlines: a test lets these waits pass at once.
+    /// The clock of the program's own waits: `--wait`, the frames of the demo. It is not the
+    /// limiter's clock, so that a test can skip these waits without missing deadlines.
     pub pace: Arc<dyn Clock>,
-    /// Where randomness comes from.
+    /// Creates a source of random ids.
     pub entropy: fn() -> Entropy,
-    /// What a person answers.
+    /// Answers to prompts.
     pub stdin: Box<dyn BufRead + Send>,
     /// Data.
     pub stdout: Box<dyn Write + Send>,
-    /// Talk.
+    /// Messages.
     pub stderr: Box<dyn Write + Send>,
-    /// What the streams are connected to.
+    /// Which streams are terminals.
     pub terminal: Terminal,
     /// Ctrl-C and SIGTERM.
     pub interrupts: Interrupts,
 }
 
 impl World {
-    /// The real one.
+    /// The inputs of this process.
     pub fn of_this_process() -> Self {
         let text = |text: OsString| text.into_string().ok();
         Self {

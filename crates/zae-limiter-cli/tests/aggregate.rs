@@ -1,5 +1,5 @@
-//! The daemon beside a load, on the DynamoDB endpoint of `local/`: afterwards usage is what was
-//! admitted, however often the daemon was killed.
+//! The aggregator during a load, on the DynamoDB endpoint of `local/`. Afterwards usage equals what
+//! was admitted, however often the aggregator was killed.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
@@ -13,7 +13,7 @@ use std::process::{Child, Command, Output, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value as Json;
 
-/// A table with a load on it, and the program.
+/// A table, and the program.
 struct Play {
     store: String,
     folder: tempfile::TempDir,
@@ -51,7 +51,7 @@ impl Play {
         serde_json::from_slice(&self.run(&[args, &["-o", "json"]].concat()).stdout).unwrap()
     }
 
-    /// A load of so many calls by each of 16 callers, for two limits.
+    /// Starts a load of 16 callers with `each` calls, on two limits.
     fn load(&self, each: u32, rpm: &str) -> Child {
         let each = each.to_string();
         let args = ["bench", "--entity", "key-1", "--resource", "gpt-4", "--concurrency", "16"];
@@ -65,7 +65,7 @@ impl Play {
         let mut child = self.command(&args).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
-        while !line.contains("figures are at http://") {
+        while !line.contains("metrics are at http://") {
             line.clear();
             assert!(stderr.read_line(&mut line).unwrap() > 0, "it ended");
         }
@@ -81,7 +81,7 @@ impl Play {
 struct Daemon {
     address: String,
     child: Child,
-    // What it says must go somewhere.
+    // Keeps the pipe open, so that writes to stderr succeed.
     _stderr: BufReader<std::process::ChildStderr>,
 }
 
@@ -129,7 +129,7 @@ async fn usage_is_what_the_load_was_admitted() {
     // Most of it is refused.
     let admitted = admitted(play.load(120, "rpm:500"));
     assert!((500..1_900).contains(&admitted), "{admitted}");
-    // Whatever it had not read yet, another one does, when this one has been stopped.
+    // After this one stops, another one processes the rest.
     daemon.signal(Signal::TERM);
     assert!(daemon.child.wait().unwrap().success());
     let figures = play.json(&["aggregate", "--once", "--takeover-after", "1s"]);
@@ -149,10 +149,10 @@ async fn usage_is_what_the_load_was_admitted() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_is_killed_again_and_again_books_everything_once() {
+async fn a_repeatedly_killed_aggregator_counts_every_change_once() {
     let play = Play::new("aggregate-killed").await;
     let mut sum = 0;
-    // After so many records of its own: in the middle of a batch, as a rule.
+    // After a number of records: usually in the middle of a batch.
     for records in [1, 40, 7, 90, 3] {
         let load = play.load(40, "rpm:100000");
         let mut daemon = play.daemon();

@@ -1,10 +1,10 @@
-//! Every shell block of the guides is run, and does what the guide says.
+//! Runs every shell block of the guides and compares the output.
 //!
-//! A block is marked `console`. Lines that start with `$ ` are commands (`> ` goes on with one), the
-//! lines below are what they print. `…` stands for whatever differs from run to run: a part of a
-//! line, or, alone on a line, any number of lines. A command that fails is followed by
-//! `$ echo $?`. Each guide has a home directory of its own.
-//! `ZAEL_UPDATE_GUIDES=1 cargo test -p zae-limiter-cli --test guides` writes down what is printed now.
+//! A block is marked `console`. Lines that start with `$ ` are commands (`> ` continues one), the
+//! lines below are the expected output. `…` matches any text within a line, or, alone on a line, any
+//! number of lines. After a command that fails, the guide runs `echo $?`. Each guide has its own
+//! home directory. `ZAEL_UPDATE_GUIDES=1 cargo test -p zae-limiter-cli --test guides` updates the
+//! output in the guides.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
@@ -14,7 +14,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// A command of a guide, and what the guide says it prints.
+/// A command of a guide and its expected output.
 #[derive(Debug, Default)]
 struct Step {
     line: usize,
@@ -22,7 +22,7 @@ struct Step {
     printed: Vec<String>,
 }
 
-/// A guide, in pieces that put together are the guide.
+/// A piece of a guide.
 enum Piece {
     Text(String),
     Step(Step),
@@ -56,7 +56,7 @@ fn pieces(guide: &str) -> Vec<Piece> {
     pieces
 }
 
-/// The machine of somebody who reads a guide.
+/// Runs the commands of one guide.
 struct Reader {
     home: TempDir,
     last_status: i32,
@@ -67,7 +67,7 @@ impl Reader {
         Self { home: tempfile::tempdir().unwrap(), last_status: 0 }
     }
 
-    /// Runs a command and gives what it prints, on both streams.
+    /// Runs a command and returns its output on both streams.
     fn run(&mut self, command: &str) -> Vec<String> {
         let binary = Path::new(env!("CARGO_BIN_EXE_zae-limiter"));
         let path = std::env::var("PATH").unwrap_or_default();
@@ -88,16 +88,16 @@ impl Reader {
     }
 }
 
-/// Whether a line is what the guide says, `…` standing for anything.
+/// Whether a line matches the guide's line, in which `…` matches anything.
 fn line_matches(said: &str, line: &str) -> bool {
-    let mut parts = said.split('…');
-    let first = parts.next().unwrap_or_default();
+    let mut pieces = said.split('…');
+    let first = pieces.next().unwrap_or_default();
     let Some(mut rest) = line.strip_prefix(first) else { return false };
-    let mut parts: Vec<&str> = parts.collect();
-    let Some(last) = parts.pop() else { return rest.is_empty() };
-    for part in parts {
-        let Some(found) = rest.find(part) else { return false };
-        rest = &rest[found + part.len()..];
+    let mut pieces: Vec<&str> = pieces.collect();
+    let Some(last) = pieces.pop() else { return rest.is_empty() };
+    for piece in pieces {
+        let Some(found) = rest.find(piece) else { return false };
+        rest = &rest[found + piece.len()..];
     }
     rest.ends_with(last)
 }
@@ -115,7 +115,7 @@ fn matches(said: &[String], printed: &[String]) -> bool {
     }
 }
 
-/// Follows a guide, and gives it back with what is printed now.
+/// Runs a guide. Returns it with the current output, and the differences.
 fn follow(path: &Path) -> (String, Vec<String>) {
     let guide = std::fs::read_to_string(path).unwrap();
     let mut reader = Reader::new();
@@ -139,9 +139,10 @@ fn follow(path: &Path) -> (String, Vec<String>) {
             ));
         }
         let next = pieces.get(at + 1);
-        let told = matches!(next, Some(Piece::Step(next)) if next.command.contains("$?"));
-        if reader.last_status != 0 && !told {
-            wrong.push(format!("{place}\nfails with {} and does not say so", reader.last_status));
+        let is_expected = matches!(next, Some(Piece::Step(next)) if next.command.contains("$?"));
+        if reader.last_status != 0 && !is_expected {
+            let status = reader.last_status;
+            wrong.push(format!("{place}\nfails with {status}, and no `echo $?` follows"));
         }
         writeln!(written, "$ {}", step.command.replace('\n', "\n> ")).unwrap();
         for line in if as_said { &step.printed } else { &printed } {
@@ -176,7 +177,7 @@ fn the_guides_do_what_they_say() {
     assert!(update || wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 
-/// Where the links of a page lead, those that stay in the repository, without the part behind `#`.
+/// The targets of a page's links within the repository, without their fragments.
 fn links(page: &str) -> Vec<&str> {
     let mut in_block = false;
     let text = page.lines().filter(|line| {

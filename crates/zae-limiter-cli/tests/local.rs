@@ -17,7 +17,7 @@ use tempfile::TempDir;
 const BESIDE: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../local/target/release/zae-limiter-local");
 
-/// A home of its own, with whatever runs from it ended at the end.
+/// A temporary home directory. Dropping it stops the endpoint.
 struct Home {
     folder: TempDir,
     program: PathBuf,
@@ -36,7 +36,7 @@ impl Home {
 
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
-        // Nothing of this machine's AWS settings, and no way to somebody else's.
+        // Without this machine's AWS settings.
         command
             .env_clear()
             .env("PATH", "/usr/bin:/bin")
@@ -63,8 +63,8 @@ impl Home {
         self.folder.path().join("tables").display().to_string()
     }
 
-    /// The file in which it is written down what runs.
-    fn written_down(&self) -> PathBuf {
+    /// The file that records the running endpoint.
+    fn state_file(&self) -> PathBuf {
         self.folder.path().join(".local/share/zae-limiter/local.json")
     }
 }
@@ -75,7 +75,7 @@ impl Drop for Home {
     }
 }
 
-/// What a command said.
+/// The output of a command.
 #[derive(Debug)]
 struct Said {
     code: Option<i32>,
@@ -92,19 +92,19 @@ impl Said {
         }
     }
 
-    /// It went well.
+    /// It succeeded.
     #[track_caller]
     fn ok(self) -> Self {
         assert_eq!(self.code, Some(0), "{self:#?}");
         self
     }
 
-    /// It went wrong, and says all of this.
+    /// It failed, with all of these texts on stderr.
     #[track_caller]
-    fn fails(&self, code: i32, says: &[&str]) {
+    fn fails(&self, code: i32, texts: &[&str]) {
         assert_eq!(self.code, Some(code), "{self:#?}");
-        for says in says {
-            assert!(self.stderr.contains(says), "{says:?} is not said: {self:#?}");
+        for text in texts {
+            assert!(self.stderr.contains(text), "{text:?} is missing: {self:#?}");
         }
     }
 
@@ -114,7 +114,7 @@ impl Said {
     }
 }
 
-const NOT_RUNNING: &[&str] = &["no local endpoint runs", "zae-limiter local up"];
+const NOT_RUNNING: &[&str] = &["no local endpoint is running", "zae-limiter local up"];
 
 #[test]
 fn up_twice_and_down_twice() {
@@ -127,9 +127,10 @@ fn up_twice_and_down_twice() {
     assert!(endpoint.starts_with("http://127.0.0.1:"), "{up:#?}");
     let again = home.run("local up").ok();
     assert_eq!(again.stdout.trim(), endpoint);
-    assert!(again.stderr.contains("it runs already, as process"), "{again:#?}");
-    // What it cannot give is not passed over.
-    let other = ["another runs already", endpoint, "table zae-limiter", "zae-limiter local down"];
+    assert!(again.stderr.contains("the endpoint already runs as process"), "{again:#?}");
+    // Other settings than those of the running endpoint are an error.
+    let other =
+        ["another endpoint already runs", endpoint, "table zae-limiter", "zae-limiter local down"];
     home.run("local up --table limits").fails(1, &other);
     home.run("local up --port 1").fails(1, &other);
     let port = endpoint.rsplit(':').next().unwrap();
@@ -155,7 +156,7 @@ fn scripts_get_documents() {
     assert_eq!(env["AWS_ENDPOINT_URL_DYNAMODB"], up["endpoint"]);
     let store = env["ZAEL_STORE"].as_str().unwrap();
     assert!(store.starts_with("dynamodb:limits?"), "{env}");
-    // The stream does not stand in its way.
+    // Commands also work on a table with a stream.
     home.run(&format!("acquire key-1 gpt-4 -l rpm:10 -c rpm:1 --store {store}")).ok();
     let usage = format!("usage summary -e key-1 --store {store}");
     let nothing = home.run(&usage).ok();
@@ -183,7 +184,7 @@ fn what_env_prints_points_other_commands_at_it() {
 }
 
 #[test]
-fn a_load_is_measured_on_buckets_that_are_there() {
+fn bench_creates_the_buckets_before_it_measures() {
     let home = Home::new();
     home.run("local up -q").ok();
     let units = |options: &str| {
@@ -194,7 +195,7 @@ fn a_load_is_measured_on_buckets_that_are_there() {
         assert_eq!(measured["failed"], 0, "{measured}");
         measured["write_units_per_acquire"].as_f64().unwrap()
     };
-    // A new bucket costs five units, one that is there at most one.
+    // An acquire on a new bucket costs five units, on an existing one at most one.
     let warm = units("--entities 20 --each 10");
     assert!(warm <= 1.0, "{warm} write units per acquire");
     let cold = units("--entities 20 --each 10 --warm-up 0s");
@@ -218,13 +219,13 @@ fn what_is_in_a_folder_survives() {
     home.run(&up).ok();
     assert_eq!(left(&home), 7, "after down and up");
     home.run("local down").ok();
-    // In memory it starts anew.
+    // In memory it starts empty.
     home.run("local up -q").ok();
     assert_eq!(left(&home), 10);
 }
 
 #[test]
-fn what_was_written_down_of_an_endpoint_that_is_gone_is_forgotten() {
+fn a_recorded_endpoint_that_has_ended_is_ignored() {
     let home = Home::new();
     home.run("local up -q").ok();
     let before = home.run("local status -o json").ok().json();
@@ -235,7 +236,7 @@ fn what_was_written_down_of_an_endpoint_that_is_gone_is_forgotten() {
     while TcpStream::connect(&address).is_ok() {
         std::thread::yield_now();
     }
-    assert!(home.written_down().is_file());
+    assert!(home.state_file().is_file());
     for line in ["local status", "local env", "local down"] {
         home.run(line).fails(4, NOT_RUNNING);
     }
@@ -243,13 +244,13 @@ fn what_was_written_down_of_an_endpoint_that_is_gone_is_forgotten() {
     let after = home.run("local status -o json").ok().json();
     assert_ne!(after["pid"], before["pid"]);
     home.run("local down").ok();
-    // Nor is what cannot be read in anybody's way.
-    std::fs::write(home.written_down(), "{\"pid\": 1").unwrap();
+    // An unreadable file is ignored, too.
+    std::fs::write(home.state_file(), "{\"pid\": 1").unwrap();
     home.run("local status").fails(4, NOT_RUNNING);
     home.run("local up -q").ok();
 }
 
-/// A process that has got the number of an endpoint that is gone, while somebody listens on its port.
+/// Another process has the pid of the recorded endpoint, while its port still answers.
 #[test]
 fn a_process_that_is_not_the_endpoint_is_left_alone() {
     let home = Home::new();
@@ -257,18 +258,18 @@ fn a_process_that_is_not_the_endpoint_is_left_alone() {
     home.run("local status").ok();
     let mut other = Command::new("sleep").arg("600").spawn().unwrap();
     let mut written: Value =
-        serde_json::from_str(&std::fs::read_to_string(home.written_down()).unwrap()).unwrap();
+        serde_json::from_str(&std::fs::read_to_string(home.state_file()).unwrap()).unwrap();
     written["pid"] = other.id().into();
-    std::fs::write(home.written_down(), written.to_string()).unwrap();
+    std::fs::write(home.state_file(), written.to_string()).unwrap();
     for line in ["local status", "local env", "local down"] {
         home.run(line).fails(4, NOT_RUNNING);
     }
-    assert!(other.try_wait().unwrap().is_none(), "it goes on");
+    assert!(other.try_wait().unwrap().is_none(), "it still runs");
     other.kill().unwrap();
     other.wait().unwrap();
-    // What was really written down is stopped.
+    // With the right pid it is stopped.
     written["pid"] = up["pid"].clone();
-    std::fs::write(home.written_down(), written.to_string()).unwrap();
+    std::fs::write(home.state_file(), written.to_string()).unwrap();
     assert_eq!(home.run("local down -o json").ok().json()["stopped"], up);
 }
 
@@ -278,11 +279,11 @@ fn a_port_that_is_taken() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let up = home.run(&format!("local up --port {port}"));
-    let cause = format!("port {port} cannot be used");
+    let cause = format!("could not listen on port {port}");
     up.fails(1, &["the endpoint did not start", &cause, "leave out --port"]);
     home.run("local status").fails(4, NOT_RUNNING);
     let up = home.run("local up --folder /proc/no/such");
-    up.fails(1, &["the endpoint did not start", "/proc/no/such cannot be made"]);
+    up.fails(1, &["the endpoint did not start", "could not create /proc/no/such"]);
     assert!(!up.stderr.contains("--port"), "{up:#?}");
     drop(taken);
     let up = home.run(&format!("local up --port {port}")).ok();
@@ -293,12 +294,12 @@ fn a_port_that_is_taken() {
 fn a_program_that_is_missing_or_another() {
     let mut home = Home::new();
     home.program = "/no/such/program".into();
-    home.run("local up").fails(4, &["ZAEL_LOCAL names /no/such/program, which is not there"]);
+    home.run("local up").fails(4, &["ZAEL_LOCAL names /no/such/program, which does not exist"]);
     home.program = "/bin/false".into();
     home.run("local up").fails(1, &["the endpoint did not start"]);
     // Not a program at all.
     home.program = home.folder.path().join("text");
     std::fs::write(&home.program, "text").unwrap();
-    home.run("local up").fails(1, &["text could not be started"]);
+    home.run("local up").fails(1, &["could not start", "/text"]);
     home.run("local status").fails(4, NOT_RUNNING);
 }

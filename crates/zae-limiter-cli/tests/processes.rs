@@ -1,4 +1,4 @@
-//! The program as a process among others: many at once, interrupted, killed, with nobody reading.
+//! The program as a process: many at once, interrupted, killed, with a closed pipe.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// A limit that gives nothing back while a test runs.
+/// A limit that does not refill while a test runs.
 const LIMIT: &str = "runs:10/day";
 
 fn zael(folder: &Path, args: &[&str]) -> Command {
@@ -36,7 +36,7 @@ fn folder_with_nine_left() -> TempDir {
     folder
 }
 
-/// What is left in the bucket, read by a call that takes nothing.
+/// The tokens in the bucket, read by a call that takes nothing.
 fn left(folder: &Path) -> i64 {
     let args = ["acquire", "job", "machine", "-c", "runs:0", "-l", LIMIT, "-o", "json"];
     let output = zael(folder, &args).output().unwrap();
@@ -46,11 +46,11 @@ fn left(folder: &Path) -> i64 {
 
 fn signal(child: &Child, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-    // It may have ended by itself.
+    // Fails only if the process has ended already.
     let _ = kill_process(pid, signal);
 }
 
-/// Starts a command that runs until its input ends, and comes back when it runs.
+/// Starts a command that runs until its input ends, and returns once it runs.
 fn start_and_see_it_run(folder: &Path, script: &str) -> (Child, ChildStdin) {
     let mut child = acquire(folder, &["--", "sh", "-c", script]).spawn().unwrap();
     let mut line = String::new();
@@ -72,7 +72,7 @@ fn forty_at_once_are_ten_admitted_and_thirty_refused() {
 }
 
 #[test]
-fn the_commands_own_status_comes_through_and_failure_gives_back() {
+fn the_commands_own_status_is_returned_and_a_failure_refunds() {
     let folder = folder_with_nine_left();
     for (script, status, left_after) in [
         ("exit 0", 0, 8),
@@ -110,10 +110,7 @@ fn a_command_that_cannot_be_started_takes_nothing() {
         let output = acquire(folder.path(), &["--", program]).output().unwrap();
         assert_eq!(output.status.code(), Some(status), "{output:?}");
         let stderr = String::from_utf8(output.stderr).unwrap();
-        assert!(
-            stderr.contains("could not be started") && stderr.contains("given back"),
-            "{stderr}"
-        );
+        assert!(stderr.contains("could not start") && stderr.contains("refunded"), "{stderr}");
         assert_eq!(left(folder.path()), 9);
     }
 }
@@ -128,7 +125,7 @@ fn nothing_runs_when_a_limit_refuses() {
 }
 
 #[test]
-fn an_interrupted_command_gives_back() {
+fn an_interrupted_command_is_refunded() {
     let folder = folder_with_nine_left();
     for (sent, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let (child, stdin) = start_and_see_it_run(folder.path(), "echo running; exec cat");
@@ -159,11 +156,11 @@ fn a_command_that_cleans_up_is_waited_for() {
 }
 
 #[test]
-fn who_interrupts_twice_ends_a_command_that_does_not_listen() {
+fn a_second_interrupt_kills_a_command_that_ignores_the_first() {
     let folder = folder_with_nine_left();
     let script = "trap '' TERM; echo running; while :; do read -r line || :; done";
     let (mut child, _stdin) = start_and_see_it_run(folder.path(), script);
-    // Signals of one kind that come together are one; so until it has ended.
+    // Pending signals of one kind merge into one, so send until it has ended.
     while child.try_wait().unwrap().is_none() {
         signal(&child, Signal::TERM);
         std::thread::yield_now();
@@ -178,7 +175,7 @@ fn a_wait_can_be_interrupted() {
     let all = ["acquire", "job", "machine", "-c", "runs:10", "-l", LIMIT, "-q"];
     assert!(zael(folder.path(), &all).output().unwrap().status.success());
     let child = acquire(folder.path(), &["--wait", "1d", "-v"]).spawn().unwrap();
-    // Sent until it is heard: before the program listens, a signal ends it by itself.
+    // Sent until it has an effect. Before the program installs its handler, the signal kills it.
     let mut child = child;
     while child.try_wait().unwrap().is_none() {
         signal(&child, Signal::INT);
@@ -190,7 +187,7 @@ fn a_wait_can_be_interrupted() {
     assert_eq!(left(folder.path()), 0);
 }
 
-/// Interrupted or killed after so many looks at it, from before it has started to long after.
+/// Interrupts or kills it after a number of polls, from before its start to long after.
 fn interrupted_after(folder: &Path, looks: u32, sent: Signal) {
     let mut child = acquire(folder, &["--", "cat"]).spawn().unwrap();
     let stdin = child.stdin.take();
@@ -200,13 +197,13 @@ fn interrupted_after(folder: &Path, looks: u32, sent: Signal) {
         }
     }
     signal(&child, sent);
-    // After a kill the command is an orphan, and ends with its input.
+    // After a kill the command is an orphan and ends with its input.
     drop(stdin);
     child.wait().unwrap();
 }
 
 #[test]
-fn interrupted_at_any_moment_everything_is_given_back() {
+fn an_interrupt_at_any_moment_refunds_everything() {
     let folder = folder_with_nine_left();
     for round in 0..40_u32 {
         let sent = if round % 2 == 0 { Signal::INT } else { Signal::TERM };
@@ -225,7 +222,7 @@ fn interrupted_at_any_moment_everything_is_given_back() {
 }
 
 #[test]
-fn killed_at_any_moment_never_more_is_gone_than_was_taken() {
+fn a_kill_at_any_moment_loses_no_more_than_was_taken() {
     for round in 0..20_u32 {
         let folder = folder_with_nine_left();
         interrupted_after(folder.path(), 1 << round, Signal::KILL);
@@ -235,7 +232,7 @@ fn killed_at_any_moment_never_more_is_gone_than_was_taken() {
 }
 
 #[test]
-fn nobody_reads_the_output() {
+fn a_closed_pipe_is_not_an_error() {
     let folder = folder_with_nine_left();
     let mut child = acquire(folder.path(), &[]).spawn().unwrap();
     drop(child.stdout.take());
@@ -255,5 +252,5 @@ fn output_that_cannot_be_written_is_an_error() {
     let output = zael(folder.path(), &["version"]).stdout(full).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(stderr.starts_with("error: the output could not be written"), "{stderr}");
+    assert!(stderr.starts_with("error: could not write the output"), "{stderr}");
 }

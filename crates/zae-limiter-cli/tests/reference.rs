@@ -1,4 +1,4 @@
-//! `docs/cli-reference.md` is what the code says.
+//! `docs/cli-reference.md` is generated from the code.
 
 #[test]
 fn the_reference_is_up_to_date() {
@@ -10,7 +10,7 @@ fn the_reference_is_up_to_date() {
     let written = std::fs::read_to_string(path).unwrap_or_default();
     assert!(
         written == wanted,
-        "docs/cli-reference.md is not what the code says; write it anew with \
+        "docs/cli-reference.md is out of date; update it: \
          ZAEL_UPDATE_REFERENCE=1 cargo test -p zae-limiter-cli --test reference"
     );
 }

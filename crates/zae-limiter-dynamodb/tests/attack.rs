@@ -756,7 +756,7 @@ async fn under_faults_without_effect_every_call_ends_and_every_token_is_accounte
                 [settlement(target, 0, &[(0, tokens)])],
             ));
         }
-        let mut calls: Vec<Calling<'_>> = asked.iter().map(|one| ask(&store, one)).collect();
+        let mut calls: Vec<CallFuture<'_>> = asked.iter().map(|one| ask(&store, one)).collect();
         let mut maybe = 0;
         for round in 0..30 {
             is_calm.store(usize::from(round > 10), Ordering::SeqCst);
@@ -784,10 +784,10 @@ async fn under_faults_without_effect_every_call_ends_and_every_token_is_accounte
 }
 
 type Asked = (u64, i64, Plan, [Settlement; 1]);
-type Calling<'a> = Pin<Box<dyn Future<Output = Result<i64, StoreError>> + 'a>>;
+type CallFuture<'a> = Pin<Box<dyn Future<Output = Result<i64, StoreError>> + 'a>>;
 
 /// Settles or takes, and says how many millitokens that were.
-fn ask<'a>(store: &'a DynamoStore, (kind, tokens, plan, charge): &'a Asked) -> Calling<'a> {
+fn ask<'a>(store: &'a DynamoStore, (kind, tokens, plan, charge): &'a Asked) -> CallFuture<'a> {
     let tokens = *tokens * 1_000;
     match kind {
         0 => Box::pin(async move { store.settle(charge, at(0)).await.map(|()| tokens) }),

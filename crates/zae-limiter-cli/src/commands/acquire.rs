@@ -19,46 +19,46 @@ mod child;
 const AFTER_HELP: &str = "\
 Examples:
   zae-limiter acquire key-1 gpt-4 -c rpm:1 -c tpm:500
-  zae-limiter acquire key-1 gpt-4 -c tpm:500 --wait 10s         wait for up to 10 s
-  zae-limiter acquire key-1 gpt-4 -c tpm:500 --adjust tpm:230   it was 730 in the end
+  zae-limiter acquire key-1 gpt-4 -c tpm:500 --wait 10s         wait up to 10 s
+  zae-limiter acquire key-1 gpt-4 -c tpm:500 --adjust tpm:230   the call used 730
   zae-limiter acquire nightly backup -c runs:1 -l runs:3/day -- ./backup.sh
 
-Exit status: 0 admitted, 5 refused. With a command: its own status, and what was taken is given
-back when it fails or is interrupted.";
+Exit status: 0 admitted, 5 refused. With a command: the command's own status. If the command fails
+or is interrupted, the tokens are refunded.";
 
 /// Arguments of `acquire`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// Who calls
+    /// Entity that calls, such as an API key
     #[arg(value_parser = grammar::entity_id)]
     entity: EntityId,
 
-    /// On what
+    /// Resource that it calls, such as a model
     #[arg(value_parser = grammar::resource)]
     resource: ResourceName,
 
-    /// What to take of a limit, as in tpm:500; once for each limit
+    /// Tokens to take from a limit, as in tpm:500; repeat for each limit
     #[arg(
         short, long, required = true, value_name = "LIMIT:TOKENS",
         value_parser = grammar::amount,
     )]
     consume: Vec<Amount>,
 
-    /// A limit for this call instead of the stored ones, as in rpm:100 or tpm:10000/min:15000
+    /// Limit for this call instead of the stored ones, as in rpm:100 or tpm:10000/min:15000
     #[arg(short, long = "limit", value_name = "LIMIT", value_parser = grammar::limit)]
     limits: Vec<Limit>,
 
-    /// Add a difference to what was taken, once it is known, as in tpm:1500 or tpm:-200; never
-    /// refused, the bucket may go into debt
+    /// Difference to add to the taken tokens, as in tpm:1500 or tpm:-200; never refused, may leave
+    /// the bucket in debt
     #[arg(long, value_name = "LIMIT:DIFFERENCE", value_parser = grammar::adjustment)]
     adjust: Vec<Adjustment>,
 
-    /// Wait for up to so long until the tokens are there, as in 10s or 5min
+    /// Longest time to wait for the tokens, as in 10s or 5min
     #[arg(short, long, value_name = "DURATION", value_parser = grammar::duration)]
     wait: Option<Duration>,
 
-    /// A command to run once the tokens are taken; they are given back if it fails
+    /// Command to run once the tokens are taken; if it fails, they are refunded
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -108,7 +108,8 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
         }
         Ok(status) => {
             lease.rollback().await?;
-            context.printer.detail(format!("given back: the command ended with {}", status.code()));
+            let code = status.code();
+            context.printer.detail(format!("refunded: the command exited with status {code}"));
             Ok(status)
         }
         Err(failure) => {
@@ -118,7 +119,7 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     }
 }
 
-/// An adjustment of a limit that is not taken would come to nothing after the command has run.
+/// Rejects adjustments that could only fail after the command has run.
 fn check_adjustments(args: &Args) -> Result<(), Failure> {
     for adjustment in &args.adjust {
         let Some(taken) = args.consume.iter().find(|amount| amount.limit == adjustment.limit)
@@ -135,7 +136,7 @@ fn check_adjustments(args: &Args) -> Result<(), Failure> {
         if adjustment.difference < 0 && adjustment.difference.unsigned_abs() > taken {
             let limit = &adjustment.limit;
             let message = format!(
-                "--adjust {limit}:{} gives back more than the {taken} taken",
+                "--adjust {limit}:{} refunds more than the {taken} taken",
                 adjustment.difference
             );
             return Err(Failure::usage(message).hint(format!("use {limit}:-{taken} at most")));
@@ -195,7 +196,7 @@ fn adjust(args: &Args, lease: &mut Lease) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The balances as the adjustments leave them, without asking the store again.
+/// Applies the adjustments to the printed balances, which saves another read.
 fn show_adjusted(args: &Args, statuses: &mut [LimitStatus]) {
     for status in statuses {
         let mine = args.adjust.iter().filter(|one| one.limit == status.limit_name.as_str());
@@ -223,9 +224,7 @@ impl<'a> Outcome<'a> {
 fn print(args: &Args, context: &mut Context, outcome: Outcome<'_>) {
     let printer = &mut context.printer;
     if outcome.degraded {
-        printer.warn(
-            "the store did not answer, and its policy is to let calls pass: nothing was taken",
-        );
+        printer.warn("the store is unavailable and its policy allows calls: nothing was taken");
     }
     if printer.is_json() {
         let document = AcquireJson {
@@ -234,7 +233,7 @@ fn print(args: &Args, context: &mut Context, outcome: Outcome<'_>) {
             retry_after_seconds: status::seconds(outcome.wait),
             limits: outcome.statuses.iter().map(StatusJson::from).collect(),
         };
-        // With a command, stdout is the command's.
+        // With a command, stdout belongs to the command.
         if args.command.is_empty() || !outcome.admitted {
             printer.json(&document);
         } else {

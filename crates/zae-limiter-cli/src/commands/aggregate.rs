@@ -23,61 +23,61 @@ use crate::grammar;
 use crate::printer::{Printer, count};
 
 const AFTER_HELP: &str = "\
-It follows the stream of the table: usage by hour, day and month, refills of buckets that run short,
-and the archive of audit events that expire. Several of it share the work, and take over from one
-that is gone. What is booked is booked once, however often it is stopped, killed and started again.
+The aggregator reads the table's change stream. It records usage by hour, day and month, refills
+buckets that run short, and archives audit events that expire. Several aggregators share the stream,
+and one takes over when another stops. Each change counts once, even after a crash or a restart.
 
 Examples:
-  zae-limiter aggregate --store dynamodb:my-app          until Ctrl-C or SIGTERM
-  zae-limiter aggregate -n my-app --archive ./audit      with an archive in a folder
+  zae-limiter aggregate --store dynamodb:my-app          run until Ctrl-C or SIGTERM
+  zae-limiter aggregate -n my-app --archive ./audit      archive audit events in a folder
   zae-limiter aggregate -n my-app --archive s3://bucket/limits
-  zae-limiter aggregate -n my-app --once                 what the stream holds now, and end
+  zae-limiter aggregate -n my-app --once                 process the current changes, then exit
 
-Figures for Prometheus are at http://127.0.0.1:9464/metrics.";
+Prometheus metrics are at http://127.0.0.1:9464/metrics.";
 
-/// Where the figures are, if nothing else is said.
+/// The default address of the Prometheus metrics.
 const METRICS: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9_464);
 
-/// The most errors of one batch that are printed.
+/// Errors printed for one batch.
 const ERRORS_MAX: usize = 5;
 
 /// Arguments of `aggregate`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// To which windows usage is booked
+    /// Windows of the usage records
     #[arg(
         long, value_name = "WINDOW", value_delimiter = ',', value_parser = windows(),
         default_value = "hourly,daily,monthly",
     )]
     windows: Vec<Window>,
 
-    /// How long usage records are kept after their windows' ends
+    /// Time to keep usage records after the end of their window
     #[arg(long, value_name = "DURATION", default_value = "90d", value_parser = grammar::duration)]
     retention: Duration,
 
-    /// Where expired audit events are kept: a folder, or s3://BUCKET/FOLDER
+    /// Archive of expired audit events: a folder, or s3://BUCKET/FOLDER
     #[arg(long, value_name = "PLACE")]
     archive: Option<String>,
 
-    /// Leave the refill of buckets to those who take from them
+    /// Do not refill buckets; acquires still do
     #[arg(long)]
     no_refill: bool,
 
-    /// Do what the stream holds now, and end
+    /// Process the changes that the stream holds now, then exit
     #[arg(long)]
     once: bool,
 
-    /// The address of the figures for Prometheus [default: 127.0.0.1:9464; with --once none]
+    /// Address of the Prometheus metrics [default: 127.0.0.1:9464; with --once none]
     #[arg(long, value_name = "ADDRESS", conflicts_with = "no_metrics")]
     metrics: Option<SocketAddr>,
 
-    /// No figures for Prometheus
+    /// Do not serve Prometheus metrics
     #[arg(long)]
     no_metrics: bool,
 
-    /// After how long without a sign of life another daemon counts as gone
+    /// Time without a heartbeat after which another aggregator counts as stopped
     #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = takeover)]
     takeover_after: Duration,
 }
@@ -107,20 +107,20 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
         aggregator = aggregator.archive(archive(place).await);
     }
     let me = context.entropy().event_id(clock.now());
-    let (tell, told) = mpsc::unbounded_channel();
+    let (sender, notices) = mpsc::unbounded_channel();
     let daemon = Daemon::new(stream, table, clock, aggregator, args.takeover_after, me);
-    let daemon = daemon.telling(Arc::new(move |notice| drop(tell.send(notice))));
+    let daemon = daemon.telling(Arc::new(move |notice| drop(sender.send(notice))));
     publish(&args, daemon.metrics(), &mut context.printer).await?;
     context.printer.say_unless_json(format!("following the stream of {}", address.table));
-    follow(daemon, told, args.once, context).await
+    follow(daemon, notices, args.once, context).await
 }
 
 fn address(context: &Context) -> Result<DynamoAddress, Failure> {
     let url = context.store_url()?;
     match url.parse().map_err(Error::Invalid)? {
         StoreUrl::Dynamodb(address) => Ok(address),
-        _ => Err(Failure::usage("only a table in DynamoDB has a stream to follow")
-            .hint("name one with --store dynamodb:TABLE; other stores keep usage by themselves")),
+        _ => Err(Failure::usage("aggregate needs a DynamoDB table, which has a change stream")
+            .hint("name one with --store dynamodb:TABLE; other stores record usage themselves")),
     }
 }
 
@@ -134,7 +134,7 @@ async fn archive(place: &str) -> Arc<dyn Archive> {
     }
 }
 
-/// Answers whoever asks for figures. A port that was not asked for may be somebody else's.
+/// Serves the metrics. Only an address that the user named must be free.
 async fn publish(args: &Args, metrics: Arc<Metrics>, printer: &mut Printer) -> Result<(), Failure> {
     if args.no_metrics || (args.once && args.metrics.is_none()) {
         return Ok(());
@@ -144,13 +144,13 @@ async fn publish(args: &Args, metrics: Arc<Metrics>, printer: &mut Printer) -> R
         Ok(listener) => {
             let bound = listener.local_addr().unwrap_or(address);
             tokio::spawn(async move { drop(serve(listener, metrics).await) });
-            printer.say_unless_json(format!("figures are at http://{bound}/metrics"));
+            printer.say_unless_json(format!("metrics are at http://{bound}/metrics"));
         }
         Err(error) if args.metrics.is_none() => {
-            printer.warn(format!("there will be no figures: {address} cannot be used ({error})"));
+            printer.warn(format!("no metrics: could not listen on {address} ({error})"));
         }
         Err(error) => {
-            let message = format!("{address} cannot be used");
+            let message = format!("could not listen on {address}");
             return Err(Failure::new(ExitStatus::Error, message).caused_by(&error));
         }
     }
@@ -159,7 +159,7 @@ async fn publish(args: &Args, metrics: Arc<Metrics>, printer: &mut Printer) -> R
 
 async fn follow(
     mut daemon: Daemon,
-    mut told: mpsc::UnboundedReceiver<Notice>,
+    mut notices: mpsc::UnboundedReceiver<Notice>,
     once: bool,
     context: &mut Context,
 ) -> Result<ExitStatus, Failure> {
@@ -174,29 +174,31 @@ async fn follow(
         loop {
             tokio::select! {
                 ended = &mut running => break ended,
-                Some(notice) = told.recv() => print(&mut context.printer, &metrics, &notice),
+                Some(notice) = notices.recv() => print(&mut context.printer, &metrics, &notice),
             }
         }
     };
-    while let Ok(notice) = told.try_recv() {
+    while let Ok(notice) = notices.try_recv() {
         print(&mut context.printer, &metrics, &notice);
     }
     context.printer.wipe_progress();
     ended.map_err(failure)?;
-    let words = format!("{} done", count(metrics.records(), "record"));
+    let words = format!("{} processed", count(metrics.records(), "record"));
     context.printer.done(&metrics.figures(), words);
     Ok(ExitStatus::Done)
 }
 
 fn print(printer: &mut Printer, metrics: &Metrics, notice: &Notice) {
     match notice {
-        Notice::Took(shard) => printer.detail(format!("follows {shard}")),
-        Notice::Lost(shard) => printer.detail(format!("{shard} is followed by another daemon")),
-        Notice::Finished(shard) => printer.detail(format!("{shard} is done to its end")),
+        Notice::Took(shard) => printer.detail(format!("reading stream shard {shard}")),
+        Notice::Lost(shard) => {
+            printer.detail(format!("another aggregator reads stream shard {shard} now"));
+        }
+        Notice::Finished(shard) => printer.detail(format!("stream shard {shard} has ended")),
         Notice::Trimmed(shard) => printer.warn(format!(
-            "changes of {shard} were older than a day and gone; usage lacks what they took"
+            "changes in stream shard {shard} expired after a day; usage records lack them"
         )),
-        Notice::Trouble(message) => printer.warn(format!("{message}; trying again")),
+        Notice::Trouble(message) => printer.warn(format!("{message}; retrying")),
         Notice::Batch(report) => {
             print_errors(printer, report);
             if printer.shows_progress() {

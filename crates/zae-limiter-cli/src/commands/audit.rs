@@ -1,4 +1,4 @@
-//! `audit`: who changed what, and when.
+//! `audit`: lists audit events.
 
 use clap::Subcommand;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use zae_limiter::Limit;
 use zae_limiter::model::{AuditEvent, AuditSubject, EntityId, ResourceName, format_time};
 
-use crate::columns::{Cell, Lean};
+use crate::columns::{Align, Cell};
 use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
@@ -15,18 +15,18 @@ use crate::listing::{Item, print_pages};
 
 const AFTER_HELP: &str = "\
 Examples:
-  zae-limiter audit list -e key-1       an entity and its limits
-  zae-limiter audit list -r gpt-4       the defaults of a resource
-  zae-limiter audit list --system       the system's defaults, and the namespace itself";
+  zae-limiter audit list -e key-1       changes to an entity and its limits
+  zae-limiter audit list -r gpt-4       changes to the defaults of a resource
+  zae-limiter audit list --system       changes to the system's defaults and the namespace";
 
 const LIST_AFTER_HELP: &str = "\
 Examples:
-  zae-limiter audit list -e key-1       an entity and its limits
-  zae-limiter audit list -r gpt-4       the defaults of a resource
-  zae-limiter audit list --system       the system's defaults, and the namespace itself
+  zae-limiter audit list -e key-1       changes to an entity and its limits
+  zae-limiter audit list -r gpt-4       changes to the defaults of a resource
+  zae-limiter audit list --system       changes to the system's defaults and the namespace
   zae-limiter audit list -e key-1 -o json | jq '.[0].details'    the latest change
 
-Newest first. The name under BY is that of ZAEL_PRINCIPAL, or of USER.";
+Newest first. BY is the principal: the value of ZAEL_PRINCIPAL, else of USER.";
 
 /// Arguments of `audit`.
 #[derive(clap::Args, Debug)]
@@ -47,15 +47,15 @@ enum Command {
 #[command(after_help = LIST_AFTER_HELP)]
 #[group(required = true, multiple = false)]
 pub(crate) struct ListArgs {
-    /// Changes of this entity and its limits
+    /// List changes to this entity and its limits
     #[arg(short, long, value_name = "ID", value_parser = grammar::entity_id)]
     entity: Option<EntityId>,
 
-    /// Changes of this resource's defaults
+    /// List changes to this resource's defaults
     #[arg(short, long, value_name = "RESOURCE", value_parser = grammar::resource)]
     resource: Option<ResourceName>,
 
-    /// Changes of the system's defaults, and of the namespace
+    /// List changes to the system's defaults and the namespace
     #[arg(long)]
     system: bool,
 }
@@ -91,12 +91,12 @@ impl From<AuditEvent> for EventJson {
 }
 
 impl Item for EventJson {
-    const HEADS: &'static [(&'static str, Lean)] = &[
-        ("TIME", Lean::Left),
-        ("ACTION", Lean::Left),
-        ("BY", Lean::Left),
-        ("RESOURCE", Lean::Left),
-        ("DETAILS", Lean::Left),
+    const HEADS: &'static [(&'static str, Align)] = &[
+        ("TIME", Align::Left),
+        ("ACTION", Align::Left),
+        ("BY", Align::Left),
+        ("RESOURCE", Align::Left),
+        ("DETAILS", Align::Left),
     ];
 
     fn row(&self) -> Vec<Cell> {
@@ -126,12 +126,12 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     };
     let pages = limiter.audit_events_of(subject);
     if print_pages(&mut context.printer, pages, EventJson::from).await? == 0 {
-        context.printer.say_unless_json(format!("no change of {of} is known"));
+        context.printer.say_unless_json(format!("no recorded changes to {of}"));
     }
     Ok(ExitStatus::Done)
 }
 
-/// `key=value …`; limits as they are typed, and nothing about what has no value.
+/// `key=value …`, with limits in the notation of the command line. Skips null values.
 fn details_text(details: &Map<String, Value>) -> String {
     let pairs = details.iter().filter(|(_, value)| !value.is_null());
     let pairs: Vec<String> =
@@ -141,7 +141,7 @@ fn details_text(details: &Map<String, Value>) -> String {
 
 fn value_text(value: &Value) -> String {
     match value {
-        // With quotes where the end could not be seen otherwise.
+        // Quoted where a reader could not see the end.
         Value::String(text) if text.contains([' ', '=']) => format!("{text:?}"),
         Value::String(text) => text.clone(),
         Value::Array(items) => items.iter().map(item_text).collect::<Vec<_>>().join(","),

@@ -12,21 +12,21 @@ use crate::status::{self, StatusJson};
 const AFTER_HELP: &str = "\
 Examples:
   zae-limiter available key-1 gpt-4                  every limit of key-1 on gpt-4
-  zae-limiter available key-1 gpt-4 -c tpm:5000      how long until 5,000 tokens would pass";
+  zae-limiter available key-1 gpt-4 -c tpm:5000      how long to wait for 5,000 tokens";
 
 /// Arguments of `available`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// Who would call
+    /// Entity that would call, such as an API key
     #[arg(value_parser = grammar::entity_id)]
     entity: EntityId,
 
-    /// On what
+    /// Resource that it would call, such as a model
     #[arg(value_parser = grammar::resource)]
     resource: ResourceName,
 
-    /// What would be taken of a limit, as in tpm:500; once for each limit
+    /// Tokens that the call would take from a limit, as in tpm:500; repeat for each limit
     #[arg(short, long, value_name = "LIMIT:TOKENS", value_parser = grammar::amount)]
     consume: Vec<Amount>,
 }
@@ -49,7 +49,7 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
         context.printer.json(&AvailableJson { entity_id: entity, resource, limits });
     } else if statuses.is_empty() {
         context.printer.say(format!(
-            "no limits hold for {entity} on {resource}; \
+            "no limits apply to {entity} on {resource}; \
              set some: zae-limiter resource set-defaults {resource} -l rpm:100"
         ));
     } else {

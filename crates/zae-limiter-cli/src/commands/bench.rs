@@ -11,8 +11,8 @@ use zae_limiter::{Limit, RateLimiter, SqliteStore, StoreUrl};
 use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
-use crate::fresh::Fresh;
 use crate::grammar::{self, Amount};
+use crate::scratch::ScratchNamespace;
 
 mod check;
 mod histogram;
@@ -25,116 +25,115 @@ use load::{FirstCalls, Length, Load};
 use report::{BenchJson, Setting};
 
 const AFTER_HELP: &str = "\
-The entities are made up, live in a namespace of their own, and are purged at the end. Without -c
-and -l their limits are so high that everything is admitted. With --entity the load is on an entity
-in the namespace that was chosen, with its stored limits or those of -l, and it stays.
+bench creates entities in a temporary namespace and purges it at the end. Without -c and -l the
+limits are so high that every call is admitted. With --entity it calls an existing entity of the
+chosen namespace instead, with the stored limits or those of -l, and deletes nothing.
 
-Before the warm-up every entity is called for once, and what that took is given back: no bucket is
-made while it is measured. --warm-up 0s leaves this out, and so does --each when there are fewer
-calls than entities: then the first calls are the load.
+Before the warm-up, bench calls every entity once and refunds the tokens, so that the measurement
+creates no buckets. It skips these calls with --warm-up 0s, and with --each if there are fewer calls
+than entities.
 
---shards shows what splitting a hot bucket is good for. DynamoDB takes about 1,000 writes a second
-for one item; a bucket that is written more often is split into 2, 4, up to 64 items by itself.
-Here one bucket for each number is brought to so many shards, then all callers are on that one
-bucket, and the rows stand side by side: acquires a second, their ratio to the first row's,
-latency, and what an acquire costs. The callers are in several processes, as far as the store can
-tell: within one process those that wait go together in one write, and it stays with one shard, so
-that shards make no difference to it (see --processes 1). An endpoint on this machine has no items
-that could be written too often: there shards only show how much less processes are in each other's
-way. The time is that of each row, and a call is given 10 s instead of one, so that a slow one is
-not a failed one. The buckets are made up and the first row is the one to compare with: no
---entities, --entity, or --compare.
+--shards shows the effect of splitting a hot bucket. DynamoDB accepts about 1,000 writes a second
+for one item. A bucket with more writes is split into 2, 4, up to 64 items, its shards. For each
+number N, bench creates a bucket, splits it into N shards, and runs the load on it. The table
+compares the rows: acquires a second, their ratio to the first row, latency, and cost.
+
+The callers of --shards run in several simulated processes (--processes). Within one process,
+waiting callers share one write to one shard, so shards make no difference there. An endpoint on
+this machine does not throttle items: there, the rows only show less contention between processes.
+--duration applies to each row. The deadline of a call is 10 s instead of 1 s, so that slow calls
+do not count as failed. --shards excludes --entities, --entity and --compare.
 
 Examples:
   zae-limiter bench                                       10 s, 64 callers, 1,000 entities
   zae-limiter bench --store memory: --entities 100000
   zae-limiter bench --store 'sqlite:/var/tmp/b.db?durability=full' -o json > earlier.json
-  zae-limiter bench --compare earlier.json                how much faster or slower than that
-  zae-limiter bench -l rpm:600 -c rpm:1 --each 1000       refusals, too; 1,000 calls by each caller
+  zae-limiter bench --compare earlier.json                ratios to an earlier result
+  zae-limiter bench -l rpm:600 -c rpm:1 --each 1000       with refusals; 1,000 calls per caller
   zae-limiter bench --entity key-1 --resource gpt-4       on the limits of key-1
-  zae-limiter bench --store dynamodb:my-app --shards 1,8   one bucket as one item and as eight
-  zae-limiter bench --name my-app --shards 1,8,1,8         twice, to see how much is chance
+  zae-limiter bench --store dynamodb:my-app --shards 1,8   one bucket with 1 and with 8 shards
+  zae-limiter bench --name my-app --shards 1,8,1,8         twice, to see the noise
 
-Exit status: 0 the limits held, 1 they did not, 3 some calls failed because the store did not
-answer, 130 ended by Ctrl-C (with what was measured so far).";
+Exit status: 0 nothing was over-admitted, 1 something was, 3 some calls failed because the store
+was unavailable, 130 interrupted by Ctrl-C (prints the results so far).";
 
-/// What made-up entities are asked for when nothing is said.
+/// The default amounts of each call.
 const AMOUNTS: [(&str, u64); 2] = [("rpm", 1), ("tpm", 100)];
 
 /// Arguments of `bench`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// How many made-up entities are called for
+    /// Number of entities
     #[arg(
         long, value_name = "N", default_value_t = 1_000,
         value_parser = clap::value_parser!(u32).range(1..=1_000_000),
     )]
     entities: u32,
 
-    /// How many callers there are at once
+    /// Number of concurrent callers
     #[arg(
         long, value_name = "N", default_value_t = 64,
         value_parser = clap::value_parser!(u16).range(1..=4_096),
     )]
     concurrency: u16,
 
-    /// How long it is measured [default: 10s]
+    /// Time to measure [default: 10s]
     #[arg(long, value_parser = grammar::duration, conflicts_with = "each")]
     duration: Option<Duration>,
 
-    /// How long the load is on before that, uncounted [default: 1s; with --each 0s]
+    /// Time under load before the measurement [default: 1s; with --each 0s]
     #[arg(long, value_name = "DURATION", value_parser = grammar::duration)]
     warm_up: Option<Duration>,
 
-    /// Stop after so many calls of each caller, instead of a time
+    /// Stop after this many calls of each caller instead of --duration
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     each: Option<u64>,
 
-    /// One entity instead of made-up ones
+    /// Call this existing entity instead of temporary ones
     #[arg(long, value_name = "ID", value_parser = grammar::entity_id, conflicts_with = "entities")]
     entity: Option<EntityId>,
 
-    /// What each call takes of a limit, as in tpm:500 [default: 1 of every limit]
+    /// Tokens that each call takes from a limit, as in tpm:500 [default: 1 from every limit]
     #[arg(short, long, value_name = "LIMIT:TOKENS", value_parser = grammar::amount)]
     consume: Vec<Amount>,
 
-    /// A limit of the entities, as in rpm:100 or tpm:10000/min:15000
+    /// Limit of the entities, as in rpm:100 or tpm:10000/min:15000
     #[arg(short, long = "limit", value_name = "LIMIT", value_parser = grammar::limit)]
     limits: Vec<Limit>,
 
-    /// What is called
+    /// Resource that the calls name
     #[arg(long, value_name = "NAME", default_value = "bench", value_parser = grammar::resource)]
     resource: ResourceName,
 
-    /// The same load on one bucket in so many shards, one row for each number, as in 1,8
+    /// Measure one bucket with these numbers of shards, one row each, as in 1,8
     #[arg(
         long, value_name = "N,N", value_delimiter = ',', value_parser = shards::shards,
         conflicts_with_all = ["entities", "entity", "compare"],
     )]
     shards: Vec<u32>,
 
-    /// How many processes the callers of --shards are in [default: 8, or one for each caller]
+    /// Number of simulated processes for --shards [default: 8, at most one per caller]
     #[arg(
         long, value_name = "N", requires = "shards",
         value_parser = clap::value_parser!(u16).range(1..=64),
     )]
     processes: Option<u16>,
 
-    /// An earlier result of bench -o json to set this one beside
+    /// Compare with an earlier result of bench -o json
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
 }
 
 pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     if args.duration == Some(Duration::ZERO) {
-        let failure = Failure::usage("nothing can be measured in --duration 0s");
-        return Err(failure.hint("give it some seconds, or a number of calls: --each 1000"));
+        let failure = Failure::usage("--duration 0s leaves no time to measure");
+        return Err(failure.hint("use a longer time, or a number of calls: --each 1000"));
     }
     if !args.shards.is_empty() {
         return shards::run(&args, context).await;
     }
-    // Before the load: nobody should wait for a minute to learn of a wrong name.
+    // Read before the load, so that a wrong file name fails at once.
     let earlier = args.compare.as_deref().map(BenchJson::read).transpose()?;
     let limits = LimitSet::new(args.limits.iter().cloned()).map_err(zae_limiter::Error::Invalid)?;
     if let Some(entity) = &args.entity {
@@ -145,15 +144,15 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let (amounts, limits) = made_up(&args, limits)?;
     let entities = usize::try_from(args.entities).expect("a million at most");
     let cache = |builder: zae_limiter::Builder| builder.cache_capacity(entities.max(100_000) * 2);
-    let fresh = Fresh::open(context, "bench", cache).await?;
-    let measured = on_made_up(&args, amounts, &limits, &fresh, earlier.as_ref(), context).await;
-    // Whatever became of it, nothing is left behind.
-    let tidied = fresh.remove(&mut context.printer).await;
+    let scratch = ScratchNamespace::open(context, "bench", cache).await?;
+    let measured = on_made_up(&args, amounts, &limits, &scratch, earlier.as_ref(), context).await;
+    // Also after a failed run.
+    let cleaned = scratch.remove(&mut context.printer).await;
     let status = measured?;
-    tidied.map(|()| status)
+    cleaned.map(|()| status)
 }
 
-/// Amounts and limits of made-up entities: what is not said follows from what is.
+/// Amounts and limits of the temporary entities. Missing ones follow from the given ones.
 fn made_up(args: &Args, limits: LimitSet) -> Result<(Vec<(String, u64)>, LimitSet), Failure> {
     let mut amounts = sums(&args.consume);
     if amounts.is_empty() {
@@ -163,7 +162,7 @@ fn made_up(args: &Args, limits: LimitSet) -> Result<(Vec<(String, u64)>, LimitSe
         };
     }
     if limits.is_empty() {
-        // So high that everything is admitted.
+        // High enough to admit every call.
         let high = amounts.iter().map(|(name, _)| Limit::per_second(name, CAPACITY_MAX));
         let limits = LimitSet::new(high).map_err(zae_limiter::Error::Invalid)?;
         return Ok((amounts, limits));
@@ -175,7 +174,7 @@ fn made_up(args: &Args, limits: LimitSet) -> Result<(Vec<(String, u64)>, LimitSe
     Ok((amounts, limits))
 }
 
-/// A limit that is named twice counts with the sum, as in an acquire.
+/// Adds up the amounts of a limit that is named twice, as an acquire does.
 fn sums(consume: &[Amount]) -> Vec<(String, u64)> {
     let mut sums: Vec<(String, u64)> = Vec::new();
     for amount in consume {
@@ -191,11 +190,11 @@ async fn on_made_up(
     args: &Args,
     amounts: Vec<(String, u64)>,
     limits: &LimitSet,
-    fresh: &Fresh,
+    scratch: &ScratchNamespace,
     earlier: Option<&BenchJson>,
     context: &mut Context,
 ) -> Result<ExitStatus, Failure> {
-    let limiter = fresh.limiter.clone();
+    let limiter = scratch.limiter.clone();
     limiter.set_resource_defaults(args.resource.as_str(), limits.to_limits()).await?;
     let watched = watch(None, limits, &amounts);
     measure(args, amounts, &watched, limiter, earlier, context).await
@@ -214,7 +213,7 @@ fn watch(entity: Option<&str>, limits: &LimitSet, amounts: &[(String, u64)]) -> 
     named.collect()
 }
 
-/// What a stored entity is asked for, and the limits of its own and of those above it.
+/// The amounts for an existing entity, and the limits of it and its ancestors.
 async fn ask_about(
     entity: &EntityId,
     args: &Args,
@@ -231,7 +230,7 @@ async fn ask_about(
         false => limits.names().iter().map(ToString::to_string).collect(),
     };
     if own.is_empty() {
-        let failure = Failure::usage(format!("no limits hold for {entity} on {}", args.resource));
+        let failure = Failure::usage(format!("no limits apply to {entity} on {}", args.resource));
         return Err(failure.hint("name its resource with --resource, or pass limits: -l rpm:100"));
     }
     let mut amounts = sums(&args.consume);
@@ -294,7 +293,7 @@ async fn measure(
     })
 }
 
-/// The load that was asked for, by the callers of these processes on these entities.
+/// The requested load: callers in these processes, on these entities.
 fn load_of(
     args: &Args,
     amounts: &[(String, u64)],
@@ -320,7 +319,7 @@ fn load_of(
     }
 }
 
-/// Every entity is called for beforehand, unless somebody wants to measure just that.
+/// Skips the first calls if they are what the user wants to measure.
 fn first_calls(args: &Args, first_calls: u64) -> FirstCalls {
     let calls = args.each.map(|each| each.saturating_mul(args.concurrency.into()));
     let is_the_load = calls.is_some_and(|calls| calls < first_calls);
@@ -331,7 +330,7 @@ fn first_calls(args: &Args, first_calls: u64) -> FirstCalls {
     }
 }
 
-/// What the store's own ground gives: for a file, one hand-written statement per transaction.
+/// The store's baseline: for SQLite, one hand-written statement per transaction.
 async fn baseline(url: &str, context: &mut Context) -> Result<Option<f64>, Failure> {
     let parsed: StoreUrl = url.parse().map_err(zae_limiter::Error::Invalid)?;
     let StoreUrl::Sqlite { path, durability } = parsed else { return Ok(None) };

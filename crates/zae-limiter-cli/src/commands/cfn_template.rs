@@ -12,8 +12,8 @@ Examples:
   aws cloudformation deploy --template-file stack.yaml --stack-name my-app \\
       --capabilities CAPABILITY_NAMED_IAM --parameter-overrides EnableAggregator=false
 
-With an aggregator, put the zip of `lambda-export` into a bucket and name both with the parameters
-AggregatorCodeBucket and AggregatorCodeKey.";
+With an aggregator, upload the zip file of `lambda-export` to S3, and pass its bucket and key as the
+parameters AggregatorCodeBucket and AggregatorCodeKey.";
 
 /// Arguments of `cfn-template`.
 #[derive(clap::Args, Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     retain_table: bool,
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "as all commands")]
+#[expect(clippy::unnecessary_wraps, reason = "all commands have this signature")]
 pub(crate) fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     let retain = if args.retain_table { RetainTable::Yes } else { RetainTable::No };
     let template = template(retain);

@@ -12,7 +12,10 @@ use super::stack;
 use super::status::{VersionsJson, unreadable, version_fields};
 
 const AFTER_HELP: &str = "\
-Exit status 0 when this program can use the table, 1 when it cannot, 4 when there is no table.";
+Examples:
+  zae-limiter check --name my-app
+
+Exit status: 0 this program can use the table, 1 it cannot, 4 there is no table.";
 
 /// Arguments of `check`.
 #[derive(clap::Args, Debug)]
@@ -26,7 +29,7 @@ pub(crate) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStat
     let state = account.cloud.stack(name).await?;
     if account.cloud.table(name).await?.is_none() {
         let failure = Failure::new(ExitStatus::NotFound, format!("there is no table {name}"));
-        return Err(failure.hint("zae-limiter deploy makes one"));
+        return Err(failure.hint("zae-limiter deploy creates one"));
     }
     let table = stack::table(context, &address).await;
     let record = records::read_version(&table).await.map_err(unreadable)?;
@@ -38,7 +41,7 @@ pub(crate) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStat
         print_fields(&mut context.printer, version_fields(&json));
         match versions.verdict() {
             Verdict::Current => {}
-            Verdict::Behind(_) => context.printer.say("bring it up to date: zae-limiter upgrade"),
+            Verdict::Behind(_) => context.printer.say("upgrade the stack: zae-limiter upgrade"),
             Verdict::NeedsMigration => {
                 context.printer.say("migrate the table: zae-limiter upgrade");
             }

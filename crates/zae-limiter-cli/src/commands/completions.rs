@@ -9,7 +9,7 @@ use crate::exit::ExitStatus;
 use crate::failure::Failure;
 
 const AFTER_HELP: &str = "\
-To install it for yourself:
+To install the script for your user:
   bash   mkdir -p ~/.local/share/bash-completion/completions
          zae-limiter completions bash > ~/.local/share/bash-completion/completions/zae-limiter
   zsh    mkdir -p ~/.zfunc
@@ -25,7 +25,7 @@ To try it in this shell only:
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// For which shell
+    /// Shell to complete in
     #[arg(value_enum)]
     shell: Shell,
 }
@@ -36,12 +36,12 @@ struct CompletionsJson {
     script: String,
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "as all commands")]
+#[expect(clippy::unnecessary_wraps, reason = "all commands have this signature")]
 pub(crate) fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut crate::command(), "zae-limiter", &mut script);
-    // In bash, clap_complete writes the dash of the program's name in two ways, and nothing would
-    // be completed after the first word (clap-rs/clap#6421).
+    // In bash, clap_complete writes the dash of the program's name in two ways, so that completion
+    // would stop after the first word (clap-rs/clap#6421).
     let script = String::from_utf8_lossy(&script).replace("zae__subcmd__limiter", "zae__limiter");
     if context.printer.is_json() {
         let shell = args.shell.to_possible_value().map(|value| value.get_name().to_owned());

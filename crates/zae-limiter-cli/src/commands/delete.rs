@@ -8,14 +8,14 @@ use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::printer::count;
 
-use super::stack::{self, Telling};
+use super::stack::{self, ProgressPrinter};
 
 const AFTER_HELP: &str = "\
 Examples:
-  zae-limiter delete --name my-app          says what will be lost, and asks for the name
-  zae-limiter delete --name my-app --yes
+  zae-limiter delete --name my-app          lists what will be deleted, and asks for the name
+  zae-limiter delete --name my-app --yes    without asking
 
-The archive of audit events is kept, and so is a table that was deployed with --retain-table.";
+The archive of audit events is kept. A table deployed with --retain-table is kept, too.";
 
 /// Arguments of `delete`.
 #[derive(clap::Args, Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     yes: Yes,
 
-    /// End when the deletion is under way
+    /// Exit once the deletion has started
     #[arg(long)]
     no_wait: bool,
 }
@@ -54,15 +54,15 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     }
     context.confirm_name(args.yes, &address.table)?;
     let wait = if args.no_wait { Wait::No } else { Wait::UntilDone };
-    let mut telling = Telling::new(&mut context.printer);
-    let deleted = account.deployer.delete(&state, wait, &mut telling).await?;
+    let mut progress = ProgressPrinter::new(&mut context.printer);
+    let deleted = account.deployer.delete(&state, wait, &mut progress).await?;
     let name = address.table.as_str();
     let (under_way, kept) = match deleted {
         Deleted::Gone { kept } => (false, kept),
         Deleted::Started => (true, Vec::new()),
     };
     let mut words = match under_way {
-        true => format!("the deletion of stack {name} is under way"),
+        true => format!("started to delete stack {name}"),
         false => format!("deleted stack {name}"),
     };
     for (kind, name) in &kept {
@@ -73,17 +73,17 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     Ok(ExitStatus::Done)
 }
 
-/// What goes, and what stays.
+/// What will be deleted and what will be kept.
 fn losses(state: &StackState, table: Option<&TableFigures>) -> Vec<String> {
     let name = &state.name;
     let mut lines = Vec::new();
     if state.tags.get(tag::RETAIN).is_some_and(|kept| kept == "true") {
-        lines.push(format!("table {name} is kept, and everything in it"));
+        lines.push(format!("table {name} is kept with all its items"));
     } else {
         let items = table.map_or(0, |table| table.items.max(0).unsigned_abs());
         lines.push(format!(
             "table {name} will be deleted, with all limits, balances, usage and audit events in it \
-             (about {}, as AWS counted last)",
+             (about {}, by the last count of AWS)",
             count(items, "item")
         ));
     }

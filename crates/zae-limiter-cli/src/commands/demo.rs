@@ -1,4 +1,4 @@
-//! `demo`: half a minute in the life of a gateway.
+//! `demo`: simulates a busy gateway.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use zae_limiter::RateLimiter;
 use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
-use crate::fresh::Fresh;
 use crate::line;
 use crate::printer::Look;
+use crate::scratch::ScratchNamespace;
 
 mod cast;
 mod play;
@@ -26,80 +26,82 @@ use view::Show;
 
 const AFTER_HELP: &str = "\
 An organisation has two projects with three API keys each. Every call takes one request and an
-estimate of its tokens from its key, its project and the organisation, all or nothing, and settles
-for what it really used when it is done; some calls fail and give everything back. There is more
-traffic than the limits allow.
+estimate of its tokens from its key, its project and the organisation, all or nothing. When the call
+is done, it settles for what it really used. Some calls fail, and their tokens are refunded. There
+is more traffic than the limits allow.
 
-At the end all that was admitted is held against the limits, in every interval of the run, and the
-usage that the store recorded against what was settled.
+At the end, the over-admission check compares the admitted tokens with the limits, in every interval
+of the run. It also compares the store's usage records with the settled amounts.
 
 Examples:
   zae-limiter demo
   zae-limiter demo --seconds 10 --seed 7
   zae-limiter demo --store memory: -o json
-  zae-limiter demo --store sqlite:limits.db     in a namespace of its own, removed afterwards
+  zae-limiter demo --store sqlite:limits.db     in a temporary namespace
 
-Exit status: 0 the limits held, 1 they did not, 130 ended by Ctrl-C (with a summary).";
+Exit status: 0 nothing was over-admitted, 1 something was, 130 interrupted by Ctrl-C (prints the
+summary).";
 
 /// Arguments of `demo`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// How long it takes, 1 to 3600
+    /// Length of the run in seconds, 1 to 3600
     #[arg(
         long, value_name = "N", default_value_t = 30,
         value_parser = clap::value_parser!(u16).range(1..=3_600),
     )]
     seconds: u16,
 
-    /// Another number plays other traffic
+    /// Seed of the simulated traffic
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }
 
-/// Where the demo plays.
+/// The store of the demo.
 enum Stage {
-    /// A file of its own, in a folder that is removed with it.
+    /// A SQLite file in a temporary folder.
     File { limiter: RateLimiter, folder: TempDir },
-    /// A namespace of its own.
-    Namespace(Fresh),
+    /// A temporary namespace of the chosen store.
+    Namespace(ScratchNamespace),
 }
 
 pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     let (stage, store) = match context.chosen_store_url()? {
-        Some(url) => {
-            (Stage::Namespace(Fresh::open(context, "demo", |builder| builder).await?), url)
-        }
-        None => (file_of_its_own(context).await?, "a fresh SQLite file".to_owned()),
+        Some(url) => (
+            Stage::Namespace(ScratchNamespace::open(context, "demo", |builder| builder).await?),
+            url,
+        ),
+        None => (temporary_file(context).await?, "a fresh SQLite file".to_owned()),
     };
     let limiter = match &stage {
         Stage::File { limiter, .. } => limiter.clone(),
-        Stage::Namespace(fresh) => fresh.limiter.clone(),
+        Stage::Namespace(scratch) => scratch.limiter.clone(),
     };
     let played = play(&args, &limiter, &store, context).await;
     context.printer.wipe_view();
     drop(limiter);
-    // Whatever became of it, nothing is left behind.
-    let tidied = match stage {
+    // Also after a failed run.
+    let cleaned = match stage {
         Stage::File { limiter, folder } => {
-            // The store closes its file before the folder goes.
+            // The store must close its file before the folder is removed.
             drop(limiter);
             folder.close().map_err(|error| {
-                let message = "the folder of the demo could not be removed";
+                let message = "could not remove the temporary folder of the demo";
                 Failure::new(ExitStatus::Error, message).caused_by(&error)
             })
         }
-        Stage::Namespace(fresh) => fresh.remove(&mut context.printer).await,
+        Stage::Namespace(scratch) => scratch.remove(&mut context.printer).await,
     };
     let status = played?;
-    tidied.map(|()| status)
+    cleaned.map(|()| status)
 }
 
-async fn file_of_its_own(context: &Context) -> Result<Stage, Failure> {
+async fn temporary_file(context: &Context) -> Result<Stage, Failure> {
     let folder = tempfile::Builder::new().prefix("zae-limiter-demo-").tempdir();
     let folder = folder.map_err(|error| {
-        let failure = Failure::new(ExitStatus::Error, "no temporary folder can be made");
-        failure.caused_by(&error).hint("name a store: --store memory:")
+        let failure = Failure::new(ExitStatus::Error, "could not create a temporary folder");
+        failure.caused_by(&error).hint("use another store: --store memory:")
     })?;
     let url = format!("sqlite:{}", folder.path().join("limits.db").display());
     let limiter = context.builder_on(&url)?.open().await?;

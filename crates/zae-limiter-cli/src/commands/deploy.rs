@@ -12,7 +12,7 @@ use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::printer::count;
 
-use super::stack::{self, Telling};
+use super::stack::{self, ProgressPrinter};
 
 mod options;
 
@@ -22,10 +22,10 @@ const AFTER_HELP: &str = "\
 Examples:
   zae-limiter deploy --name my-app --region eu-west-1
   zae-limiter deploy --name my-app --create-iam-roles --alarm-sns-topic arn:aws:sns:…
-  zae-limiter deploy --name my-app --no-aggregator --no-alarms    the table and its policies alone
+  zae-limiter deploy --name my-app --no-aggregator --no-alarms    only the table and its policies
 
-What is not asked for is the default, also when the stack has something else now. Deploying again with
-the same options changes nothing; `upgrade` brings a stack to this release and leaves its options alone.";
+An option that is not given gets its default, even if the stack has another value now. Deploying
+again with the same options changes nothing. `upgrade` keeps the options of the stack.";
 
 /// Arguments of `deploy`.
 #[derive(clap::Args, Debug)]
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     bootstrap: Bootstrap,
 
-    /// End when the change is under way; `status` shows how it goes on
+    /// Exit once the change has started; `status` shows its progress
     #[arg(long, help_heading = "Command options")]
     no_wait: bool,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     let address = context.stack()?;
     let mut options = args.options.stack_options(&address.table)?;
-    // Everything is checked before anything is sent.
+    // Check all options before the first call to AWS.
     options.plan()?;
     let package = match options.has_aggregator() {
         true => Some(args.bootstrap.package(context)?),
@@ -58,8 +58,8 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let account = stack::connect(context, &address).await?;
     let wait = if args.no_wait { Wait::No } else { Wait::UntilDone };
     let deployer = account.deployer.wait(wait);
-    let mut telling = Telling::new(&mut context.printer);
-    let deployed = deployer.deploy(&plan, package.as_ref(), &mut telling).await?;
+    let mut progress = ProgressPrinter::new(&mut context.printer);
+    let deployed = deployer.deploy(&plan, package.as_ref(), &mut progress).await?;
     if !matches!(deployed, Deployed::Started { .. }) {
         prepare(context, &address, Some(retention)).await?;
     }
@@ -67,8 +67,8 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     Ok(ExitStatus::Done)
 }
 
-/// What the table needs before programs that may only acquire use it: its version, and the namespace
-/// `default`. And for how many days audit events are kept, where that is known.
+/// Writes what the table needs before programs that may only acquire use it: its version and the
+/// namespace `default`. Also stores the retention of audit events, in days, if given.
 pub(super) async fn prepare(
     context: &mut Context,
     address: &DynamoAddress,
@@ -77,7 +77,7 @@ pub(super) async fn prepare(
     let table = stack::table(context, address).await;
     let version = records::ensure_version(&table, context.clock.now()).await;
     version.map_err(|error| {
-        let message = format!("the stack is there, but table {} is not ready", address.table);
+        let message = format!("the stack exists, but table {} is not ready", address.table);
         Failure::new(ExitStatus::Unavailable, message).caused_by(&error).hint("deploy again")
     })?;
     let limiter = context.default_limiter().await?;
@@ -117,12 +117,12 @@ fn print(context: &mut Context, name: &str, deployed: Deployed) {
         Deployed::Created(_) => context.printer.say(format!("created stack {name}")),
         Deployed::Updated(_) => context.printer.say(format!("changed stack {name}")),
         Deployed::Unchanged(_) => {
-            context.printer.say(format!("nothing to do: stack {name} is as it should be"));
+            context.printer.say(format!("nothing to do: stack {name} is up to date"));
         }
         Deployed::Started { unfinished } => {
-            context.printer.say(format!("the change of stack {name} is under way"));
+            context.printer.say(format!("started to change stack {name}"));
             if unfinished {
-                let words = "the aggregator is still missing: deploy again when it is done";
+                let words = "the aggregator is still missing: deploy again when this is done";
                 context.printer.warn(words);
             }
         }
@@ -133,7 +133,7 @@ fn print(context: &mut Context, name: &str, deployed: Deployed) {
     print_fields(&mut context.printer, fields.collect());
 }
 
-/// What a person needs of the outputs, in words.
+/// The stack outputs to print, with their labels.
 const SHOWN: [(&str, &str); 10] = [
     ("TableName", "table"),
     ("AggregatorName", "aggregator"),
@@ -147,7 +147,6 @@ const SHOWN: [(&str, &str); 10] = [
     ("AdminRoleArn", "role for everything"),
 ];
 
-/// Where the aggregator comes from.
 impl Bootstrap {
     fn package(&self, context: &Context) -> Result<zae_limiter_infra::Package, Failure> {
         stack::package(context, self.file(), self.architecture())

@@ -1,4 +1,4 @@
-//! `entity`: who is limited, how they belong together, and limits of their own.
+//! `entity`: entities, their hierarchy and their limits.
 
 use clap::Subcommand;
 
@@ -19,7 +19,8 @@ Examples:
   zae-limiter entity set-limits key-1 -r gpt-4 -l rpm:100 -l tpm:10000/min:15000
   zae-limiter entity get-limits key-1 -r gpt-4 --effective
 
-An entity need not be created to be limited: only one with a parent, a name or metadata must.";
+Limits also apply to entities that were never created. Create an entity to give it a parent, a name
+or metadata.";
 
 /// Arguments of `entity`.
 #[derive(clap::Args, Debug)]
@@ -33,15 +34,15 @@ pub(crate) struct Args {
 enum Command {
     /// Create an entity with a parent, a name or metadata
     Create(create::Args),
-    /// Show an entity that was created
+    /// Show an entity
     Show(show::Args),
     /// Delete an entity with its limits, balances and usage
     Delete(delete::Args),
-    /// List the entities whose parent this one is
+    /// List the children of an entity
     Children(list::ChildrenArgs),
-    /// Give an entity limits of its own
+    /// Set the limits of an entity
     SetLimits(limits::SetArgs),
-    /// Show the limits stored for an entity, or those that hold for it
+    /// Show the stored or the effective limits of an entity
     GetLimits(limits::GetArgs),
     /// Delete the limits stored for an entity
     DeleteLimits(limits::DeleteArgs),

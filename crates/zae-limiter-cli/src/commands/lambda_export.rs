@@ -16,13 +16,13 @@ Examples:
   zae-limiter lambda-export                                  writes aggregator.zip
   zae-limiter lambda-export arm.zip --bootstrap ./target/aarch64-unknown-linux-gnu/release/zae-limiter
 
-The zip holds one executable, called bootstrap, for the runtime provided.al2023.";
+The zip file contains one executable, named bootstrap, for the runtime provided.al2023.";
 
 /// Arguments of `lambda-export`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// The zip to write
+    /// Zip file to write
     #[arg(value_name = "FILE", default_value = "aggregator.zip")]
     file: PathBuf,
 
@@ -45,7 +45,7 @@ pub(crate) fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failu
     let package = stack::package(context, args.bootstrap.into_file().as_deref(), wanted)?;
     let file = args.file.display().to_string();
     std::fs::write(&args.file, package.zip()).map_err(|error| {
-        Failure::new(ExitStatus::Error, format!("{file} cannot be written")).caused_by(&error)
+        Failure::new(ExitStatus::Error, format!("could not write {file}")).caused_by(&error)
     })?;
     let glibc = package.glibc().map(|needed| needed.to_string());
     let library = match &glibc {

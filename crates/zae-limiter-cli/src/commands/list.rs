@@ -5,7 +5,7 @@ use zae_limiter::Timestamp;
 use zae_limiter::model::format_time;
 use zae_limiter_infra::{Maker, StackState, tag};
 
-use crate::columns::{Cell, Columns, Lean};
+use crate::columns::{Align, Cell, Columns};
 use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
@@ -13,8 +13,14 @@ use crate::printer::Look;
 
 use super::stack;
 
+const AFTER_HELP: &str = "\
+Examples:
+  zae-limiter list --region eu-west-1
+  zae-limiter list -o json | jq -r '.[].name'";
+
 /// Arguments of `list`.
 #[derive(clap::Args, Debug)]
+#[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {}
 
 #[derive(Serialize)]
@@ -43,7 +49,7 @@ pub(crate) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStat
         return Ok(ExitStatus::Done);
     }
     let left = ["name", "status", "version", "deployed by", "last change"];
-    let mut columns = Columns::new(&left.map(|head| (head, Lean::Left)));
+    let mut columns = Columns::new(&left.map(|head| (head, Align::Left)));
     let rows: Vec<Vec<Cell>> = stacks.iter().map(row).collect();
     columns.print(&mut context.printer, &rows);
     Ok(ExitStatus::Done)

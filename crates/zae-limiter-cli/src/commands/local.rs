@@ -1,7 +1,7 @@
-//! `local`: a DynamoDB endpoint on this machine.
+//! `local`: runs a DynamoDB endpoint on this machine.
 //!
-//! The engine is a program of its own, `zae-limiter-local`, so that ours links no database server.
-//! What runs is written down in a file in the data directory.
+//! The endpoint is a separate program, `zae-limiter-local`, so that this one links no database
+//! server. A file in the data directory records the running endpoint.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ mod engine;
 
 const AFTER_HELP: &str = "\
 Examples:
-  zae-limiter local up                       start it, and create the table zae-limiter
-  eval \"$(zae-limiter local env)\"            use it from here on, in this shell
+  zae-limiter local up                       start the endpoint, create the table zae-limiter
+  eval \"$(zae-limiter local env)\"            use the endpoint in this shell
   zae-limiter demo
   zae-limiter local down";
 
@@ -34,12 +34,11 @@ Examples:
   zae-limiter local up --port 8000 --folder ./dynamodb
   zae-limiter local up -o json               {\"endpoint\", \"pid\", \"table\"}
 
-It goes on in the background until `local down`.";
+The endpoint runs in the background until `local down`.";
 
-/// How often the endpoint is asked whether it is there before it is given up, and how long in
-/// between.
-const LOOKS_MAX: u32 = 100;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+/// `down` checks this often whether the endpoint has stopped: for 5 s in all.
+const POLLS_MAX: u32 = 100;
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Arguments of `local`.
 #[derive(clap::Args, Debug)]
@@ -51,13 +50,13 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Start the endpoint, with a table on it
+    /// Start the endpoint and create a table
     Up(UpArgs),
     /// Stop the endpoint
     Down,
-    /// Show whether it runs
+    /// Show the endpoint, if it runs
     Status,
-    /// Print the variables by which other commands use it, for `eval`
+    /// Print the environment variables that select the endpoint, for `eval`
     Env,
 }
 
@@ -65,24 +64,24 @@ enum Command {
 #[derive(clap::Args, Debug)]
 #[command(after_help = UP_AFTER_HELP)]
 struct UpArgs {
-    /// The port to listen on [default: any that is free]
+    /// Port to listen on [default: any free port]
     #[arg(long)]
     port: Option<u16>,
 
-    /// The folder to keep the tables in; without it they are gone with the endpoint
+    /// Folder for the tables [default: in memory, lost when the endpoint stops]
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
 
-    /// The table to create [default: zae-limiter]
+    /// Table to create [default: zae-limiter]
     #[arg(long, value_name = "NAME", value_parser = grammar::table_name)]
     table: Option<zae_limiter::model::StackName>,
 
-    /// With a stream of the table's changes; each write there gets slower the longer it is
+    /// Create the table with a change stream; the longer the stream, the slower each write
     #[arg(long)]
     stream: bool,
 }
 
-/// What runs.
+/// A running endpoint.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Running {
     endpoint: String,
@@ -90,12 +89,14 @@ pub(super) struct Running {
     table: String,
 }
 
-/// As it is written down, with what tells its process from a later one of the same number.
+/// The content of the file `local.json`.
 #[derive(Debug, Deserialize, Serialize)]
-struct Written {
+struct StateFile {
     #[serde(flatten)]
     running: Running,
-    born: Option<String>,
+    /// Distinguishes the process from a later one with the same pid.
+    #[serde(rename = "born")]
+    start_time: Option<String>,
 }
 
 impl Running {
@@ -123,8 +124,9 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
 
 async fn up(args: UpArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
     if let Some(running) = running(context).await? {
-        check_is_alike(&args, &running)?;
-        context.printer.say_unless_json(format!("it runs already, as process {}", running.pid));
+        check_matches(&args, &running)?;
+        let pid = running.pid;
+        context.printer.say_unless_json(format!("the endpoint already runs as process {pid}"));
         print(context, &running);
         return Ok(ExitStatus::Done);
     }
@@ -138,23 +140,24 @@ async fn up(args: UpArgs, context: &mut Context) -> Result<ExitStatus, Failure> 
         engine::stop(running.pid);
         return Err(failure);
     }
-    write_down(context, &running)?;
+    save(context, &running)?;
     context.printer.say_unless_json("use it from this shell: eval \"$(zae-limiter local env)\"");
     print(context, &running);
     Ok(ExitStatus::Done)
 }
 
-/// Whoever asks for a table or a port should not be told of others as if all were well.
-fn check_is_alike(args: &UpArgs, running: &Running) -> Result<(), Failure> {
+/// Fails if the running endpoint has another table or port than requested.
+fn check_matches(args: &UpArgs, running: &Running) -> Result<(), Failure> {
     let table = args.table.as_ref().is_none_or(|table| table.as_str() == running.table);
     let port = args.port.unwrap_or(0);
     if table && (port == 0 || running.endpoint.ends_with(&format!(":{port}"))) {
         return Ok(());
     }
     let Running { endpoint, pid, table } = running;
-    let message = format!("another runs already: process {pid}, {endpoint}, with table {table}");
+    let message =
+        format!("another endpoint already runs: process {pid}, {endpoint}, with table {table}");
     let failure = Failure::new(ExitStatus::Error, message);
-    Err(failure.hint("use that one, or stop it first: zae-limiter local down"))
+    Err(failure.hint("use it, or stop it first: zae-limiter local down"))
 }
 
 fn print(context: &mut Context, running: &Running) {
@@ -173,7 +176,7 @@ async fn create_table(running: &Running, stream: bool) -> Result<(), Failure> {
     let client = running.address().client().await;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     table.create(&client, &clock).await.map_err(|error| {
-        let message = format!("the table {} could not be created", running.table);
+        let message = format!("could not create table {}", running.table);
         Failure::new(ExitStatus::Error, message).caused_by(&error)
     })
 }
@@ -181,13 +184,13 @@ async fn create_table(running: &Running, stream: bool) -> Result<(), Failure> {
 async fn down(context: &mut Context) -> Result<ExitStatus, Failure> {
     let Some(running) = running(context).await? else { return Err(not_running()) };
     engine::stop(running.pid);
-    for _ in 0..LOOKS_MAX {
+    for _ in 0..POLLS_MAX {
         if !engine::answers(&running.endpoint).await {
             let _ = std::fs::remove_file(context.data_file("local.json")?);
             context.printer.done(&serde_json::json!({ "stopped": running }), "stopped");
             return Ok(ExitStatus::Done);
         }
-        context.wait(BETWEEN_LOOKS).await;
+        context.wait(POLL_INTERVAL).await;
     }
     let message = format!("process {} does not stop", running.pid);
     Err(Failure::new(ExitStatus::Error, message).hint(format!("kill -9 {}", running.pid)))
@@ -230,27 +233,29 @@ async fn env(context: &mut Context) -> Result<ExitStatus, Failure> {
 }
 
 fn not_running() -> Failure {
-    let failure = Failure::new(ExitStatus::NotFound, "no local endpoint runs");
+    let failure = Failure::new(ExitStatus::NotFound, "no local endpoint is running");
     failure.hint("zae-limiter local up")
 }
 
-/// What was written down, if it still answers and its process is still that one: whoever has got its
-/// number or its port since is not ours to stop. Else it is forgotten.
+/// The recorded endpoint, if it still answers and its process is still the same. Another process
+/// with its pid or port is not ours to stop.
 async fn running(context: &Context) -> Result<Option<Running>, Failure> {
     let file = context.data_file("local.json")?;
     let Ok(text) = std::fs::read_to_string(&file) else { return Ok(None) };
-    let Ok(Written { running, born }) = serde_json::from_str(&text) else { return Ok(None) };
-    let is_ours = engine::born(running.pid) == born;
+    let Ok(StateFile { running, start_time }) = serde_json::from_str(&text) else {
+        return Ok(None);
+    };
+    let is_ours = engine::start_time(running.pid) == start_time;
     Ok((is_ours && engine::answers(&running.endpoint).await).then_some(running))
 }
 
-fn write_down(context: &Context, running: &Running) -> Result<(), Failure> {
+fn save(context: &Context, running: &Running) -> Result<(), Failure> {
     let file = context.data_file("local.json")?;
-    let written = Written { running: running.clone(), born: engine::born(running.pid) };
-    let written = std::fs::write(&file, crate::printer::to_json(&written));
+    let state = StateFile { running: running.clone(), start_time: engine::start_time(running.pid) };
+    let written = std::fs::write(&file, crate::printer::to_json(&state));
     written.map_err(|error| {
         engine::stop(running.pid);
-        let message = format!("{} cannot be written", file.display());
+        let message = format!("could not write {}", file.display());
         Failure::new(ExitStatus::Error, message).caused_by(&error)
     })
 }

@@ -1,10 +1,10 @@
-//! `namespace`: limiters that share a store and see nothing of each other.
+//! `namespace`: namespaces, which separate limiters that share a store.
 
 use clap::Subcommand;
 use serde::Serialize;
 use zae_limiter::model::{Namespace, format_time};
 
-use crate::columns::{Cell, Lean};
+use crate::columns::{Align, Cell};
 use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
@@ -19,7 +19,7 @@ const AFTER_HELP: &str = "\
 Examples:
   zae-limiter namespace register team-a team-b
   zae-limiter -N team-a resource set-defaults gpt-4 -l rpm:100
-  zae-limiter namespace delete team-a    softly: nothing is lost before it is purged";
+  zae-limiter namespace delete team-a    can be undone until `namespace purge`";
 
 /// Arguments of `namespace`.
 #[derive(clap::Args, Debug)]
@@ -33,17 +33,17 @@ pub(crate) struct Args {
 enum Command {
     /// Register namespaces
     Register(register::Args),
-    /// List the namespaces that are registered
+    /// List the registered namespaces
     List(list::Args),
     /// Show a namespace
     Show(list::ShowArgs),
-    /// Delete a namespace softly: its items stay until they are purged
+    /// Delete a namespace; its items stay until they are purged
     Delete(delete::Args),
-    /// Give a deleted namespace its name back
+    /// Restore a deleted namespace
     Recover(delete::RecoverArgs),
-    /// List the deleted namespaces whose items are still there
+    /// List deleted namespaces that are not purged yet
     Orphans(list::OrphansArgs),
-    /// Remove a deleted namespace and all its items for good
+    /// Remove a deleted namespace and all its items permanently
     Purge(purge::Args),
 }
 
@@ -80,8 +80,8 @@ impl From<Namespace> for NamespaceJson {
 }
 
 impl Item for NamespaceJson {
-    const HEADS: &'static [(&'static str, Lean)] =
-        &[("NAMESPACE", Lean::Left), ("ID", Lean::Left), ("CREATED", Lean::Left)];
+    const HEADS: &'static [(&'static str, Align)] =
+        &[("NAMESPACE", Align::Left), ("ID", Align::Left), ("CREATED", Align::Left)];
 
     fn row(&self) -> Vec<Cell> {
         vec![Cell::from(&self.name), Cell::from(&self.namespace_id), Cell::from(&self.created_at)]

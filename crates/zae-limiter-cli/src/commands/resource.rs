@@ -1,4 +1,4 @@
-//! `resource`: limits for everybody on one resource, and what is left of them.
+//! `resource`: the default limits of resources, and their remaining capacity.
 
 use clap::Subcommand;
 use zae_limiter::Limit;
@@ -17,32 +17,32 @@ const AFTER_HELP: &str = "\
 Examples:
   zae-limiter resource set-defaults gpt-4 -l rpm:100 -l tpm:10000/min:15000
   zae-limiter resource list
-  zae-limiter resource capacity gpt-4 tpm    who has how much left";
+  zae-limiter resource capacity gpt-4 tpm    the balance of each entity";
 
 const SET_AFTER_HELP: &str = "\
 Examples:
   zae-limiter resource set-defaults gpt-4 -l rpm:100 -l tpm:10000/min:15000
   zae-limiter resource set-defaults uploads -l files:3/5min
 
-They hold, for each entity by itself, for all entities without limits of their own. They replace
-those that were stored there, all of them.";
+Each entity without limits of its own gets these limits for itself. They replace all stored
+defaults of the resource.";
 
 const GET_AFTER_HELP: &str = "\
 Examples:
   zae-limiter resource get-defaults gpt-4
-  zae-limiter entity get-limits key-1 -r gpt-4 --effective   what holds for one entity";
+  zae-limiter entity get-limits key-1 -r gpt-4 --effective   the limits that apply to one entity";
 
 const DELETE_AFTER_HELP: &str = "\
 Examples:
   zae-limiter resource delete-defaults gpt-4
   zae-limiter resource delete-defaults gpt-4 --yes    without asking
 
-Afterwards the system's defaults hold, if there are any.";
+Afterwards the system's defaults apply, if there are any.";
 
 const LIST_AFTER_HELP: &str = "\
 Examples:
   zae-limiter resource list
-  zae-limiter entity list-resources    resources for which some entity has limits of its own";
+  zae-limiter entity list-resources    resources on which some entity has limits of its own";
 
 /// Arguments of `resource`.
 #[derive(clap::Args, Debug)]
@@ -54,15 +54,15 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Set the limits of a resource for everybody
+    /// Set the default limits of a resource
     SetDefaults(SetArgs),
-    /// Show the limits of a resource for everybody
+    /// Show the default limits of a resource
     GetDefaults(GetArgs),
-    /// Delete the limits of a resource for everybody
+    /// Delete the default limits of a resource
     DeleteDefaults(DeleteArgs),
-    /// List the resources that have limits for everybody
+    /// List the resources with default limits
     List(ListArgs),
-    /// Show what each entity has left of a limit, and all of them together
+    /// Show the balance of each entity for one limit, and the total
     Capacity(capacity::Args),
 }
 
@@ -70,11 +70,11 @@ enum Command {
 #[derive(clap::Args, Debug)]
 #[command(after_help = SET_AFTER_HELP)]
 pub(crate) struct SetArgs {
-    /// The resource, for example a model
+    /// Resource, such as a model
     #[arg(value_parser = grammar::resource)]
     resource: ResourceName,
 
-    /// A limit, as in rpm:100 or tpm:10000/min:15000; once for each
+    /// Limit, as in rpm:100 or tpm:10000/min:15000; repeat for each limit
     #[arg(
         short, long = "limit", required = true, value_name = "LIMIT",
         value_parser = grammar::limit,
@@ -86,7 +86,7 @@ pub(crate) struct SetArgs {
 #[derive(clap::Args, Debug)]
 #[command(after_help = GET_AFTER_HELP)]
 pub(crate) struct GetArgs {
-    /// The resource
+    /// Resource
     #[arg(value_parser = grammar::resource)]
     resource: ResourceName,
 }
@@ -95,7 +95,7 @@ pub(crate) struct GetArgs {
 #[derive(clap::Args, Debug)]
 #[command(after_help = DELETE_AFTER_HELP)]
 pub(crate) struct DeleteArgs {
-    /// The resource
+    /// Resource
     #[arg(value_parser = grammar::resource)]
     resource: ResourceName,
 
@@ -153,7 +153,7 @@ async fn list(ListArgs {}: ListArgs, context: &mut Context) -> Result<ExitStatus
     let pages = limiter.resources(ResourceList::WithDefaults);
     if print_pages(&mut context.printer, pages, ResourceJson::from).await? == 0 {
         context.printer.say_unless_json(
-            "no resource has limits for everybody; \
+            "no resource has default limits; \
              set some: zae-limiter resource set-defaults RESOURCE -l rpm:100",
         );
     }

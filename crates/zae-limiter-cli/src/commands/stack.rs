@@ -1,4 +1,4 @@
-//! What the commands about stacks share.
+//! Shared code of the stack commands.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::printer::Printer;
 
-/// An account, and what deploys there.
+/// An AWS account and region.
 pub(crate) struct Account {
     pub(crate) cloud: Arc<dyn Cloud>,
     pub(crate) deployer: Deployer,
 }
 
-/// The account and region of an address.
+/// Connects to the account and region of an address.
 pub(crate) async fn connect(
     context: &Context,
     address: &DynamoAddress,
@@ -35,7 +35,7 @@ pub(crate) async fn table(context: &Context, address: &DynamoAddress) -> AwsTabl
     AwsTable::new(address.client().await, &address.table, Arc::clone(&context.pace))
 }
 
-/// The aggregator: this program, or the file that was named.
+/// The aggregator's package, from this program or the named file.
 pub(crate) fn package(
     context: &Context,
     bootstrap: Option<&std::path::Path>,
@@ -46,29 +46,29 @@ pub(crate) fn package(
         None => context.program()?,
     };
     let program = std::fs::read(file).map_err(|error| {
-        let message = format!("{} cannot be read", file.display());
+        let message = format!("could not read {}", file.display());
         Failure::new(ExitStatus::Error, message).caused_by(&error)
     })?;
     Package::of(&program, wanted).map_err(|error: PackageError| {
-        let message = format!("{} cannot be the aggregator", file.display());
+        let message = format!("cannot deploy {} as the aggregator", file.display());
         Failure::usage(message).caused_by(&error).hint(error.hint())
     })
 }
 
-/// Tells a person what happens to a stack: a line for everything that is done or failed, and a line
-/// of progress for what is under way.
-pub(crate) struct Telling<'a> {
+/// Prints the events of a stack: a line for each finished or failed resource, and a progress line
+/// for the current one.
+pub(crate) struct ProgressPrinter<'a> {
     printer: &'a mut Printer,
     done: u32,
 }
 
-impl<'a> Telling<'a> {
+impl<'a> ProgressPrinter<'a> {
     pub(crate) fn new(printer: &'a mut Printer) -> Self {
         Self { printer, done: 0 }
     }
 }
 
-impl Progress for Telling<'_> {
+impl Progress for ProgressPrinter<'_> {
     fn event(&mut self, event: &StackEvent) {
         let status = event.status.as_str().to_lowercase().replace('_', " ");
         let line = format!("  {status:<20} {:<28} {}", short(&event.kind), event.resource);
@@ -90,7 +90,7 @@ impl Progress for Telling<'_> {
     }
 }
 
-/// `AWS::DynamoDB::Table` without what all of them have.
+/// Strips the prefix `AWS::` of a resource type.
 fn short(kind: &str) -> &str {
     kind.strip_prefix("AWS::").unwrap_or(kind)
 }
@@ -104,7 +104,7 @@ impl From<CloudError> for Failure {
         };
         let failure = Self::new(status, error.message.clone());
         match std::error::Error::source(&error) {
-            // What AWS says is in the message already, where it said something.
+            // Otherwise the message quotes AWS already.
             Some(source) if error.kind == CloudErrorKind::Unavailable => failure.caused_by(source),
             _ => failure,
         }
@@ -115,7 +115,7 @@ impl From<InvalidOption> for Failure {
     fn from(error: InvalidOption) -> Self {
         let InvalidOption { option, value, rule } = error;
         let failure = Self::usage(format!("invalid value {value:?} for --{option}: it {rule}"));
-        failure.hint("nothing was sent")
+        failure.hint("nothing was sent to AWS")
     }
 }
 
@@ -128,7 +128,7 @@ impl From<DeployError> for Failure {
                 Self::new(ExitStatus::Error, message).hint(hint)
             }
             DeployError::NoStack { .. } => Self::new(ExitStatus::NotFound, message)
-                .hint("zae-limiter list shows those there are; zae-limiter deploy makes one"),
+                .hint("zae-limiter list shows existing stacks; zae-limiter deploy creates one"),
             DeployError::Failed { cause, .. } => {
                 let mut failure = Self::new(ExitStatus::Error, message);
                 if let Some(cause) = cause {

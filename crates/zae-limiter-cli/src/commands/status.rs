@@ -19,18 +19,18 @@ Examples:
   zae-limiter status --name my-app
   zae-limiter status --name my-app -o json | jq .dead_letters
 
-Exit status 4 when there is neither a stack nor a table of that name.";
+Exit status: 0 found, 4 neither a stack nor a table has that name.";
 
 /// Arguments of `status`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {}
 
-/// Everything that is known of a stack. What could not be found out is null.
+/// The status of a stack. What could not be read is null.
 #[derive(Serialize)]
 struct Report {
     name: String,
-    /// How long one read of the table took.
+    /// The time of one read of the table.
     round_trip_ms: Option<u64>,
     stack: Option<StackJson>,
     table: Option<TableJson>,
@@ -93,7 +93,7 @@ impl From<&Versions> for VersionsJson {
 pub(crate) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     let address = context.stack()?;
     let account = stack::connect(context, &address).await?;
-    context.printer.progress(format!("looking at {}", address.table));
+    context.printer.progress(format!("reading the status of {}", address.table));
     let state = account.cloud.stack(&address.table).await?;
     let table = account.cloud.table(&address.table).await?;
     if state.is_none() && table.is_none() {
@@ -101,7 +101,7 @@ pub(crate) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStat
         let failure = Failure::new(ExitStatus::NotFound, message);
         return Err(failure.hint("zae-limiter list shows the stacks of this account and region"));
     }
-    let report = look_at(context, &account, &address, state.as_ref(), table).await?;
+    let report = read_report(context, &account, &address, state.as_ref(), table).await?;
     if context.printer.is_json() {
         context.printer.json(&report);
     } else {
@@ -110,7 +110,7 @@ pub(crate) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStat
     Ok(ExitStatus::Done)
 }
 
-async fn look_at(
+async fn read_report(
     context: &Context,
     account: &Account,
     address: &DynamoAddress,
@@ -121,7 +121,7 @@ async fn look_at(
     let mut record = None;
     if table.is_some() {
         let table = stack::table(context, address).await;
-        // The first call makes the connection.
+        // The first call opens the connection, so the second one is measured.
         records::read_version(&table).await.map_err(unreadable)?;
         let started = context.pace.stopwatch();
         record = records::read_version(&table).await.map_err(unreadable)?;
@@ -130,7 +130,7 @@ async fn look_at(
     }
     let versions = Versions::of(state, record.as_ref());
     let output = |name: &str| state.and_then(|state| state.output(name));
-    // Figures beside the point: whoever may not read them still sees the rest.
+    // Optional: without permission to read these two, the rest is still shown.
     let now_ms = context.clock.now().as_millis();
     let stream_lag_ms = match output("AggregatorName") {
         Some(function) => account.cloud.stream_lag(function, now_ms).await.unwrap_or(None),
@@ -152,7 +152,7 @@ async fn look_at(
 }
 
 pub(super) fn unreadable(error: zae_limiter_infra::TableError) -> Failure {
-    let failure = Failure::new(ExitStatus::Unavailable, "the table's version could not be read");
+    let failure = Failure::new(ExitStatus::Unavailable, "could not read the table's version");
     failure.caused_by(&error)
 }
 
@@ -191,7 +191,7 @@ fn print(context: &mut Context, report: &Report, state: Option<&StackState>) {
             let changed = json.updated_at.as_ref().or(json.created_at.as_ref());
             fields.push(("last change", changed.map_or_else(none, Cell::from)));
         }
-        _ => fields.push(("stack", Cell::new(Look::Warn, "none: the table stands alone"))),
+        _ => fields.push(("stack", Cell::new(Look::Warn, "none: there is only a table"))),
     }
     match &report.table {
         Some(table) => fields.extend(table_fields(table, report.round_trip_ms)),
@@ -252,7 +252,7 @@ pub(super) fn version_fields(versions: &VersionsJson) -> Vec<(&'static str, Cell
 
 fn lag(millis: Option<f64>) -> Cell {
     match millis {
-        None => Cell::new(Look::Dim, "nothing to do in the last ten minutes"),
+        None => Cell::new(Look::Dim, "no changes in the last ten minutes"),
         Some(millis) if millis > 60_000.0 => {
             Cell::new(Look::Bad, format!("{:.0} s behind", millis / 1_000.0))
         }

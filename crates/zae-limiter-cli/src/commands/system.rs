@@ -1,4 +1,4 @@
-//! `system`: limits for everybody on everything, and what happens while the store does not answer.
+//! `system`: the default limits of all resources, and the policy for an unavailable store.
 
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -23,21 +23,21 @@ Examples:
   zae-limiter system set-defaults -l rpm:60 -l tpm:5000
   zae-limiter system set-defaults --on-unavailable allow    the limits stay as they are
 
-The limits hold, for each entity on each resource by itself, where nothing else is stored. They
-replace those that were stored here, all of them.";
+Each entity gets these limits on each resource for which nothing else is stored. They replace all
+stored system defaults.";
 
 const GET_AFTER_HELP: &str = "\
 Examples:
   zae-limiter system get-defaults
-  zae-limiter entity get-limits key-1 -r gpt-4 --effective   what holds for one entity";
+  zae-limiter entity get-limits key-1 -r gpt-4 --effective   the limits that apply to one entity";
 
 const DELETE_AFTER_HELP: &str = "\
 Examples:
   zae-limiter system delete-defaults
   zae-limiter system delete-defaults --yes    without asking
 
-Afterwards nothing is limited that has no limits of its own, and calls fail while the store does
-not answer. For how long audit events are kept stays as it was deployed.";
+Afterwards only resource and entity limits apply, and calls fail while the store is unavailable. The
+retention of audit events stays as deployed.";
 
 /// Arguments of `system`.
 #[derive(clap::Args, Debug)]
@@ -48,13 +48,13 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, Subcommand)]
-#[expect(clippy::enum_variant_names, reason = "as they are typed")]
+#[expect(clippy::enum_variant_names, reason = "the names of the commands")]
 enum Command {
-    /// Set the limits for everybody on everything
+    /// Set the default limits of all resources, or the policy
     SetDefaults(SetArgs),
-    /// Show the limits for everybody on everything
+    /// Show the default limits of all resources, and the policy
     GetDefaults(GetArgs),
-    /// Delete the limits for everybody on everything
+    /// Delete the default limits of all resources, and the policy
     DeleteDefaults(DeleteArgs),
 }
 
@@ -63,11 +63,11 @@ enum Command {
 #[command(after_help = SET_AFTER_HELP)]
 #[group(required = true, multiple = true)]
 pub(crate) struct SetArgs {
-    /// A limit, as in rpm:100 or tpm:10000/min:15000; once for each
+    /// Limit, as in rpm:100 or tpm:10000/min:15000; repeat for each limit
     #[arg(short, long = "limit", value_name = "LIMIT", value_parser = grammar::limit)]
     limits: Vec<Limit>,
 
-    /// What happens to calls while the store does not answer: they pass, or they fail
+    /// Policy while the store is unavailable: allow lets calls pass, block fails them
     #[arg(long, value_name = "POLICY", value_parser = policies())]
     on_unavailable: Option<OnUnavailable>,
 }
@@ -106,7 +106,7 @@ fn nothing() -> Failure {
 async fn set(args: SetArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
     let limiter = context.limiter().await?;
     let limits = if args.limits.is_empty() {
-        // Only the policy changes: the limits are set to what they are.
+        // Only the policy changes: keep the stored limits.
         let stored = limiter.system_defaults().await?;
         stored.map(|config| config.limits.to_limits()).unwrap_or_default()
     } else {
@@ -114,7 +114,7 @@ async fn set(args: SetArgs, context: &mut Context) -> Result<ExitStatus, Failure
     };
     let config = limiter.set_system_defaults(limits, args.on_unavailable).await?;
     let words = match config.limits.is_empty() {
-        true => format!("{}; limits for everybody: none", policy_words(&config)),
+        true => format!("{}; default limits: none", policy_words(&config)),
         false => format!("{}; {}", stored::set_words(&config), policy_words(&config)),
     };
     context.printer.done(&ConfigJson::from(&config), words);
@@ -123,8 +123,8 @@ async fn set(args: SetArgs, context: &mut Context) -> Result<ExitStatus, Failure
 
 fn policy_words(config: &Config) -> &'static str {
     match config.on_unavailable {
-        Some(OnUnavailable::Allow) => "calls pass while the store does not answer",
-        Some(OnUnavailable::Block) | None => "calls fail while the store does not answer",
+        Some(OnUnavailable::Allow) => "calls pass while the store is unavailable",
+        Some(OnUnavailable::Block) | None => "calls fail while the store is unavailable",
     }
 }
 

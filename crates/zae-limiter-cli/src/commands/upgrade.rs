@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::printer::count;
 
 use super::deploy::{Bootstrap, WindowArg, prepare};
-use super::stack::{self, Account, Telling};
+use super::stack::{self, Account, ProgressPrinter};
 use super::status::unreadable;
 
 const AFTER_HELP: &str = "\
@@ -21,26 +21,28 @@ Examples:
   zae-limiter upgrade --name my-app
   zae-limiter upgrade --name my-app --bootstrap ./zae-limiter-arm64
 
-First the table: one that the Python client has made or written last is read through, index entries
-that are missing are added, and usage that its aggregator booked into one item is divided. Limits and
-balances stay as they are, clients may go on meanwhile (the Python aggregator should not), and a run
-that was interrupted is started again. Then template and aggregator; every option and tag of the stack stays.
-With -N one namespace of the table is migrated and nothing else. A stack or table of a later release
-is refused: nothing is ever downgraded.";
+upgrade first migrates a table that the Python client created or wrote last. It reads all items and
+adds missing index entries. Where the Python aggregator wrote the usage of an hour, a day and a month
+into one item, it splits that item. Limits and balances stay as they are. Clients may run meanwhile,
+but stop the Python aggregator first. Repeat an interrupted migration to complete it.
+
+Then upgrade updates the template and the aggregator, and keeps all options and tags of the stack.
+With -N it only migrates one namespace of the table. It never downgrades a stack or table of a later
+release.";
 
 /// Arguments of `upgrade`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// Say what there is to do, and change nothing
+    /// Show what would change, and change nothing
     #[arg(long)]
     dry_run: bool,
 
-    /// Migrate the table and leave the stack alone
+    /// Migrate the table only, not the stack
     #[arg(long)]
     table_only: bool,
 
-    /// The windows that the Python aggregator was set to book
+    /// Usage windows that the Python aggregator was configured with
     #[arg(
         long,
         value_name = "WINDOWS",
@@ -96,7 +98,7 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let state = account.cloud.stack(&name).await?;
     if account.cloud.table(&name).await?.is_none() {
         let failure = Failure::new(ExitStatus::NotFound, format!("there is no table {name}"));
-        return Err(failure.hint("zae-limiter deploy makes one"));
+        return Err(failure.hint("zae-limiter deploy creates one"));
     }
     let counts = migrate_table(&args, context, &address).await?;
     let from = Versions::of(state.as_ref(), None).stack;
@@ -115,7 +117,7 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     Ok(ExitStatus::Done)
 }
 
-/// Migrates the table where that is still to be done.
+/// Migrates the table if that is needed.
 async fn migrate_table(
     args: &Args,
     context: &mut Context,
@@ -158,7 +160,7 @@ fn migration_failure(error: MigrateError) -> Failure {
     }
 }
 
-/// Brings template and aggregator to this release. Whether that changed anything.
+/// Updates the template and the aggregator. Returns whether anything changed.
 async fn upgrade_stack(
     bootstrap: Bootstrap,
     context: &mut Context,
@@ -179,8 +181,8 @@ async fn upgrade_stack(
         let architecture = package.architecture().as_str().to_owned();
         plan.parameters.insert("AggregatorArchitecture".to_owned(), architecture);
     }
-    let mut telling = Telling::new(&mut context.printer);
-    let deployed = account.deployer.deploy(&plan, package.as_ref(), &mut telling).await?;
+    let mut progress = ProgressPrinter::new(&mut context.printer);
+    let deployed = account.deployer.deploy(&plan, package.as_ref(), &mut progress).await?;
     let retention = plan.parameters.get("AuditRetentionDays");
     prepare(context, address, retention.and_then(|days| days.parse().ok())).await?;
     Ok(!matches!(deployed, Deployed::Unchanged(_)))
@@ -204,29 +206,28 @@ fn words(
         ));
         if counts.inexact > 0 {
             let items = count(counts.inexact, "usage item");
-            lines
-                .push(format!("{items} did not divide into whole tokens; the hour keeps the rest"));
+            lines.push(format!("{items} did not split into whole tokens; the hour keeps the rest"));
         }
         if counts.busy > 0 {
             let items = count(counts.busy, "usage item");
             lines.push(format!(
-                "{items} changed meanwhile: switch the Python aggregator off, and again"
+                "{items} changed meanwhile: stop the Python aggregator and run upgrade again"
             ));
         }
         if counts.expired > 0 {
-            lines.push(format!("{} left alone", count(counts.expired, "expired bucket")));
+            lines.push(format!("{} skipped", count(counts.expired, "expired bucket")));
         }
     }
     lines.push(match (changed, from) {
         (true, Some(from)) if from != PROGRAM => {
             format!("upgraded stack {name} from {from} to {PROGRAM}")
         }
-        (true, _) => format!("brought stack {name} to this build of release {PROGRAM}"),
-        (false, Some(_)) if dry_run => format!("stack {name} was left as it is"),
+        (true, _) => format!("upgraded stack {name} to this build of release {PROGRAM}"),
+        (false, Some(_)) if dry_run => format!("stack {name} was not changed"),
         (false, Some(PROGRAM)) if counts.is_none() => {
-            format!("nothing to do: stack {name} is of release {PROGRAM}")
+            format!("nothing to do: stack {name} has release {PROGRAM}")
         }
-        (false, _) => format!("stack {name} was left as it is"),
+        (false, _) => format!("stack {name} was not changed"),
     });
     lines.join("\n")
 }

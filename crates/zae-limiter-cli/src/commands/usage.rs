@@ -1,4 +1,4 @@
-//! `usage`: what was used, by hour, day or month.
+//! `usage`: usage records by hour, day or month.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use zae_limiter::model::{EntityId, ResourceName, Usage, UsageQuery, format_time};
 use zae_limiter::{RateLimiter, Timestamp, Window};
 
-use crate::columns::{Cell, Columns, Lean};
+use crate::columns::{Align, Cell, Columns};
 use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
@@ -22,33 +22,31 @@ mod plot;
 const AFTER_HELP: &str = "\
 Examples:
   zae-limiter usage list -e key-1                        hour by hour, the last day
-  zae-limiter usage list -r gpt-4 -w daily --start 7d    everybody on gpt-4, the last week
+  zae-limiter usage list -r gpt-4 -w daily --start 7d    all entities on gpt-4, the last week
   zae-limiter usage summary -e key-1 -w monthly          added up";
 
 const LIST_AFTER_HELP: &str = "\
 Examples:
   zae-limiter usage list -e key-1                        hour by hour, the last day
   zae-limiter usage list -e key-1 -r gpt-4 -w daily      day by day, the last 30 days
-  zae-limiter usage list -e key-1 --plot                 a chart of it
+  zae-limiter usage list -e key-1 --plot                 a chart
   zae-limiter usage list -r gpt-4 --start 2026-11-01 --end 2026-11-15T12:00 -o json
 
-Windows are hours, days and months of UTC. Without --start: the last 24 hours, 30 days or 12
-months, by the kind of window.
+Windows are hours, days and months of UTC. Without --start the range is the last 24 hours, 30 days
+or 12 months, depending on the window.
 
-On a DynamoDB table usage is booked by the aggregator, from the table's stream: see
-zae-limiter aggregate --help.";
+On a DynamoDB table the aggregator records usage: see zae-limiter aggregate --help.";
 
 const SUMMARY_AFTER_HELP: &str = "\
 Examples:
   zae-limiter usage summary -e key-1                     the last 24 hours
-  zae-limiter usage summary -r gpt-4 -w daily --start 7d everybody on gpt-4, the last week
+  zae-limiter usage summary -r gpt-4 -w daily --start 7d all entities on gpt-4, the last week
   zae-limiter usage summary -e key-1 -r gpt-4 -w monthly --start 2026-01-01
 
-Windows are hours, days and months of UTC. Without --start: the last 24 hours, 30 days or 12
-months, by the kind of window.
+Windows are hours, days and months of UTC. Without --start the range is the last 24 hours, 30 days
+or 12 months, depending on the window.
 
-On a DynamoDB table usage is booked by the aggregator, from the table's stream: see
-zae-limiter aggregate --help.";
+On a DynamoDB table the aggregator records usage: see zae-limiter aggregate --help.";
 
 /// Arguments of `usage`.
 #[derive(clap::Args, Debug)]
@@ -60,10 +58,10 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List what was used, window by window
+    /// List usage, window by window
     #[command(after_help = LIST_AFTER_HELP)]
     List(ListArgs),
-    /// Add up what was used
+    /// Add up usage
     #[command(after_help = SUMMARY_AFTER_HELP)]
     Summary(Which),
 }
@@ -79,35 +77,35 @@ struct ListArgs {
     plot: bool,
 }
 
-/// Which usage records.
+/// A selection of usage records.
 #[derive(clap::Args, Debug)]
 struct Which {
     #[command(flatten)]
     whose: Whose,
 
-    /// The kind of window
+    /// Length of the windows
     #[arg(short, long, value_name = "WINDOW", default_value = "hourly", value_parser = windows())]
     window: Window,
 
-    /// From the window with this moment on: a day (2026-11-15), a moment of UTC
+    /// First window, given by a moment in it: a day (2026-11-15), a time in UTC
     /// (2026-11-15T14:00), or how long ago (24h, 7d)
     #[arg(long, value_name = "MOMENT", value_parser = grammar::moment)]
     start: Option<Moment>,
 
-    /// Up to this moment: only windows that begin before it [default: now]
+    /// End of the range: only windows that begin before it [default: now]
     #[arg(long, value_name = "MOMENT", value_parser = grammar::moment)]
     end: Option<Moment>,
 }
 
-/// At least one of the two.
+/// An entity, a resource, or both.
 #[derive(clap::Args, Debug)]
 #[group(required = true, multiple = true)]
 struct Whose {
-    /// Of this entity
+    /// Entity
     #[arg(short, long, value_name = "ID", value_parser = grammar::entity_id)]
     entity: Option<EntityId>,
 
-    /// Of this resource
+    /// Resource
     #[arg(short, long, value_name = "RESOURCE", value_parser = grammar::resource)]
     resource: Option<ResourceName>,
 }
@@ -116,7 +114,7 @@ fn windows() -> impl TypedValueParser<Value = Window> {
     PossibleValuesParser::new(Window::ALL.map(Window::as_str)).try_map(|word| word.parse())
 }
 
-/// Which records, seen from now.
+/// The range of windows, in absolute times.
 struct Range {
     start: Timestamp,
     end: Timestamp,
@@ -130,7 +128,7 @@ impl Which {
             Window::Monthly => Duration::from_secs(365 * 86_400),
         };
         let first = self.start.unwrap_or(Moment::Ago(back)).seen_from(now);
-        // The window that now falls into belongs to it.
+        // Includes the current window.
         let just_after_now = Timestamp::from_millis(now.as_millis().saturating_add(1));
         let end = self.end.map_or(just_after_now, |end| end.seen_from(now));
         if first >= end {
@@ -140,13 +138,13 @@ impl Which {
                 format_time(end)
             );
             return Err(Failure::usage(message).hint(
-                "windows that begin at --end do not count: for all of a day, end with the next",
+                "a window that begins at --end does not count: to include a day, use the next one",
             ));
         }
         Ok(Range { start: self.window.start(first), end })
     }
 
-    /// The one place where records are asked for.
+    /// The query for these records.
     fn query<'a>(&'a self, limiter: &'a RateLimiter, range: &Range) -> UsageQuery<'a> {
         let mut query = limiter.usage().window(self.window).from(range.start).until(range.end);
         if let Some(entity) = &self.whose.entity {
@@ -158,7 +156,7 @@ impl Which {
         query
     }
 
-    /// Says that there are no records, and where they may be.
+    /// The message if there are no records, with a hint where they may be.
     fn nothing(&self, range: &Range, context: &Context) -> Result<String, Failure> {
         let whose = match (&self.whose.entity, &self.whose.resource) {
             (Some(entity), Some(resource)) => format!("by {entity} of {resource}"),
@@ -166,14 +164,14 @@ impl Which {
             (None, Some(resource)) => format!("of {resource}"),
             (None, None) => unreachable!("clap asks for one of them"),
         };
-        // Whoever has named the range knows that there are others.
+        // Only for the default range.
         let back = if self.start.is_none() { "; look further back: --start 90d" } else { "" };
-        let booked = match context.store_url()?.starts_with("dynamodb:") {
-            true => "; on DynamoDB it is booked by the aggregator: zae-limiter aggregate --once",
+        let recorded = match context.store_url()?.starts_with("dynamodb:") {
+            true => "; on DynamoDB the aggregator records usage: zae-limiter aggregate --once",
             false => "",
         };
         Ok(format!(
-            "no {} usage {whose} from {} to {}{back}{booked}",
+            "no {} usage {whose} from {} to {}{back}{recorded}",
             self.window,
             format_time(range.start),
             format_time(range.end)
@@ -214,12 +212,12 @@ impl From<Usage> for UsageJson {
 }
 
 impl Item for UsageJson {
-    const HEADS: &'static [(&'static str, Lean)] = &[
-        ("WINDOW", Lean::Left),
-        ("ENTITY", Lean::Left),
-        ("RESOURCE", Lean::Left),
-        ("EVENTS", Lean::Right),
-        ("CONSUMED", Lean::Left),
+    const HEADS: &'static [(&'static str, Align)] = &[
+        ("WINDOW", Align::Left),
+        ("ENTITY", Align::Left),
+        ("RESOURCE", Align::Left),
+        ("EVENTS", Align::Right),
+        ("CONSUMED", Align::Left),
     ];
 
     fn row(&self) -> Vec<Cell> {
@@ -242,7 +240,7 @@ struct SummaryJson<'a> {
     window: &'static str,
     start: String,
     end: String,
-    /// The beginnings of the first and the last window with any usage.
+    /// The start of the first and the last window with usage.
     first_window_start: Option<String>,
     last_window_start: Option<String>,
     records: u64,
@@ -260,8 +258,8 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
 async fn list(args: ListArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
     let ListArgs { which, plot } = args;
     if plot && context.printer.is_json() {
-        let failure = Failure::usage("--plot draws a chart, which is no JSON document");
-        return Err(failure.hint("leave out --plot, or -o json"));
+        let failure = Failure::usage("--plot draws a chart and cannot be combined with -o json");
+        return Err(failure.hint("leave out --plot or -o json"));
     }
     let range = which.range(context.clock.now())?;
     let limiter = context.limiter().await?;
@@ -303,7 +301,7 @@ async fn summary(which: Which, context: &mut Context) -> Result<ExitStatus, Fail
         context.printer.say(nothing);
         return Ok(ExitStatus::Done);
     };
-    let mut table = Columns::new(&[("LIMIT", Lean::Left), ("CONSUMED", Lean::Right)]);
+    let mut table = Columns::new(&[("LIMIT", Align::Left), ("CONSUMED", Align::Right)]);
     let row = |(name, sum)| vec![Cell::from(name), Cell::from(sum)];
     let rows: Vec<Vec<Cell>> = summary.consumed.iter().map(row).collect();
     table.print(printer, &rows);

@@ -15,7 +15,7 @@ struct VersionJson {
     version: &'static str,
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "as all commands")]
+#[expect(clippy::unnecessary_wraps, reason = "all commands have this signature")]
 pub(crate) fn run(Args {}: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     let version = env!("CARGO_PKG_VERSION");
     if context.printer.is_json() {

@@ -1,5 +1,5 @@
-//! What people type: limits, amounts, durations, moments, names, addresses. Every error points at
-//! the part that is wrong.
+//! Parsers of command-line values: limits, amounts, durations, moments, names, addresses. Every
+//! error points at the wrong characters.
 
 mod duration;
 mod limit;

@@ -1,4 +1,4 @@
-//! A day, a moment, or so long ago.
+//! Points in time: a day, a moment, or a duration before now.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use super::{Misread, duration};
 const RULE: &str = "write a day (2026-11-15), a moment of UTC (2026-11-15T14:00 or \
                     2026-11-15T14:00:00Z), or how long ago (24h, 7d)";
 
-/// A point in time, as it was typed.
+/// A parsed point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// This one.
+    /// An absolute time.
     At(Timestamp),
-    /// So long before now.
+    /// A duration before now.
     Ago(Duration),
 }
 
 impl Moment {
-    /// The moment it means when it is `now`.
+    /// The absolute time, given the current one.
     pub fn seen_from(self, now: Timestamp) -> Timestamp {
         match self {
             Self::At(moment) => moment,
@@ -33,11 +33,11 @@ impl Moment {
     }
 }
 
-/// Reads a moment.
+/// Parses a moment.
 ///
 /// # Errors
 ///
-/// [`Misread`], pointing at the part that is wrong.
+/// [`Misread`], which points at the wrong characters.
 pub fn moment(input: &str) -> Result<Moment, Misread> {
     let at =
         |moment: jiff::Timestamp| Ok(Moment::At(Timestamp::from_millis(moment.as_millisecond())));

@@ -1,4 +1,4 @@
-//! The clock stands still while a load is on, so that every figure is the same in every run.
+//! The clock stands still during a load, so that every figure is the same in every run.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn one_entity_of_ones_own() {
     session.run("bench --entity key-1 --each 5");
     session.run("bench --entity key-1 --each 5 --concurrency 4 --resource gpt-4 -l rpm:12");
     session.run("available key-1 gpt-4");
-    // It stays: what the load has taken is gone for the next.
+    // The entity stays, without the tokens that the load took.
     session.run("acquire key-1 gpt-4 -l rpm:12 -c rpm:1");
     insta::assert_snapshot!(session.transcript);
 }
@@ -79,7 +79,7 @@ fn what_cannot_be_asked() {
     insta::assert_snapshot!(session.transcript);
 }
 
-/// What it prints where it can be asked is in `tests/endpoint/bench.rs`.
+/// Successful runs are in `tests/endpoint/bench.rs`.
 #[test]
 fn shards_where_they_cannot_be_asked() {
     let mut session = Session::new();
@@ -92,7 +92,7 @@ fn shards_where_they_cannot_be_asked() {
     ] {
         session.run(line);
     }
-    assert!(!session.folder().join("limits.db").exists(), "no store was made");
+    assert!(!session.folder().join("limits.db").exists(), "no store was created");
     for options in [
         "--shards 0",
         "--shards 1,3",

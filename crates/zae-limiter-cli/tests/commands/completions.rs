@@ -4,9 +4,9 @@ use crate::session::Session;
 fn for_every_shell() {
     let mut session = Session::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let (status, script, talk) =
+        let (status, script, stderr) =
             session.run_unseen(&format!("completions {shell}"), usize::MAX);
-        assert_eq!((status, talk.as_str()), (0, ""), "{shell}");
+        assert_eq!((status, stderr.as_str()), (0, ""), "{shell}");
         for word in ["zae-limiter", "set-limits", "with-custom-limits", "capacity"] {
             assert!(script.contains(word), "{word} is missing for {shell}");
         }
@@ -17,7 +17,7 @@ fn for_every_shell() {
     insta::assert_snapshot!(session.transcript);
 }
 
-/// What bash offers for the last word.
+/// The completions of bash for the last word.
 #[cfg(unix)]
 fn offered(script: &str, words: &str) -> String {
     let (before, last) = words.rsplit_once(' ').unwrap();

@@ -43,11 +43,11 @@ fn every_page_is_listed_once() {
     assert_eq!(status, 0);
     let document: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(ids(&document), wanted);
-    // Written piece by piece, and yet as if it had been written at once.
+    // Page by page it is the same document as in one piece.
     let at_once = serde_json::to_string_pretty(&document).unwrap();
     assert_eq!(text.lines().count(), at_once.lines().count());
 
-    // Somebody who has seen enough is no error.
+    // A closed pipe is not an error.
     for line in ["entity children p", "entity children p -o json"] {
         let (status, text, talk) = session.run_unseen(line, 1_000);
         assert_eq!((status, text.len(), talk.as_str()), (0, 1_000, ""), "{line}");
@@ -80,10 +80,10 @@ fn a_long_list_within_a_document() {
 }
 
 #[test]
-fn a_purge_tells_how_far_it_is() {
+fn a_purge_shows_its_progress() {
     let mut session = many_children().on_a_terminal("y\n");
     session.env.insert("NO_COLOR".to_owned(), "1".to_owned());
-    // The namespace default cannot be deleted by a command; here it stands for any other.
+    // No command can delete the namespace default; here it stands for any other.
     let id = in_a_runtime(async {
         let limiter = session.limiter().await;
         limiter.namespaces().delete("default").await.unwrap().id

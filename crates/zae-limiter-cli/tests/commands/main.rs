@@ -1,8 +1,8 @@
-//! A snapshot of every command: what was typed, what came out, and how it ended.
+//! A snapshot of every command: arguments, stdout, stderr and exit status.
 //!
-//! The commands run in this process, on a file of their own, at a time of their own: everything
-//! that is printed is the same in every run. `INSTA_UPDATE=always cargo test -p zae-limiter-cli`
-//! writes the snapshots anew; read the difference before you keep it.
+//! The commands run in this process, on a temporary file and with a manual clock, so that the output
+//! is the same in every run. `INSTA_UPDATE=always cargo test -p zae-limiter-cli` updates the
+//! snapshots; read the difference before you commit it.
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "a test")]
 

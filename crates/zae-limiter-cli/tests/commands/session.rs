@@ -16,12 +16,12 @@ use zae_limiter_cli::{Interrupt, Interrupter, Interrupts, Terminal, World};
 const START_MS: i64 = 1_794_752_736_000;
 
 thread_local! {
-    /// The seed of the run that goes on in this thread: the same in every test run, and another
-    /// one for each command line, as with real randomness.
+    /// The seed of this thread's current run: another one for each command line, but the same in
+    /// every test run.
     static SEED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// One after the other, command lines on one store, written down as they would look.
+/// Runs command lines on one store and records a transcript.
 pub struct Session {
     folder: TempDir,
     clock: Arc<ManualClock>,
@@ -29,7 +29,7 @@ pub struct Session {
     pub stdin: &'static str,
     pub terminal: Terminal,
     pub transcript: String,
-    /// Ctrl-C comes when a command has waited for so long.
+    /// Sends Ctrl-C when a command has waited this long.
     pub interrupt_after: Option<Duration>,
     runs: u64,
 }
@@ -48,7 +48,7 @@ impl Session {
         }
     }
 
-    /// On a terminal of 80 columns, where somebody types `answer`.
+    /// On a terminal of 80 columns, with `answer` on stdin.
     pub fn on_a_terminal(mut self, answer: &'static str) -> Self {
         self.terminal = Terminal { stdin: true, stdout: true, stderr: true, size: Some((80, 24)) };
         self.stdin = answer;
@@ -64,8 +64,7 @@ impl Session {
         writeln!(self.transcript, "({} s later)\n", by.as_secs_f64()).unwrap();
     }
 
-    /// Runs a command line and gives its exit status. Words are separated by spaces; `'…'` keeps
-    /// them together.
+    /// Runs a command line and returns its exit status. Spaces separate words; `'…'` quotes them.
     pub fn run(&mut self, line: &str) -> u8 {
         writeln!(self.transcript, "$ zae-limiter {line}").unwrap();
         let (status, stdout, stderr) = self.run_unseen(line, usize::MAX);
@@ -75,8 +74,8 @@ impl Session {
         status
     }
 
-    /// As [`run`](Self::run), without writing it down: gives the exit status, stdout and stderr.
-    /// Whoever reads stdout goes away after so many bytes.
+    /// As [`run`](Self::run), but not in the transcript. Returns the exit status, stdout and stderr.
+    /// Stdout is a pipe that closes after `read_max` bytes.
     pub fn run_unseen(&mut self, line: &str, read_max: usize) -> (u8, String, String) {
         let (stdout, stderr) = (Buffer::up_to(read_max), Buffer::up_to(usize::MAX));
         self.runs += 1;
@@ -90,7 +89,7 @@ impl Session {
             data_dir: Some(self.folder.path().join("data")),
             program: None,
             clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
-            pace: Arc::new(Jumping { clock, interrupt_at, interrupter }),
+            pace: Arc::new(JumpingClock { clock, interrupt_at, interrupter }),
             entropy: || Entropy::seeded(SEED.get()),
             stdin: Box::new(self.stdin.as_bytes()),
             stdout: Box::new(stdout.clone()),
@@ -103,7 +102,7 @@ impl Session {
         (status, stdout.text(), stderr.text())
     }
 
-    /// A limiter on the session's store, to put much into it.
+    /// A limiter on the session's store, to fill it quickly.
     pub async fn limiter(&self) -> RateLimiter {
         std::fs::create_dir_all(self.folder().join("data")).unwrap();
         let url = format!("sqlite:{}", self.folder().join("data/limits.db").display());
@@ -112,9 +111,9 @@ impl Session {
         zae_limiter::builder(&url).unwrap().clock(clock).entropy(entropy).open().await.unwrap()
     }
 
-    /// What a stream got, with a mark before each line.
+    /// Adds the content of a stream to the transcript, with a mark before each line.
     fn note(&mut self, mark: &str, text: &str) {
-        // The folder has another name in every run.
+        // The temporary folder's name differs from run to run.
         let text = text.replace(&*self.folder.path().to_string_lossy(), "FOLDER");
         let text = text.replace('\x1b', "␛").replace('\r', "␍");
         for line in text.lines() {
@@ -125,11 +124,11 @@ impl Session {
 
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
-    for (at, part) in line.split('\'').enumerate() {
+    for (at, piece) in line.split('\'').enumerate() {
         if at % 2 == 1 {
-            words.push(part.to_owned());
+            words.push(piece.to_owned());
         } else {
-            words.extend(part.split_whitespace().map(str::to_owned));
+            words.extend(piece.split_whitespace().map(str::to_owned));
         }
     }
     words
@@ -165,15 +164,15 @@ impl Write for Buffer {
     }
 }
 
-/// Time passes as soon as somebody waits for it.
+/// A clock whose sleeps end at once and advance the time.
 #[derive(Debug)]
-struct Jumping {
+struct JumpingClock {
     clock: Arc<ManualClock>,
     interrupt_at: Option<Timestamp>,
     interrupter: Interrupter,
 }
 
-impl Clock for Jumping {
+impl Clock for JumpingClock {
     fn now(&self) -> Timestamp {
         self.clock.now()
     }

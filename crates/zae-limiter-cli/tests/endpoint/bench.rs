@@ -1,4 +1,4 @@
-//! `bench --shards`: what it says of itself is held against the changes of the table, one by one.
+//! `bench --shards`: compares its report with the change stream of the table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output, Stdio};
@@ -59,7 +59,7 @@ impl Play {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// Everything that ever happened to the table.
+    /// All changes of the table so far.
     async fn changes(&self) -> Vec<StreamRecord> {
         let stream = AwsStream::open(&self.address.config().await, &self.address.table).await;
         let stream = stream.unwrap();
@@ -68,7 +68,7 @@ impl Play {
             let mut next = Some(stream.iterator(&shard.id, &Begin::Oldest).await.unwrap());
             while let Some(iterator) = next {
                 let page = stream.page(&iterator).await.unwrap();
-                // An open shard goes on for ever.
+                // An open stream shard never ends.
                 next = page.next.filter(|_| !page.records.is_empty());
                 changes.extend(page.records.into_iter().map(Result::unwrap));
             }
@@ -76,7 +76,7 @@ impl Play {
         changes
     }
 
-    /// The buckets that there ever were, by their entities.
+    /// All buckets that ever existed, by entity.
     async fn buckets(&self) -> BTreeMap<String, Bucket> {
         let mut buckets: BTreeMap<String, Bucket> = BTreeMap::new();
         for change in self.changes().await {
@@ -98,12 +98,12 @@ impl Play {
     }
 }
 
-/// What became of a bucket.
+/// The history of a bucket.
 #[derive(Debug, Default)]
 struct Bucket {
-    /// The count that each shard knew at last.
+    /// The last `shard_count` of each shard.
     shards: BTreeMap<u32, i64>,
-    /// What was taken from each shard and not given back, in millitokens.
+    /// Net consumption of each shard, in millitokens.
     consumed: BTreeMap<u32, i64>,
     deleted: BTreeSet<u32>,
 }
@@ -125,7 +125,7 @@ fn number(row: &Json, name: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn one_bucket_as_a_whole_and_in_eight_shards() {
+async fn one_bucket_with_one_and_with_eight_shards() {
     let play = Play::new("bench-shards").await;
     let report = play.json("bench --shards 1,8 --concurrency 32 --each 20");
     assert_eq!((&report["processes"], &report["over_admitted"]), (&8.into(), &0.into()));
@@ -140,8 +140,8 @@ async fn one_bucket_as_a_whole_and_in_eight_shards() {
         let whole = ["acquires", "admitted", "refused", "failed", "entities", "concurrency"];
         let whole = whole.map(|name| row[name].as_u64());
         assert_eq!(whole, [640, 640, 0, 0, 1, 32].map(Some), "{row}");
-        // Callers of a process go together, so an acquire is less than a write by itself; and every
-        // write that finds another's is made again.
+        // Callers of a process share writes, so an acquire may cost less than one write. A write
+        // that conflicts with another process is repeated.
         let units = number(row, "write_units_per_acquire");
         assert!((0.05..=2.0).contains(&units), "{row}");
         let trips = number(row, "round_trips_per_acquire");
@@ -168,7 +168,7 @@ async fn one_bucket_as_a_whole_and_in_eight_shards() {
 #[tokio::test]
 async fn limits_hold_to_the_token_however_many_shards_there_are() {
     let play = Play::new("bench-shards-limits").await;
-    // A token comes back every ten minutes.
+    // One token refills in ten minutes.
     let line = "bench --shards 4,1,16 --processes 3 --concurrency 12 --each 20 -l rpm:150/day";
     let report = play.json(line);
     assert_eq!(report["processes"], 3);
@@ -206,7 +206,7 @@ async fn ctrl_c_ends_it_with_the_rows_so_far() {
 }
 
 #[tokio::test]
-async fn rows_for_people() {
+async fn the_table_for_people() {
     let play = Play::new("bench-shards-table").await;
     let output = play.run("bench --shards 2 --concurrency 2 --each 5 -c rpm:3");
     assert!(output.status.success(), "{output:?}");
@@ -215,11 +215,11 @@ async fn rows_for_people() {
     assert_eq!(lines[1], "load      1 bucket for each row, 2 callers in 2 processes");
     assert_eq!(lines[2], "taken     rpm:3");
     let heads: Vec<&str> = lines[4].split_whitespace().collect();
-    assert_eq!(heads[..3], ["PARTS", "ACQUIRES/S", "RATIO"], "{text}");
+    assert_eq!(heads[..3], ["SHARDS", "ACQUIRES/S", "RATIO"], "{text}");
     let cells: Vec<&str> = lines[5].split_whitespace().collect();
     assert_eq!((cells[0], cells[2]), ("2", "1.00"), "{text}");
     assert!(text.contains("row-1-shards-2  rpm          30"), "{text}");
-    // What a call that can never be admitted is told, and nothing is left behind.
+    // A call above the capacity is an error, and the temporary namespace is removed.
     let output = play.run("bench --shards 2 -l rpm:10 -c rpm:11");
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");

@@ -4,10 +4,10 @@ use zae_limiter::{Error, Limit, RateLimiter, blocking};
 
 use crate::endpoint;
 
-/// How often the table is looked at for what the limiter gives back in the background.
+/// Polls of the table until the background refund arrives.
 const LOOKS_MAX: usize = 10_000;
 
-/// Makes the table, which needs a runtime; that has ended before the rest begins.
+/// Creates the table on a runtime that ends before the rest begins.
 fn open(table: &str) -> RateLimiter {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(endpoint::table(table));
@@ -25,7 +25,7 @@ fn left(limiter: &RateLimiter) -> i64 {
 }
 
 #[test]
-fn tokens_are_taken_settled_and_given_back_without_a_runtime() {
+fn tokens_are_taken_settled_and_refunded_without_a_runtime() {
     let limiter = open("blocking");
     let take = |tokens| blocking::wait(limiter.acquire("key-1", "gpt-4").take("runs", tokens));
     let mut kept = take(10).unwrap();

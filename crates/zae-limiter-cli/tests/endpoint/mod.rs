@@ -9,7 +9,7 @@ use zae_limiter::testing::{Clock, SystemClock};
 
 struct Endpoint {
     address: String,
-    // Its standard input ends with this process, and the endpoint with it.
+    // The endpoint ends when its stdin closes, which happens when this process ends.
     _child: Child,
 }
 
@@ -35,7 +35,7 @@ static ENDPOINT: LazyLock<Endpoint> = LazyLock::new(|| {
     Endpoint { address: address.trim().to_owned(), _child: child }
 });
 
-/// Where it is.
+/// Its address.
 pub(crate) fn address() -> &'static str {
     &ENDPOINT.address
 }

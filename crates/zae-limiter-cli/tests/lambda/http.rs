@@ -1,10 +1,10 @@
-//! As much of an HTTP server as a test needs: requests are handed over, and answered by hand.
+//! A minimal HTTP server: the test receives each request and answers it.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// A request that waits for its answer.
+/// A request to be answered.
 pub(crate) struct Request {
     /// Method and path.
     pub(crate) line: String,
@@ -52,7 +52,7 @@ impl Http {
     }
 }
 
-/// Requests of one connection, one after the other; it ends with whoever calls.
+/// Forwards the requests of one connection until the client closes it.
 fn serve(stream: TcpStream, requests: &Sender<Request>) {
     let mut reader = BufReader::new(stream.try_clone().expect("a second handle"));
     let mut writer = stream;

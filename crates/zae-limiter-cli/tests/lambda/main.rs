@@ -14,7 +14,7 @@ use serde_json::Value as Json;
 use zae_limiter::dynamodb::aws::AwsTable;
 use zae_limiter_schema::{Consistency, Item, ItemKey, Table as _, Value};
 
-/// A function that runs, and the table it works on.
+/// A running function and its table.
 struct Function {
     table: Option<AwsTable>,
     api: Http,
@@ -53,7 +53,7 @@ impl Function {
         Self { table, api, child }
     }
 
-    /// Has the function answer an event, and says whether it failed, and with what.
+    /// Invokes the function with an event. Returns whether it failed, and its answer.
     fn invoke(&self, event: &str) -> (bool, Json) {
         let next = self.api.next();
         assert_eq!(next.line, "GET /2018-06-01/runtime/invocation/next");
@@ -106,7 +106,7 @@ async fn changes_of_buckets_are_booked() {
     insta::assert_json_snapshot!(answer);
     let answer = function.answer(include_str!("events/modify.json"));
     assert_eq!(answer["body"]["snapshots_updated"], 3);
-    // Again, as if the answer had been lost.
+    // The same event again, as after a lost answer.
     let answer = function.answer(include_str!("events/modify.json"));
     assert_eq!((&answer["body"]["snapshots_updated"], failures(&answer)), (&0.into(), vec![]));
     for label in ["2026-11-15T14:00:00Z", "2026-11-15", "2026-11"] {
@@ -123,7 +123,7 @@ async fn changes_of_buckets_are_booked() {
 }
 
 #[tokio::test]
-async fn what_is_none_of_its_business_is_passed_over() {
+async fn unrelated_changes_are_ignored() {
     let function = Function::start("lambda-others", &[]).await;
     let answer = function.answer(include_str!("events/others.json"));
     assert_eq!((&answer["body"]["processed"], failures(&answer)), (&3.into(), vec![]));
@@ -137,7 +137,7 @@ async fn what_is_none_of_its_business_is_passed_over() {
 }
 
 #[tokio::test]
-async fn bad_records_come_again_and_stop_nothing() {
+async fn bad_records_are_reported_as_failures_and_do_not_block_others() {
     let function = Function::start("lambda-malformed", &[("SNAPSHOT_WINDOWS", "monthly")]).await;
     let answer = function.answer(include_str!("events/malformed.json"));
     let numbers: Vec<String> = (10..14).map(|n| format!("1000000000000000000{n}")).collect();
@@ -151,7 +151,7 @@ async fn bad_records_come_again_and_stop_nothing() {
 }
 
 #[test]
-fn a_table_that_is_not_there_fails_what_it_should_hold() {
+fn without_a_table_its_records_are_reported_as_failures() {
     let api = Http::listen();
     let child = program(&api, &[("TABLE_NAME", "nowhere")]).spawn().unwrap();
     let function = Function { api, child, table: None };
@@ -187,7 +187,7 @@ async fn expired_audit_events_go_to_the_bucket() {
 }
 
 #[test]
-fn settings_that_are_wrong_are_told_to_lambda() {
+fn wrong_settings_are_reported_to_lambda() {
     for (variables, wanted) in [
         (&[][..], "TABLE_NAME is not set"),
         (&[("TABLE_NAME", "t"), ("SNAPSHOT_WINDOWS", "weekly")], "SNAPSHOT_WINDOWS"),

@@ -1,5 +1,5 @@
-//! Tables that a release of the Python client has filled, brought into this release's format: by one run,
-//! and by runs that were cut off after each of their writes. Everybody reads the same before and after.
+//! Migrates tables that the Python client filled: in one run, and in runs that end after each of their
+//! writes. All clients read the same before and after.
 
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ impl Filled {
         (python_client(self.release, &self.table, &read), ours.to_vec())
     }
 
-    /// All in all as before, and each window by itself as it was used.
+    /// The total is as before, and each window has its own usage.
     fn check_usage(&self) {
         let divided = python_usage(self.release, &self.table, "read");
         assert_eq!(
@@ -89,7 +89,7 @@ impl Filled {
         }
     }
 
-    /// What `upgrade` says of the migration.
+    /// Runs `upgrade` and returns its report of the migration.
     fn upgrade(&self) -> Value {
         run(&format!("upgrade --name {} -o json", self.table)).json()["migration"].clone()
     }
@@ -116,14 +116,14 @@ fn a_table_is_adopted(release: &'static str) {
     assert_eq!(number("usage_records"), 2, "{counts}");
     assert_eq!(filled.read(), before, "{release}");
     filled.check_usage();
-    // Both go on together.
+    // Both clients continue to share the table.
     let table = &filled.table;
     assert_eq!(run(&format!("acquire key-1 gpt-4 -c rpm:50 --name {table}")).code, 0);
     assert_eq!(filled.read().0[0]["ok"]["rpm"], 850);
     assert_eq!(run(&format!("check --name {table}")).code, 0);
 }
 
-/// Cuts a run off after so many writes. Whether it got to its end.
+/// Ends a run after a number of writes. Returns whether it was complete.
 fn cut_off(filled: &Filled, writes: u32) -> bool {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -137,7 +137,7 @@ fn cut_off(filled: &Filled, writes: u32) -> bool {
     })
 }
 
-/// Everybody reads the same while a run lies half done, and the program does the rest.
+/// All clients read the same in the middle of a migration, and `upgrade` completes it.
 fn a_table_is_adopted_by_runs_that_are_cut_off(release: &'static str) {
     let filled = Filled::by(release, "cut");
     let before = filled.read();
@@ -153,8 +153,8 @@ fn a_table_is_adopted_by_runs_that_are_cut_off(release: &'static str) {
         copy.check_usage();
         assert_eq!(copy.upgrade(), Value::Null, "nothing is left to do");
         if is_done {
-            // Two items of usage are divided, and the version is written last; both releases have made
-            // all entries in the indexes themselves.
+            // Two usage items are split, and the version is written last. Both releases wrote all
+            // index entries themselves.
             assert_eq!(writes, 3);
             return;
         }

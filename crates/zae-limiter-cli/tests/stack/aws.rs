@@ -1,4 +1,4 @@
-//! An AWS on this machine, and the program against it.
+//! Runs the program against an AWS emulator on this machine.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
@@ -11,7 +11,7 @@ use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::{BehaviorVersion, Credentials, Region};
 use serde_json::Value;
 
-/// An emulator. It ends with its standard input, and so with the test.
+/// An emulator. It ends when its stdin closes, with the test.
 pub(crate) struct Server {
     _process: Child,
     python: PathBuf,
@@ -47,7 +47,7 @@ impl Server {
         let mut said = BufReader::new(process.stderr.take().unwrap()).lines();
         let ready = said.by_ref().map_while(Result::ok).any(|line| line.contains("Running on"));
         assert!(ready, "{script} does not start");
-        // It must not be stopped by a pipe that nobody empties.
+        // Drains the pipe, so that the emulator does not block.
         std::thread::spawn(move || said.for_each(drop));
         Self { _process: process, python, endpoint: format!("http://127.0.0.1:{port}") }
     }
@@ -57,7 +57,7 @@ impl Server {
         Self::start("iam.py", &["moto[server,all]==5.2.5", "boto3"])
     }
 
-    /// Where it is.
+    /// Its address.
     pub(crate) fn endpoint(&self) -> &str {
         &self.endpoint
     }
@@ -89,7 +89,7 @@ impl Server {
     }
 }
 
-/// Who may do everything.
+/// Credentials of the administrator.
 pub(crate) const ROOT: (&str, &str) = ("test", "test");
 
 fn server() -> &'static Server {
@@ -98,7 +98,7 @@ fn server() -> &'static Server {
     SERVER.get_or_init(|| Server::start("aws.py", &packages))
 }
 
-/// Where it is.
+/// Its address.
 pub(crate) fn endpoint() -> &'static str {
     &server().endpoint
 }
@@ -116,7 +116,7 @@ pub(crate) fn client(endpoint: &str, keys: (&str, &str)) -> Client {
     Client::from_conf(config)
 }
 
-/// What a run of the program came to.
+/// The result of a run of the program.
 pub(crate) struct Ran {
     pub(crate) code: i32,
     pub(crate) out: String,
@@ -160,8 +160,8 @@ pub(crate) fn python(line: &str) -> String {
     server().python(line)
 }
 
-/// Has a release of the Python client carry out requests, one after the other, each in the namespace
-/// `default` of a table. `requests` are pairs of an operation and its arguments.
+/// Runs requests with a release of the Python client, in the namespace `default` of a table. `requests`
+/// are pairs of an operation and its arguments.
 pub(crate) fn python_client(release: &str, table: &str, requests: &[(&str, Value)]) -> Vec<Value> {
     use std::io::Write as _;
     let interop = concat!(env!("CARGO_MANIFEST_DIR"), "/../zae-limiter-dynamodb/tests/interop");
@@ -189,7 +189,7 @@ pub(crate) fn python_client(release: &str, table: &str, requests: &[(&str, Value
     answers
 }
 
-/// Books usage with a release of the Python aggregator, or reads it with the client: see `usage.py`.
+/// Records usage with a release of the Python aggregator, or reads it with the client: see `usage.py`.
 pub(crate) fn python_usage(release: &str, table: &str, what: &str) -> Value {
     let python = venv(&[&format!("zae-limiter=={release}")]).join("bin/python");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stack/usage.py");

@@ -1,6 +1,6 @@
-//! The policy of whoever may only acquire, enforced: the conformance suite's checks of buckets, and
-//! buckets in shards, through the SDK with that principal's keys; what lies beside the buckets is written,
-//! listed and deleted with the administrator's. And every write outside buckets, denied.
+//! The acquire-only policy, enforced. The conformance suite's checks of buckets, and a bucket with
+//! several shards, run through the SDK with that principal's keys. The administrator's keys write, list
+//! and delete everything else. Every write outside buckets is denied.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -26,7 +26,7 @@ use crate::permissions::Principal;
 
 const TABLE: &str = "app";
 
-/// A stack, and somebody who may only acquire in it.
+/// A stack, and a principal that may only acquire in it.
 struct Account {
     server: Server,
     keys: (String, String),
@@ -81,7 +81,7 @@ fn key_of(item: &Item) -> ItemKey {
     ItemKey::new(text("PK"), text("SK"))
 }
 
-/// A store that believes in nothing it remembers when it refuses: another deletes buckets.
+/// A store without local refusals, because another client deletes buckets.
 fn store(keys: (&str, &str)) -> Arc<DynamoStore> {
     let options = DynamoOptions::default().seed(1).local_refusal(Duration::ZERO);
     Arc::new(DynamoStore::new(table(keys), options))
@@ -107,7 +107,7 @@ fn target() -> Arc<Target> {
 
 const NOW: Timestamp = Timestamp::from_millis(1_794_751_200_000);
 
-/// The shard that gave so many tokens, or none.
+/// Takes tokens. Returns the shard, or `None` if refused.
 async fn take(store: &DynamoStore, target: &Arc<Target>, tokens: i64) -> Option<u32> {
     let takes = [Take { cell: 0, amount: Millitokens::new(tokens * 1_000) }];
     let leg = Leg { target: Arc::clone(target), takes: takes.into_iter().collect() };
@@ -118,10 +118,10 @@ async fn take(store: &DynamoStore, target: &Arc<Target>, tokens: i64) -> Option<
     }
 }
 
-/// Splitting, taking from all shards together, settling over them, and putting them together again are
-/// transactions, of which each shard is asked about.
+/// Split, gather, settlement over several shards, and merge are transactions: AWS checks the permission
+/// for each item.
 #[tokio::test]
-async fn buckets_in_shards_need_no_more() {
+async fn buckets_with_shards_need_no_other_permissions() {
     let _turn = turn().await;
     let (store, target) = (store(acquirer()), target());
     take(&store, &target, 100).await.unwrap();
@@ -205,7 +205,7 @@ async fn writes(client: &Client, kind: (&str, &str)) -> Vec<(&'static str, Optio
         ),
     ];
     for (what, shard) in shards {
-        // Beside it something that is allowed, which must not happen either.
+        // With an allowed change in the same transaction, which must not happen either.
         let sent =
             client.transact_write_items().transact_items(allowed()).transact_items(shard.build());
         codes.push((what, code(sent.send().await)));
@@ -223,7 +223,7 @@ fn allowed() -> TransactWriteItem {
     TransactWriteItem::builder().update(update).build()
 }
 
-/// What stood in the way of a call.
+/// The error code of a call.
 fn code<T, E, R>(sent: Result<T, SdkError<E, R>>) -> Option<String>
 where
     SdkError<E, R>: ProvideErrorMetadata,
@@ -249,7 +249,7 @@ async fn every_write_outside_buckets_is_denied() {
         }
     }
     assert_eq!(items(&table(ROOT)).await, before);
-    // The same calls, on a bucket: those that take nothing away are allowed.
+    // The same calls on a bucket: all but deletions are allowed.
     let codes = writes(&client, KINDS[KINDS.len() - 1]).await;
     let denied: Vec<&str> = codes.iter().filter(|one| one.1.is_some()).map(|one| one.0).collect();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! The life of a stack, with the real program and the real SDK against an AWS on this machine.
+//! The life cycle of a stack, with the real program and the real SDK against an AWS emulator.
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 mod adoption;
@@ -8,22 +8,22 @@ mod permissions;
 
 use aws::{python, run};
 
-/// A small program that every Linux has, in the aggregator's place: what it does is of no matter here.
+/// A small program of every Linux as the aggregator; its function does not matter here.
 const CODE: &str = "--bootstrap /bin/sh";
 
 #[test]
-fn a_stack_is_made_used_changed_and_deleted() {
+fn a_stack_is_created_used_changed_and_deleted() {
     let deployed = run(&format!("deploy --name life {CODE} -o json")).json();
     assert_eq!(deployed["result"], "created");
     assert_eq!(deployed["outputs"]["AggregatorName"], "life-aggr");
     let again = run(&format!("deploy --name life {CODE}"));
     assert_eq!(again.code, 0, "{}", again.err);
-    assert!(again.err.contains("nothing to do: stack life is as it should be"), "{}", again.err);
+    assert!(again.err.contains("nothing to do: stack life is up to date"), "{}", again.err);
     let changed = run(&format!("deploy --name life {CODE} --lambda-memory 512 -o json")).json();
     assert_eq!(changed["result"], "updated");
     assert_eq!(memory_of("life-aggr"), "512");
 
-    // It is ready for whoever may only acquire: the namespace and the version are there.
+    // It is ready for principals that may only acquire: namespace and version exist.
     assert_eq!(run("resource set-defaults gpt-4 -l rpm:10 --name life").code, 0);
     let taken = run("acquire key-1 gpt-4 -c rpm:3 --name life -o json").json();
     assert_eq!(taken["limits"][0]["available"], 7);
@@ -49,7 +49,7 @@ fn a_stack_is_made_used_changed_and_deleted() {
     assert!(kept.contains("archivebucket"), "{kept}");
     assert_eq!(run("status --name life").code, 4);
     assert_eq!(run("delete --name life --yes").code, 4);
-    // The archive does not stand in the way of a new stack of the same name.
+    // The kept archive does not prevent a new stack of the same name.
     assert_eq!(run(&format!("deploy --name life {CODE} -o json")).json()["result"], "created");
     assert_eq!(run("delete --name life --yes").code, 0);
 }
@@ -109,11 +109,11 @@ fn a_failed_deployment_is_explained_and_can_be_tried_again() {
     assert!(failed.err.contains("hint: a table of that name exists"), "{}", failed.err);
     // The guide shows what is printed.
     let guide = include_str!("../../../../docs/operations.md");
-    let telling = ["create failed", "already exists", "error:", "cause:", "hint:"];
-    for line in failed.err.lines().filter(|line| telling.iter().any(|one| line.contains(one))) {
+    let marks = ["create failed", "already exists", "error:", "cause:", "hint:"];
+    for line in failed.err.lines().filter(|line| marks.iter().any(|mark| line.contains(mark))) {
         assert!(guide.contains(line), "not in the guide: {line}");
     }
-    // What was in the way is still there, and once it is gone the same command succeeds.
+    // Once the conflicting table is deleted, the same command succeeds.
     python("make('dynamodb').delete_table(TableName='taken')");
     let better = run(&format!("deploy --name taken {options}"));
     assert_eq!(better.code, 0, "{}", better.err);
@@ -159,7 +159,7 @@ fn wrong_options_are_refused_before_anything_is_sent() {
 }
 
 #[test]
-fn an_account_that_does_not_answer_is_said_so() {
+fn an_unreachable_account_is_unavailable() {
     let nobody = run("status --name nobody --endpoint-url http://127.0.0.1:9");
     assert_eq!(nobody.code, 3, "{}", nobody.err);
     assert!(nobody.err.contains("CloudFormation cannot be reached"), "{}", nobody.err);
@@ -214,7 +214,7 @@ async fn a_limiter_deploys_its_own_stack() {
     assert_eq!(run("delete --name own --yes").code, 0);
 }
 
-/// This program without what only debuggers need: Lambda would not take it whole.
+/// This program without debug information, which would exceed Lambda's limit.
 fn stripped() -> tempfile::TempPath {
     let file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
     let program = env!("CARGO_BIN_EXE_zae-limiter");
@@ -224,7 +224,7 @@ fn stripped() -> tempfile::TempPath {
 }
 
 #[test]
-fn the_deployed_aggregator_books_what_is_taken() {
+fn the_deployed_aggregator_records_usage() {
     let program = stripped();
     let zip = tempfile::tempdir().unwrap();
     let (file, code) = (zip.path().join("aggregator.zip"), program.display());
@@ -238,19 +238,19 @@ fn the_deployed_aggregator_books_what_is_taken() {
     for _ in 0..3 {
         assert_eq!(run("acquire key-1 gpt-4 -c rpm:2 --name booked").code, 0);
     }
-    // The emulator calls the function when it gets to it; each look takes a while, too.
+    // The emulator calls the function some time later; each poll takes a while, too.
     let booked = (0..1_000).any(|_| {
         let list = run("usage list -e key-1 -r gpt-4 -w daily --name booked -o json").json();
         list[0]["consumed"]["rpm"] == 6
     });
-    assert!(booked, "nothing is booked");
+    assert!(booked, "no usage was recorded");
     assert_eq!(run("status --name booked -o json").json()["dead_letters"], 0);
     assert_eq!(run("delete --name booked --yes").code, 0);
 }
 
 #[test]
-fn what_the_function_failed_to_book_is_booked_by_hand() {
-    // Its function is no aggregator, and fails.
+fn usage_that_the_function_failed_to_record_is_recorded_by_aggregate_once() {
+    // Its function is not an aggregator, and fails.
     let deployed = run(&format!("deploy --name redrive {CODE} -o json"));
     assert_eq!(deployed.code, 0, "{}", deployed.err);
     assert_eq!(run("resource set-defaults gpt-4 -l rpm:100 --name redrive").code, 0);

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::aws::{ROOT, Ran, Server};
 
-/// Somebody with one of the stack's policies.
+/// A principal with one of the stack's policies.
 pub(crate) struct Principal<'a> {
     server: &'a Server,
     keys: (String, String),
@@ -52,7 +52,7 @@ impl<'a> Principal<'a> {
     }
 }
 
-/// What an acquire does: with stored limits and its own, waiting, settled, over a chain, refused.
+/// Acquires: with stored limits and its own, waiting, settled, with ancestors, refused.
 const ACQUIRES: [&str; 6] = [
     "acquire key-1 gpt-4 -c rpm:1",
     "acquire key-1 gpt-4 -c rpm:1 --adjust rpm:3",
@@ -62,7 +62,7 @@ const ACQUIRES: [&str; 6] = [
     "available child gpt-4",
 ];
 
-/// What changes anything but buckets.
+/// Commands that change anything but buckets.
 const CHANGES: [&str; 7] = [
     "resource set-defaults gpt-4 -l rpm:99",
     "resource delete-defaults gpt-4 --yes",

@@ -1,4 +1,4 @@
-"""Books usage with the Python aggregator, or reads it with the Python client.
+"""Records usage with the Python aggregator, or reads it with the Python client.
 
     python usage.py ENDPOINT TABLE book|read
 

@@ -136,7 +136,7 @@ async fn a_refusal_of_aws_says_what_to_do() {
         ("500 Internal Server Error", "{}", StoreErrorKind::Unavailable, "internal error"),
         ("200 OK", "this is no JSON", StoreErrorKind::Unavailable, "cannot be parsed"),
     ] {
-        let error = open_error("table", &Fake::always(Reply::Answer(status, body)).url).await;
+        let error = open_error("table", &Fake::always(Reply::Http(status, body)).url).await;
         check(&error, kind, says);
         assert!(std::error::Error::source(&error).is_some(), "what AWS said is kept: {error:?}");
     }

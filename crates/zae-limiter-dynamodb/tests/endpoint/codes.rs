@@ -22,7 +22,7 @@ fn update() -> Update {
 
 /// A table that gives this answer to every call. Test data lives as long as the process.
 fn table(status: &'static str, body: String) -> AwsTable {
-    let fake = Fake::always(Reply::Answer(status, body.leak()));
+    let fake = Fake::always(Reply::Http(status, body.leak()));
     AwsTable::new(client_at(&fake.url), "table", clock())
 }
 

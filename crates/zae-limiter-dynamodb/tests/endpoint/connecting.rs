@@ -47,7 +47,7 @@ async fn a_pause_needs_no_connection() {
     assert_eq!(fake.received().len(), 0);
 }
 
-const DESCRIBED: Reply = Reply::Answer(
+const DESCRIBED: Reply = Reply::Http(
     "400 Bad Request",
     r#"{"__type":"com.amazon.coral.service#AccessDeniedException","message":"x"}"#,
 );
@@ -58,7 +58,7 @@ async fn a_dropped_call_does_not_keep_the_next_one_from_connecting() {
     let fake = Fake::new(|before, request| match &*request.operation {
         _ if before == 0 => Reply::Silence,
         "DescribeTable" => DESCRIBED,
-        _ => Reply::Answer("200 OK", "{}"),
+        _ => Reply::Http("200 OK", "{}"),
     });
     let table = lazy("table", &fake.url);
     let keys = [ItemKey::new("pk", "sk")];
@@ -116,7 +116,7 @@ fn tables(fake: &Fake) -> [(AwsTable, SdkTime); 2] {
 async fn a_read_on_a_silent_connection_is_repeated_on_another() {
     let fake = Fake::new(|before, _| match before % 2 {
         0 => Reply::Silence,
-        _ => Reply::Answer("200 OK", "{}"),
+        _ => Reply::Http("200 OK", "{}"),
     });
     for (n, (table, time)) in tables(&fake).into_iter().enumerate() {
         let keys = [ItemKey::new("pk", "sk")];

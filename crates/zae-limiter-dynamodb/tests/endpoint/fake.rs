@@ -23,7 +23,7 @@ impl Request {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reply {
     /// A status line and a body.
-    Answer(&'static str, &'static str),
+    Http(&'static str, &'static str),
     /// A success status and only the first half of the body that it announces.
     HalfAnswer(&'static str),
     /// The connection closes without an answer.
@@ -34,7 +34,7 @@ pub(crate) enum Reply {
 
 /// An error as DynamoDB sends it: status 400, and a body with `code`.
 pub(crate) const fn refuse(body: &'static str) -> Reply {
-    Reply::Answer("400 Bad Request", body)
+    Reply::Http("400 Bad Request", body)
 }
 
 pub(crate) struct Fake {
@@ -61,7 +61,7 @@ impl Fake {
                     list.len() - 1
                 };
                 match reply(before, &request) {
-                    Reply::Answer(status, body) => answer(&mut stream, status, body, body.len()),
+                    Reply::Http(status, body) => answer(&mut stream, status, body, body.len()),
                     Reply::HalfAnswer(body) => {
                         let half = &body[..body.len() / 2];
                         answer(&mut stream, "200 OK", half, body.len());

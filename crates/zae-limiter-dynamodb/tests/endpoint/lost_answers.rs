@@ -12,10 +12,10 @@ use zae_limiter_schema::{
 use crate::fake::{Fake, Reply, refuse};
 use crate::server::{client_that_retries, clock};
 
-const SERVER_ERROR: Reply = Reply::Answer("500 Internal Server Error", "{}");
+const SERVER_ERROR: Reply = Reply::Http("500 Internal Server Error", "{}");
 const THROTTLED: Reply = refuse(r#"{"__type":"x#ThrottlingException","message":"x"}"#);
 const IN_PROGRESS: Reply = refuse(r#"{"__type":"x#TransactionInProgressException","Message":"x"}"#);
-const DONE: Reply = Reply::Answer("200 OK", "{}");
+const DONE: Reply = Reply::Http("200 OK", "{}");
 const UNMET: Reply = refuse(
     r#"{"__type":"x#TransactionCanceledException","Message":"x",
         "CancellationReasons":[{"Code":"ConditionalCheckFailed","Message":"x"}]}"#,
@@ -44,7 +44,7 @@ async fn an_update_is_sent_once_whatever_retries_the_client_has() {
     for reply in [
         Reply::Close,
         SERVER_ERROR,
-        Reply::Answer("503 Service Unavailable", "{}"),
+        Reply::Http("503 Service Unavailable", "{}"),
         Reply::HalfAnswer("{}"),
         THROTTLED,
     ] {
@@ -105,13 +105,13 @@ async fn a_retry_does_not_hide_an_attempt_whose_answer_was_lost() {
 #[tokio::test]
 async fn a_success_whose_body_does_not_parse_may_be_applied() {
     for reply in [
-        Reply::Answer("200 OK", "this is no JSON"),
-        Reply::Answer("200 OK", r#"{"Attributes":5,"ConsumedCapacity":5}"#),
-        Reply::Answer("200 OK", r#"{"Attributes":{"PK":{"S":5}},"ConsumedCapacity":[5]}"#),
-        Reply::Answer("202 Accepted", "no JSON either"),
-        Reply::Answer("301 Moved Permanently", ""),
-        Reply::Answer("302 Found", r#"{"__type":"x#ThrottlingException","message":"x"}"#),
-        Reply::Answer(
+        Reply::Http("200 OK", "this is no JSON"),
+        Reply::Http("200 OK", r#"{"Attributes":5,"ConsumedCapacity":5}"#),
+        Reply::Http("200 OK", r#"{"Attributes":{"PK":{"S":5}},"ConsumedCapacity":[5]}"#),
+        Reply::Http("202 Accepted", "no JSON either"),
+        Reply::Http("301 Moved Permanently", ""),
+        Reply::Http("302 Found", r#"{"__type":"x#ThrottlingException","message":"x"}"#),
+        Reply::Http(
             "299 Odd",
             r#"{"__type":"x#ConditionalCheckFailedException","message":"x","Attributes":5,
                 "ConsumedCapacity":5}"#,

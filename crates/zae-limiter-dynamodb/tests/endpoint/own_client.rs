@@ -15,7 +15,7 @@ use crate::server::client_that_retries;
 
 /// As for a role that may only acquire: the store goes on without the description.
 const DENIED: Reply = refuse(r#"{"__type":"x#AccessDeniedException","message":"x"}"#);
-const NOTHING: Reply = Reply::Answer("200 OK", "{}");
+const NOTHING: Reply = Reply::Http("200 OK", "{}");
 
 fn store(fake: &Fake) -> DynamoStore {
     let retries =
@@ -47,7 +47,7 @@ fn operations(fake: &Fake) -> Vec<String> {
 #[tokio::test]
 async fn a_refund_whose_answer_is_lost_is_not_repeated_although_the_client_retries() {
     for lost in
-        [Reply::Close, Reply::Answer("500 Internal Server Error", "{}"), Reply::HalfAnswer("{}")]
+        [Reply::Close, Reply::Http("500 Internal Server Error", "{}"), Reply::HalfAnswer("{}")]
     {
         let fake = Fake::new(move |_, request| match &*request.operation {
             "DescribeTable" => DENIED,
@@ -78,7 +78,7 @@ async fn a_read_is_retried_with_the_settings_of_the_store() {
 
 #[tokio::test]
 async fn a_table_that_is_not_a_limiters_is_refused_before_anything_is_written() {
-    const OTHER_KEYS: Reply = Reply::Answer(
+    const OTHER_KEYS: Reply = Reply::Http(
         "200 OK",
         r#"{"Table":{"KeySchema":[{"AttributeName":"id","KeyType":"HASH"}]}}"#,
     );

@@ -11,23 +11,23 @@ use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::interrupts::Interrupt;
 
-/// Runs the command to its end. An interrupt goes on to it, and it is waited for: until it has
-/// ended it uses what was taken for it. A second interrupt ends it for good.
+/// Runs the command to its end. An interrupt is passed on to the command, which may use its tokens
+/// until it ends. A second interrupt kills the command.
 pub(super) async fn run(command: &[OsString], context: &Context) -> Result<ExitStatus, Failure> {
     let (program, args) = command.split_first().expect("clap gives no empty command");
-    // Before the start, so that an interrupt during it is not missed.
+    // Cloned before the start, so that no interrupt is missed.
     let mut interrupts = context.interrupts.clone();
     let mut child = match Command::new(program).args(args).spawn() {
         Ok(child) => child,
         Err(error) => {
-            // As a shell reports it.
+            // The statuses of a shell.
             let (status, hint) = match error.kind() {
-                ErrorKind::NotFound => (127, "check its name, and PATH"),
-                _ => (126, "check that it may be executed"),
+                ErrorKind::NotFound => (127, "check its name and PATH"),
+                _ => (126, "check that it is executable"),
             };
-            let message = format!("{} could not be started", program.to_string_lossy());
+            let message = format!("could not start {}", program.to_string_lossy());
             let failure = Failure::new(ExitStatus::Other(status), message).caused_by(&error);
-            return Err(failure.hint(format!("{hint}; what was taken is given back")));
+            return Err(failure.hint(format!("{hint}; the tokens are refunded")));
         }
     };
     let mut stopped_by = None;
@@ -38,7 +38,7 @@ pub(super) async fn run(command: &[OsString], context: &Context) -> Result<ExitS
         };
         match stopped_by {
             None => pass_on(&child, interrupt, context),
-            // Whoever asks twice means it. If it has ended by itself meanwhile, all the better.
+            // Fails only if the command has ended meanwhile.
             Some(_) => drop(child.start_kill()),
         }
         stopped_by.get_or_insert(interrupt);
@@ -50,14 +50,14 @@ fn ending(
     stopped_by: Option<Interrupt>,
 ) -> Result<ExitStatus, Failure> {
     let ended = ended.map_err(|error| {
-        Failure::new(ExitStatus::Error, "the command was lost sight of").caused_by(&error)
+        Failure::new(ExitStatus::Error, "could not wait for the command").caused_by(&error)
     })?;
     let status = match ended.code() {
         Some(code) => u8::try_from(code).unwrap_or(1),
         None => 128_u8.saturating_add(signal_of(ended)),
     };
     Ok(match (status, stopped_by) {
-        // It ended well all the same, but nobody can tell whether it did its work.
+        // An interrupted command may exit with 0 without having done its work.
         (0, Some(interrupt)) => interrupt.status(),
         (0, None) => ExitStatus::Done,
         (status, _) => ExitStatus::Other(status),
@@ -80,14 +80,14 @@ fn pass_on(child: &Child, interrupt: Interrupt, context: &Context) {
     use rustix::process::{Pid, Signal, kill_process};
     let terminal = context.printer.terminal;
     let signal = match interrupt {
-        // Ctrl-C on a terminal reaches the command without us.
+        // The terminal sends Ctrl-C to the command itself.
         Interrupt::Interrupt if terminal.stdin || terminal.stderr => return,
         Interrupt::Interrupt => Signal::INT,
         Interrupt::Terminate => Signal::TERM,
     };
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     if let Some(pid) = pid {
-        // It may have ended a moment ago; then there is nobody to tell.
+        // Fails only if the command has ended meanwhile.
         let _ = kill_process(pid, signal);
     }
 }

@@ -1,4 +1,4 @@
-//! The check that no limit admitted more than it allows.
+//! The over-admission check of a bench run.
 
 use serde::Serialize;
 use zae_limiter::model::Rate;
@@ -10,16 +10,16 @@ use super::load::Measured;
 /// A limit that the load takes from.
 #[derive(Clone, Debug)]
 pub(super) struct Watched {
-    /// Whose; absent for all the made-up entities, each of which has one.
+    /// `None` for the temporary entities, each of which has this limit.
     pub entity: Option<String>,
     pub limit: String,
     pub rate: Rate,
-    /// What each admitted call takes of it.
+    /// Tokens that each admitted call takes.
     pub amount: u64,
 }
 
 impl Watched {
-    /// As `rpm:100/60s:150`, after whose it is.
+    /// `rpm:100/60s:150`, with the entity in front if there is one.
     pub(super) fn to_text(&self) -> String {
         let entity = self.entity.as_ref().map_or(String::new(), |entity| format!("{entity} "));
         let (rate, period) = (self.rate.refill_amount(), self.rate.period_ms() / 1_000);
@@ -27,20 +27,20 @@ impl Watched {
     }
 }
 
-/// How a limit stood up to the load.
+/// The result for one limit.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Checked {
     pub entity: Option<String>,
     pub limit: String,
-    /// Tokens admitted, all entities together.
+    /// Tokens admitted, summed over all entities.
     pub admitted: u128,
-    /// The most that could have been, all entities together.
+    /// Tokens allowed, summed over all entities.
     pub allowed: i128,
-    /// Tokens beyond, each entity by itself.
+    /// Tokens beyond an entity's allowance, summed over all entities.
     pub over_admitted: i128,
 }
 
-/// Holds what was admitted against the limits, entity by entity.
+/// Compares what was admitted with what is allowed, entity by entity.
 pub(super) fn check(watched: &[Watched], measured: &Measured) -> Vec<Checked> {
     let (first, last) = measured.span;
     let elapsed = last.millis_since(first);

@@ -1,16 +1,15 @@
-//! How long calls took, in little memory: what is needed of a histogram here is to count, to add up
-//! and to tell quantiles.
+//! A small histogram of latencies: counts, merges and quantiles.
 
 use std::time::Duration;
 
-/// Each doubling is divided into so many parts: a quantile is at most 1.6 % too long.
-const PARTS: usize = 64;
-const PARTS_BITS: u32 = PARTS.trailing_zeros();
+/// Buckets per power of two: a quantile is at most 1/64 (1.6 %) too long.
+const STEPS: usize = 64;
+const STEPS_BITS: u32 = STEPS.trailing_zeros();
 
-/// The first parts are single nanoseconds; each further doubling of 64 bits has its own.
-const BUCKETS: usize = (65 - PARTS_BITS as usize) * PARTS;
+/// The first 64 buckets are single nanoseconds; each further bit of a u64 has 64 of its own.
+const BUCKETS: usize = (65 - STEPS_BITS as usize) * STEPS;
 
-/// How often calls took how long.
+/// The distribution of latencies.
 #[derive(Clone, Debug)]
 pub(super) struct Histogram {
     counts: Box<[u64]>,
@@ -30,7 +29,7 @@ impl Histogram {
         self.max = self.max.max(took);
     }
 
-    /// Counts all that another one has counted.
+    /// Adds the counts of another histogram.
     pub(super) fn add(&mut self, other: &Self) {
         for (count, more) in self.counts.iter_mut().zip(&other.counts) {
             *count += more;
@@ -39,7 +38,7 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// The time within which so many of a thousand calls were done; `None` when there was none.
+    /// The quantile in thousandths, rounded up by at most 1.6 %; `None` without calls.
     pub(super) fn permille(&self, permille: u64) -> Option<Duration> {
         let rank = (u128::from(self.total) * u128::from(permille)).div_ceil(1_000).max(1);
         let mut seen = 0;
@@ -52,7 +51,7 @@ impl Histogram {
         None
     }
 
-    /// The longest; `None` when there was none.
+    /// The longest latency; `None` without calls.
     pub(super) fn max(&self) -> Option<Duration> {
         (self.total > 0).then_some(self.max)
     }
@@ -63,16 +62,16 @@ fn nanos(duration: Duration) -> u64 {
 }
 
 fn bucket(nanos: u64) -> usize {
-    let doublings = (u64::BITS - nanos.leading_zeros()).saturating_sub(PARTS_BITS + 1);
-    let part = usize::try_from(nanos >> doublings).expect("seven bits are left");
-    doublings as usize * PARTS + part
+    let shift = (u64::BITS - nanos.leading_zeros()).saturating_sub(STEPS_BITS + 1);
+    let step = usize::try_from(nanos >> shift).expect("seven bits are left");
+    shift as usize * STEPS + step
 }
 
-/// The longest time that falls into a bucket.
+/// The longest latency of a bucket, in nanoseconds.
 fn highest_in(bucket: usize) -> u64 {
-    let doublings = (bucket / PARTS).saturating_sub(1);
-    let part = u128::try_from(bucket - doublings * PARTS).expect("it is small");
-    let next = (part + 1) << doublings;
+    let shift = (bucket / STEPS).saturating_sub(1);
+    let step = u128::try_from(bucket - shift * STEPS).expect("at most 127");
+    let next = (step + 1) << shift;
     u64::try_from(next - 1).unwrap_or(u64::MAX)
 }
 
@@ -81,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_time_falls_into_a_bucket_that_is_hardly_longer() {
+    fn the_longest_latency_of_a_bucket_is_at_most_one_64th_longer() {
         let mut rng = fastrand::Rng::with_seed(1);
         let edges = (0..64).flat_map(|bit| [(1 << bit) - 1, 1 << bit, (1 << bit) + 1]);
         let drawn = (0..10_000).map(|_| rng.u64(..) >> rng.u32(..64));
@@ -105,8 +104,11 @@ mod tests {
         one.add(&other);
         for (permille, micros) in [(0, 1), (500, 500), (990, 990), (1_000, 1_000)] {
             let exact = Duration::from_micros(micros);
-            let told = one.permille(permille).unwrap();
-            assert!(told >= exact && told <= exact + exact / 60, "{permille}: {told:?}");
+            let quantile = one.permille(permille).unwrap();
+            assert!(
+                quantile >= exact && quantile <= exact + exact / 60,
+                "{permille}: {quantile:?}"
+            );
         }
         assert_eq!(one.max(), Some(Duration::from_millis(1)));
     }

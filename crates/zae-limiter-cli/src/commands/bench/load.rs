@@ -1,4 +1,4 @@
-//! The load: so many callers at once, each with one call after the other.
+//! The load: concurrent callers, each with one call after the other.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,23 +16,23 @@ use crate::interrupts::Interrupt;
 
 use super::histogram::Histogram;
 
-/// How often the line of progress changes.
+/// The interval of the progress line.
 const TICK: Duration = Duration::from_millis(200);
 
-/// A caller on a store that answers at once never waits; now and then it lets others go on.
+/// Calls between yields: on a store that answers at once, a caller would never yield by itself.
 const YIELD_EVERY: u32 = 32;
 
-/// What is called, by how many, for how long.
+/// The parameters of a load.
 #[derive(Debug)]
 pub(super) struct Load {
-    /// One for each process that there would be: callers are dealt out to them.
+    /// One for each simulated process; callers are spread over them.
     pub limiters: Vec<RateLimiter>,
-    /// Stands before the line of progress.
+    /// The beginning of the progress line.
     pub title: String,
     pub entities: Vec<String>,
     pub resource: String,
     pub amounts: Vec<(String, u64)>,
-    /// Instead of those that are stored.
+    /// Limits of the calls instead of the stored ones.
     pub limits: Option<Vec<Limit>>,
     pub concurrency: usize,
     pub first_calls: FirstCalls,
@@ -41,22 +41,22 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// The process that a caller is in.
+    /// The limiter of a caller's process.
     fn limiter_of(&self, caller: usize) -> &RateLimiter {
         &self.limiters[caller % self.limiters.len()]
     }
 
-    /// What each call takes, as it is typed.
+    /// The amounts of each call, in the notation of `-c`.
     pub(super) fn consume(&self) -> Vec<String> {
         self.amounts.iter().map(|(limit, tokens)| format!("{limit}:{tokens}")).collect()
     }
 
-    /// Every process calls for every entity.
+    /// The number of first calls: every process calls every entity.
     fn first_calls_in_all(&self) -> usize {
         self.limiters.len() * self.entities.len()
     }
 
-    /// What all processes were billed so far, where calls are billed.
+    /// The cost of all processes so far, on a store with billed calls.
     fn cost(&self) -> Option<Cost> {
         let costs = self.limiters.iter().map(|limiter| limiter.store().cost());
         costs.reduce(|all, one| {
@@ -70,21 +70,21 @@ impl Load {
     }
 }
 
-/// When every entity is called for the first time.
+/// When the first call on every entity happens, which creates its bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FirstCalls {
-    /// Before everything else, so that no bucket is made while it is measured.
+    /// Before the warm-up, so that the measurement creates no buckets.
     Before,
-    /// When the load comes to it.
+    /// As part of the load.
     InTheLoad,
 }
 
-/// When it is over.
+/// When the measurement ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Length {
-    /// After so long.
+    /// After this time.
     Time(Duration),
-    /// After so many calls of each caller.
+    /// After this many calls of each caller.
     Calls(u64),
 }
 
@@ -95,15 +95,15 @@ pub(super) struct Measured {
     pub admitted: u64,
     pub refused: u64,
     pub failed: u64,
-    /// What the first call that failed was told.
+    /// The error of the first failed call.
     pub first_failure: Option<Failure>,
     pub latency: Histogram,
-    /// Admitted calls of each entity, those of the warm-up included.
+    /// Admitted calls of each entity, including the warm-up.
     pub admitted_by_entity: Vec<u64>,
-    /// From the first call to the last, by the limiter's clock, the warm-up included.
+    /// From the first call to the last on the limiter's clock, including the warm-up.
     pub span: (Timestamp, Timestamp),
     pub interrupt: Option<Interrupt>,
-    /// What the measured shard cost, on a store whose calls are billed.
+    /// The cost without the warm-up, on a store with billed calls.
     pub cost: Option<Cost>,
 }
 
@@ -111,21 +111,20 @@ const WARM_UP: u8 = 0;
 const MEASURE: u8 = 1;
 const STOP: u8 = 2;
 
-/// What all callers share.
+/// State that all callers share.
 struct Shared {
     load: Load,
     phase: AtomicU8,
-    /// So many entities were called for before the load, once by each process.
+    /// First calls handed out so far.
     touched: AtomicUsize,
     admitted_by_entity: Vec<AtomicU64>,
-    /// The first call that failed.
     // A std mutex: it is never held across an await.
     first_failure: Mutex<Option<Failure>>,
-    /// A call that cannot be carried out, whenever it is tried.
+    /// An error that every call would get, such as an unknown limit.
     wrong_call: Mutex<Option<Failure>>,
 }
 
-/// What one caller has measured, read by others while it goes on.
+/// The counts of one caller, read by the progress line meanwhile.
 #[derive(Default)]
 struct Counts {
     admitted: AtomicU64,
@@ -134,18 +133,18 @@ struct Counts {
 }
 
 impl Counts {
-    /// Calls that were answered.
+    /// Admitted and refused calls.
     fn answered(&self) -> u64 {
         let counts = [&self.admitted, &self.refused];
         counts.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 }
 
-/// Puts the load on the store.
+/// Runs the load.
 ///
 /// # Errors
 ///
-/// When the call itself is wrong: a limit that nobody has, more than one can ever hold.
+/// When every call would fail: an unknown limit, or an amount above the capacity.
 pub(super) async fn run(load: Load, context: &mut Context) -> Result<Measured, Failure> {
     let (warm_up, length, concurrency) = (load.warm_up, load.length, load.concurrency);
     let (first_calls, title) = (load.first_calls, load.title.clone());
@@ -160,33 +159,33 @@ pub(super) async fn run(load: Load, context: &mut Context) -> Result<Measured, F
     });
     let counts: Vec<Arc<Counts>> = (0..concurrency).map(|_| Arc::default()).collect();
     let (callers, latency) = (JoinSet::new(), Histogram::new());
-    let mut attendant = Attendant { callers, counts: &counts, latency, title, context };
-    let first = attendant.context.clock.now();
+    let mut supervisor = Supervisor { callers, counts: &counts, latency, title, context };
+    let first = supervisor.context.clock.now();
     let mut ending = Ending::Time;
     if first_calls == FirstCalls::Before {
-        ending = attendant.touch_all(&shared).await;
+        ending = supervisor.touch_all(&shared).await;
     }
     for (number, counts) in counts.iter().enumerate() {
-        attendant.callers.spawn(call(Arc::clone(&shared), Arc::clone(counts), number));
+        supervisor.callers.spawn(call(Arc::clone(&shared), Arc::clone(counts), number));
     }
     if !warm_up.is_zero() && ending == Ending::Time {
-        ending = attendant.attend(Stage::WarmUp, Some(warm_up)).await;
+        ending = supervisor.supervise(Stage::WarmUp, Some(warm_up)).await;
         shared.phase.store(MEASURE, Ordering::Relaxed);
     }
-    let started = attendant.context.clock.stopwatch();
+    let started = supervisor.context.clock.stopwatch();
     let cost_before = shared.load.cost();
     if ending == Ending::Time {
         let time = match length {
             Length::Time(time) => Some(time),
             Length::Calls(_) => None,
         };
-        ending = attendant.attend(Stage::Measure, time).await;
+        ending = supervisor.supervise(Stage::Measure, time).await;
     }
     shared.phase.store(STOP, Ordering::Relaxed);
-    attendant.join_all().await;
-    let elapsed = attendant.context.clock.stopwatch().saturating_sub(started);
+    supervisor.join_all().await;
+    let elapsed = supervisor.context.clock.stopwatch().saturating_sub(started);
     let cost_after = shared.load.cost();
-    let (latency, last) = (attendant.latency, attendant.context.clock.now());
+    let (latency, last) = (supervisor.latency, supervisor.context.clock.now());
     context.printer.wipe_progress();
     if let Some(failure) = take(&shared.wrong_call) {
         return Err(failure);
@@ -220,7 +219,7 @@ fn take(failure: &Mutex<Option<Failure>>) -> Option<Failure> {
     failure.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// Why the callers are no longer attended to.
+/// Why the supervisor returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Time,
@@ -228,7 +227,7 @@ enum Ending {
     Interrupt(Interrupt),
 }
 
-/// What the callers are at.
+/// The current stage of the run.
 #[derive(Clone, Copy)]
 enum Stage<'a> {
     Touch(&'a Shared),
@@ -236,8 +235,8 @@ enum Stage<'a> {
     Measure,
 }
 
-/// Watches the callers.
-struct Attendant<'a> {
+/// Waits for the callers and shows the progress.
+struct Supervisor<'a> {
     callers: JoinSet<Histogram>,
     counts: &'a [Arc<Counts>],
     latency: Histogram,
@@ -245,14 +244,13 @@ struct Attendant<'a> {
     context: &'a mut Context,
 }
 
-impl Attendant<'_> {
-    /// Has every entity called for once. What is left of the callers is told to stop when somebody
-    /// has had enough.
+impl Supervisor<'_> {
+    /// Makes the first call on every entity. Stops the callers at an interrupt.
     async fn touch_all(&mut self, shared: &Arc<Shared>) -> Ending {
         for _ in 0..shared.load.concurrency.min(shared.load.first_calls_in_all()) {
             self.callers.spawn(touch(Arc::clone(shared)));
         }
-        let ending = self.attend(Stage::Touch(shared), None).await;
+        let ending = self.supervise(Stage::Touch(shared), None).await;
         if ending == Ending::AllDone {
             return Ending::Time;
         }
@@ -261,8 +259,8 @@ impl Attendant<'_> {
         ending
     }
 
-    /// Until the time is up, all callers are done, or somebody has had enough.
-    async fn attend(&mut self, stage: Stage<'_>, time: Option<Duration>) -> Ending {
+    /// Waits until the time is up, all callers are done, or an interrupt arrives.
+    async fn supervise(&mut self, stage: Stage<'_>, time: Option<Duration>) -> Ending {
         let mut interrupts = self.context.interrupts.clone();
         let shows_progress = self.context.printer.shows_progress();
         let pace = Arc::clone(&self.context.pace);
@@ -308,7 +306,7 @@ impl Attendant<'_> {
                 let all = shared.load.first_calls_in_all();
                 let touched = shared.touched.load(Ordering::Relaxed).min(all);
                 let (touched, all) = (grouped(touched as u64), grouped(all as u64));
-                let text = format!("{title}calling for every entity once: {touched} of {all}");
+                let text = format!("{title}calling every entity once: {touched} of {all}");
                 return self.context.printer.progress(text);
             }
             Stage::WarmUp => "warming up",
@@ -329,8 +327,8 @@ impl Attendant<'_> {
     }
 }
 
-/// A caller before the load: each takes the next entity that no caller of its process has called for
-/// yet, and gives back what it took, so that the load finds the limits as they were.
+/// A caller before the load. It takes the next entity that its process has not called yet, and
+/// refunds the tokens, so that the load starts with full buckets.
 async fn touch(shared: Arc<Shared>) -> Histogram {
     while shared.phase.load(Ordering::Relaxed) != STOP {
         let number = shared.touched.fetch_add(1, Ordering::Relaxed);
@@ -353,7 +351,7 @@ async fn touch(shared: Arc<Shared>) -> Histogram {
     Histogram::new()
 }
 
-/// One caller.
+/// A caller of the load.
 async fn call(shared: Arc<Shared>, counts: Arc<Counts>, number: usize) -> Histogram {
     let mut latency = Histogram::new();
     let mut rng = Rng::with_seed(number as u64);
@@ -380,7 +378,7 @@ async fn call(shared: Arc<Shared>, counts: Arc<Counts>, number: usize) -> Histog
                 Outcome::Failed => &counts.failed,
             };
             count.fetch_add(1, Ordering::Relaxed);
-            // No answer is not a fast answer.
+            // The time of a failed call is not a latency.
             if !matches!(outcome, Outcome::Failed) {
                 latency.record(took);
             }
@@ -412,7 +410,7 @@ async fn acquire(shared: &Shared, limiter: &RateLimiter, entity: usize) -> Resul
 
 async fn one_call(shared: &Shared, limiter: &RateLimiter, entity: usize) -> Outcome {
     let result = match acquire(shared, limiter, entity).await {
-        // Nothing was taken: the store was away.
+        // The store was unavailable: nothing was taken.
         Ok(lease) if lease.is_degraded() => return Outcome::Failed,
         Ok(lease) => {
             shared.admitted_by_entity[entity].fetch_add(1, Ordering::Relaxed);
@@ -431,8 +429,8 @@ async fn one_call(shared: &Shared, limiter: &RateLimiter, entity: usize) -> Outc
 }
 
 impl Shared {
-    /// Remembers the first failure. One that is the caller's own ends the load: it would be the same
-    /// every time.
+    /// Records the first failure. An error that is not the store's ends the load: every call would
+    /// get the same one.
     fn failed(&self, error: Error) {
         let is_of_the_store = matches!(error, Error::Unavailable { .. } | Error::Store(_));
         let place = if is_of_the_store { &self.first_failure } else { &self.wrong_call };

@@ -1,4 +1,4 @@
-//! What was measured, for people and for scripts, beside an earlier result if there is one.
+//! The result of a bench run as a table and as JSON, with ratios to an earlier result.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use zae_limiter::store::Cost;
 
-use crate::columns::{Cell, Columns, Lean};
+use crate::columns::{Align, Cell, Columns};
 use crate::failure::Failure;
 use crate::figures::grouped;
 use crate::printer::{Look, Printer};
@@ -31,7 +31,7 @@ pub(super) struct BenchJson {
     pub failed: u64,
     pub entities: usize,
     pub concurrency: usize,
-    /// What each call takes, and of what: results are only alike where these are.
+    /// The amounts of each call. Results with other amounts or limits are not comparable.
     #[serde(default)]
     pub consume: Vec<String>,
     #[serde(default)]
@@ -58,7 +58,7 @@ pub(super) struct ComparedJson {
     pub max: Option<f64>,
 }
 
-/// What the load was, besides what was measured.
+/// The parameters of the load, for the result.
 pub(super) struct Setting {
     pub store: String,
     pub entities: usize,
@@ -109,17 +109,18 @@ impl BenchJson {
 
     /// Reads an earlier result.
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
-        let wrong = |problem: &str, error: &dyn std::error::Error| {
-            let failure = Failure::usage(format!("{} {problem}", path.display()));
-            failure.caused_by(error).hint("make one: zae-limiter bench -o json > earlier.json")
+        let file = path.display();
+        let wrong = |message: String, error: &dyn std::error::Error| {
+            let failure = Failure::usage(message).caused_by(error);
+            failure.hint("create one: zae-limiter bench -o json > earlier.json")
         };
-        let text =
-            std::fs::read_to_string(path).map_err(|error| wrong("cannot be read", &error))?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| wrong(format!("could not read {file}"), &error))?;
         serde_json::from_str(&text)
-            .map_err(|error| wrong("is not a result of bench -o json", &error))
+            .map_err(|error| wrong(format!("{file} is not a result of bench -o json"), &error))
     }
 
-    /// Sets this result beside an earlier one.
+    /// Computes the ratios to an earlier result, and warns about different parameters.
     pub(super) fn compare(&mut self, earlier: &Self, printer: &mut Printer) {
         let scheme = |store: &str| store.split(':').next().unwrap_or_default().to_owned();
         for (what, now, then) in [
@@ -133,7 +134,7 @@ impl BenchJson {
             ("taken", self.consume.join(", "), earlier.consume.join(", ")),
             ("limits", self.limits.join("; "), earlier.limits.join("; ")),
         ] {
-            // A result that another program wrote down may not say.
+            // Results of other programs may lack some fields.
             if now != then && !then.is_empty() {
                 printer.warn(format!("{what}: {now} now, {then} in the earlier result"));
             }
@@ -186,7 +187,8 @@ impl BenchJson {
         }
         if let (Some(baseline), Some(ratio)) = (self.baseline_per_second, self.ratio_to_baseline) {
             let baseline = whole(baseline);
-            let text = format!("{ratio} × the {baseline}/s of one UPDATE per transaction by hand");
+            let text =
+                format!("{ratio} × the baseline of {baseline}/s: one UPDATE per transaction");
             rows.push(("ratio", text));
         }
         if let (Some(trips), Some(write), Some(read)) = (
@@ -208,30 +210,30 @@ impl BenchJson {
 
     fn print_compared(&self, printer: &mut Printer) {
         let Some(compared) = &self.compared else { return };
-        let told = [
+        let ratios = [
             ("acquires/s", compared.acquires_per_second),
             ("p50", compared.p50),
             ("p99", compared.p99),
             ("max", compared.max),
         ];
-        let told: Vec<String> = told
+        let ratios: Vec<String> = ratios
             .iter()
             .filter_map(|(what, ratio)| ratio.map(|ratio| format!("{what} × {ratio}")))
             .collect();
         printer.line("");
-        let head = printer.paint(Look::Head, "beside the earlier result: ");
-        printer.line(format!("{head}{}", told.join(", ")));
+        let head = printer.paint(Look::Head, "ratio to the earlier result: ");
+        printer.line(format!("{head}{}", ratios.join(", ")));
     }
 }
 
-/// Says why calls failed.
+/// Warns that calls failed, with the first error.
 pub(super) fn warn_of(failure: &Failure, printer: &mut Printer) {
     let causes = failure.causes.iter().fold(String::new(), |all, cause| all + ": " + cause);
     printer.warn(format!("calls failed: {}{causes}", failure.message));
 }
 
 pub(super) fn print_checked(checked: &[Checked], printer: &mut Printer) {
-    use Lean::{Left, Right};
+    use Align::{Left, Right};
     let mut table = Columns::new(&[
         ("ENTITY", Left),
         ("LIMIT", Left),
@@ -271,8 +273,8 @@ pub(super) fn ratio(now: f64, then: f64) -> Option<f64> {
     (then > 0.0).then(|| rounded(now / then, 100.0))
 }
 
-fn rounded(number: f64, parts: f64) -> f64 {
-    (number * parts).round() / parts
+fn rounded(number: f64, scale: f64) -> f64 {
+    (number * scale).round() / scale
 }
 
 pub(super) fn whole(number: f64) -> String {

@@ -1,9 +1,9 @@
-//! `bench --shards`: the same load on one bucket, as a whole and split into shards.
+//! `bench --shards`: the same load on one bucket with different numbers of shards.
 //!
-//! A process stays with one shard as long as that has tokens, so callers of one process would not see
-//! a difference: the callers are in several, each with a store of its own that knows nothing of the
-//! others. Every row has a bucket of its own. It is brought to its number of shards before the load, and
-//! stays there: stores of a row split no further and put nothing together.
+//! A process uses one shard as long as that shard has tokens, so callers of one process would see no
+//! difference. The callers therefore run in several simulated processes, each with a store that
+//! shares nothing with the others. Every row has its own bucket. The bench splits it before the load,
+//! and the stores of the row neither split it further nor merge it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,36 +14,36 @@ use zae_limiter::model::{EntityId, LimitSet};
 use zae_limiter::store::BucketKey;
 use zae_limiter::{DynamoOptions, DynamoStore, Error, RateLimiter, StoreUrl};
 
-use crate::columns::{Cell, Columns, Lean};
+use crate::columns::{Align, Cell, Columns};
 use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::figures::grouped;
-use crate::fresh::Fresh;
 use crate::grammar::Misread;
 use crate::interrupts::Interrupt;
 use crate::printer::{Look, Printer, count};
+use crate::scratch::ScratchNamespace;
 
 use super::check::{self, Checked};
 use super::report::{self, BenchJson, Setting, print_checked, ratio};
 use super::{Args, load, load_of, made_up, watch};
 
-/// How many processes there are when nothing is said.
+/// The default number of simulated processes.
 const PROCESSES: u16 = 8;
 
-/// How long a call may take. What too few shards do to a caller is to be seen as its latency: a limiter's
-/// usual second would make failed calls of slow ones.
+/// The deadline of a call. The default of 1 s would turn the slow calls of a throttled bucket into
+/// failed ones; here they must show as latency.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Reads into how many shards a bucket is split.
+/// Parses a number of shards.
 pub(super) fn shards(input: &str) -> Result<u32, Misread> {
     const RULE: &str = "write 1, 2, 4, 8, 16, 32 or 64, several with commas: 1,8";
     let problem = match input.parse::<u32>() {
         Ok(shards @ 1..=64) if shards.is_power_of_two() => return Ok(shards),
-        Ok(1..=64) => "shards are split in two: there are 1, 2, 4 and so on",
+        Ok(1..=64) => "the number of shards is a power of two",
         Ok(_) => "a bucket has 1 to 64 shards",
         Err(_) if input.is_empty() => "a number is missing",
-        Err(_) => "this is not a number of shards",
+        Err(_) => "this is not a number",
     };
     Err(Misread::new(input, 0..input.len(), problem, RULE))
 }
@@ -56,13 +56,13 @@ struct ShardsJson {
     rows: Vec<RowJson>,
 }
 
-/// A result of `bench` by itself, which `--compare` reads, and what it is a row of.
+/// A row: the number of shards, and a result that `--compare` can read.
 #[derive(Serialize)]
 struct RowJson {
     shards: u32,
-    /// As many, unless somebody else has split the bucket meanwhile.
+    /// Differs from `shards` if another client split or merged the bucket meanwhile.
     shards_at_end: usize,
-    /// Acquires a second, split by those of the first row.
+    /// Acquires a second, divided by those of the first row.
     ratio: Option<f64>,
     #[serde(flatten)]
     result: BenchJson,
@@ -73,14 +73,14 @@ pub(super) async fn run(args: &Args, context: &mut Context) -> Result<ExitStatus
     let processes = processes(args)?;
     let limits = LimitSet::new(args.limits.iter().cloned()).map_err(Error::Invalid)?;
     let (amounts, limits) = made_up(args, limits)?;
-    let fresh = Fresh::open(context, "bench", |builder| builder).await?;
+    let scratch = ScratchNamespace::open(context, "bench", |builder| builder).await?;
     let tables = (0..processes).map(|_| Arc::new(LazyTable::new(address.clone()))).collect();
-    let bench = ShardsBench { args, amounts, limits, fresh: &fresh, tables };
+    let bench = ShardsBench { args, amounts, limits, scratch: &scratch, tables };
     let measured = Box::pin(bench.measure(context)).await;
-    // Whatever became of it, nothing is left behind.
-    let tidied = fresh.remove(&mut context.printer).await;
+    // Also after a failed run.
+    let cleaned = scratch.remove(&mut context.printer).await;
     let status = measured?;
-    tidied.map(|()| status)
+    cleaned.map(|()| status)
 }
 
 fn address(url: &str) -> Result<DynamoAddress, Failure> {
@@ -89,7 +89,7 @@ fn address(url: &str) -> Result<DynamoAddress, Failure> {
         _ => {
             let scheme = url.split(':').next().unwrap_or_default();
             let message =
-                format!("--shards is for dynamodb: stores: a {scheme}: store splits no bucket");
+                format!("--shards needs a dynamodb: store; a {scheme}: store has no shards");
             let hint = "name one: --store dynamodb:TABLE   (on this machine: zae-limiter local up)";
             Err(Failure::usage(message).hint(hint))
         }
@@ -102,25 +102,25 @@ fn processes(args: &Args) -> Result<u16, Failure> {
         Some(processes) if processes <= args.concurrency => Ok(processes),
         Some(processes) => {
             let message = format!(
-                "{processes} processes with {} in all: some would have none",
-                count(args.concurrency.into(), "caller")
+                "{processes} processes need at least as many callers, and there are {}",
+                args.concurrency
             );
-            Err(Failure::usage(message).hint(format!("say --concurrency {processes}, or more")))
+            Err(Failure::usage(message).hint(format!("use --concurrency {processes}, or more")))
         }
     }
 }
 
-/// What all rows have in common.
+/// The parameters that all rows share.
 struct ShardsBench<'a> {
     args: &'a Args,
     amounts: Vec<(String, u64)>,
     limits: LimitSet,
-    fresh: &'a Fresh,
-    /// One for each process, with connections of its own.
+    scratch: &'a ScratchNamespace,
+    /// One for each simulated process, with its own connections.
     tables: Vec<Arc<LazyTable>>,
 }
 
-/// What came of a row.
+/// The result of a row.
 struct Row {
     json: RowJson,
     checked: Vec<Checked>,
@@ -130,7 +130,7 @@ struct Row {
 impl ShardsBench<'_> {
     async fn measure(&self, context: &mut Context) -> Result<ExitStatus, Failure> {
         let resource = self.args.resource.as_str();
-        self.fresh.limiter.set_resource_defaults(resource, self.limits.to_limits()).await?;
+        self.scratch.limiter.set_resource_defaults(resource, self.limits.to_limits()).await?;
         let mut rows: Vec<Row> = Vec::new();
         for (number, shards) in self.args.shards.iter().enumerate() {
             let mut row = self.row(number + 1, *shards, context).await?;
@@ -157,7 +157,7 @@ impl ShardsBench<'_> {
         })
     }
 
-    /// The load on a bucket in so many shards.
+    /// Measures a bucket with this number of shards.
     async fn row(&self, number: usize, shards: u32, context: &mut Context) -> Result<Row, Failure> {
         let entity = format!("row-{number}-shards-{shards}");
         let title = format!("{}, ", count(shards.into(), "shard"));
@@ -166,7 +166,7 @@ impl ShardsBench<'_> {
             (0_u64..).zip(&self.tables).map(store(shards)).collect();
         let mut limiters = Vec::new();
         for store in &stores {
-            let namespace = self.fresh.limiter.namespace().as_str();
+            let namespace = self.scratch.limiter.namespace().as_str();
             let builder = context.builder_over(Arc::<DynamoStore>::clone(store));
             limiters.push(builder.namespace(namespace).deadline(DEADLINE).open().await?);
         }
@@ -179,7 +179,7 @@ impl ShardsBench<'_> {
             entities: 1,
             concurrency: load.concurrency,
             consume: load.consume(),
-            // Alike in all rows.
+            // Without the entity's name: alike in all rows.
             limits: watch(None, &self.limits, &self.amounts).iter().map(|l| l.to_text()).collect(),
             baseline: None,
         };
@@ -189,7 +189,7 @@ impl ShardsBench<'_> {
         if u32::try_from(found) != Ok(shards) {
             let found = count(found as u64, "shard");
             context.printer.warn(format!(
-                "{entity}: somebody else has split the bucket, it is in {found} now"
+                "{entity}: another client has resharded the bucket, it has {found} now"
             ));
         }
         if let Some(failure) = &measured.first_failure {
@@ -202,7 +202,7 @@ impl ShardsBench<'_> {
         Ok(Row { json, checked, interrupt: measured.interrupt })
     }
 
-    /// The bucket of a row, full: what made it is given back.
+    /// Creates the bucket of a row with an acquire, and refunds it.
     async fn make_bucket(&self, limiter: &RateLimiter, entity: &str) -> Result<BucketKey, Failure> {
         let mut acquire = limiter.acquire(entity, self.args.resource.as_str());
         for (limit, tokens) in &self.amounts {
@@ -217,8 +217,7 @@ impl ShardsBench<'_> {
     }
 }
 
-/// The store of a process, by its number, on its table. Which shards processes choose first is the same
-/// in every run.
+/// Creates the store of a simulated process. The seed makes its choice of shards repeatable.
 fn store(shards: u32) -> impl Fn((u64, &Arc<LazyTable>)) -> Arc<DynamoStore> {
     let options = DynamoOptions::default().shards_max(shards).merge_after(Duration::MAX);
     move |(process, table)| {
@@ -255,9 +254,9 @@ impl ShardsJson {
     }
 
     fn print_rows(&self, printer: &mut Printer) {
-        use Lean::Right;
+        use Align::Right;
         let heads = [
-            "PARTS",
+            "SHARDS",
             "ACQUIRES/S",
             "RATIO",
             "P50",

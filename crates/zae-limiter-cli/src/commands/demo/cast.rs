@@ -1,35 +1,35 @@
-//! Who is in it: an organisation, its projects, their keys, and the limits of each.
+//! The entities of the demo: an organisation, its projects, their keys, and their limits.
 
 use zae_limiter::model::{LimitSet, Rate};
 use zae_limiter::{Limit, RateLimiter};
 
 use crate::failure::Failure;
 
-/// What is called.
 pub(super) const RESOURCE: &str = "gpt-4";
 
-/// What each call takes of.
+/// The limits that each call takes from.
 pub(super) const LIMITS: [&str; 2] = ["rpm", "tpm"];
 
 pub(super) const INTRODUCTION: &str = "\
     acme has two projects with three API keys each. A call takes 1 request (rpm) and an estimate \
     of its tokens (tpm) from its key, its project and acme: all or none. When it is done it settles \
-    for what it used, which may leave debt; if it fails it gives everything back.";
+    for what it used, which may leave debt. If it fails, everything is refunded.";
 
-/// Somebody with limits.
+/// An entity of the demo.
 #[derive(Debug)]
 pub(super) struct Member {
     pub id: &'static str,
-    /// The place of the one above in the cast.
+    /// Index of the parent in [`CAST`].
     pub parent: Option<usize>,
-    /// How it hangs in the tree.
+    /// The lines of the tree in front of the id.
     pub branch: &'static str,
-    /// Requests and tokens per minute, and how many of each can be saved up.
+    /// Requests per minute and burst.
     pub requests: Option<(u64, u64)>,
+    /// Tokens per minute and burst.
     pub tokens: (u64, u64),
-    /// Whether it has limits of its own, or those that everybody has on the resource.
+    /// Whether it has limits of its own, or the resource's defaults.
     pub own_limits: bool,
-    /// On an ordinary day; only keys call.
+    /// Average calls at 100 % traffic; 0 except for keys.
     pub calls_per_minute: u64,
 }
 
@@ -45,7 +45,7 @@ const fn above(id: &'static str, branch: &'static str, parent: Option<usize>) ->
     }
 }
 
-/// A key with the limits that everybody has.
+/// A key with the resource's default limits.
 const fn key(
     id: &'static str,
     branch: &'static str,
@@ -63,7 +63,7 @@ const fn key(
     }
 }
 
-/// All of them; everybody stands behind the one above.
+/// All entities; each comes after its parent.
 pub(super) const CAST: [Member; 9] = [
     Member { tokens: (600_000, 40_000), ..above("acme", "", None) },
     Member {
@@ -90,7 +90,7 @@ pub(super) const CAST: [Member; 9] = [
 ];
 
 impl Member {
-    /// Its limits, as they are set.
+    /// Its limits.
     pub(super) fn limits(&self) -> Vec<Limit> {
         let limit =
             |name: &str, (rate, burst): (u64, u64)| Limit::per_minute(name, rate).burst(burst);
@@ -98,24 +98,24 @@ impl Member {
         requests.into_iter().chain([limit(LIMITS[1], self.tokens)]).collect()
     }
 
-    /// The numbers of one of its limits.
+    /// The rate of one of its limits.
     pub(super) fn rate(&self, name: &str) -> Option<Rate> {
         let limits = LimitSet::new(self.limits()).expect("the cast is written down correctly");
         limits.position(name).map(|at| limits.rates()[at])
     }
 }
 
-/// The places of a member and of all above it.
+/// The indices of a member and its ancestors.
 pub(super) fn chain(place: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(place), |place| CAST[*place].parent)
 }
 
-/// The keys.
+/// The indices of the keys.
 pub(super) fn keys() -> impl Iterator<Item = usize> {
     (0..CAST.len()).filter(|place| CAST[*place].calls_per_minute > 0)
 }
 
-/// Creates everybody and sets their limits.
+/// Creates the entities and sets their limits.
 pub(super) async fn set_up(limiter: &RateLimiter) -> Result<(), Failure> {
     let everybody = CAST.iter().find(|member| !member.own_limits).expect("there are such keys");
     limiter.set_resource_defaults(RESOURCE, everybody.limits()).await?;

@@ -1,5 +1,5 @@
-//! The run: one event after the other, each at its time. Waiting is all that the clock is used for,
-//! so a test whose waits pass at once plays the same half minute.
+//! The simulation: events in the order of their times. The clock is used for waiting only, so a test
+//! that skips the waits plays the same events.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,13 +21,13 @@ use super::view::Show;
 enum Event {
     /// A key calls.
     Call(usize),
-    /// The work of a call is done.
+    /// A call has done its work.
     Done(u64),
-    /// The figures are shown.
+    /// The view is redrawn.
     Frame,
 }
 
-/// A call that was admitted and is at work.
+/// An admitted call that has not settled yet.
 struct Working {
     key: usize,
     request: Request,
@@ -38,14 +38,14 @@ struct Play<'a> {
     limiter: &'a RateLimiter,
     rng: Rng,
     total_ms: u64,
-    /// What comes, by its time and the order in which it was thought of.
+    /// Future events by time, then by number.
     agenda: BTreeMap<(u64, u64), Event>,
     next_number: u64,
     working: BTreeMap<u64, Working>,
     tally: Tally,
 }
 
-/// Plays. Says how it was stopped before its time, if it was.
+/// Runs the simulation. Returns the interrupt that ended it early, if any.
 pub(super) async fn run(
     limiter: &RateLimiter,
     context: &mut Context,
@@ -69,7 +69,7 @@ pub(super) async fn run(
         play.schedule(every_ms, Event::Frame);
     }
     let ending = play.act(context, show).await;
-    // Whatever happened, nobody keeps what it does not use.
+    // Also after an error: no call keeps tokens that it does not use.
     let settled = play.settle_all(context).await;
     let ending = ending?;
     settled?;
@@ -92,7 +92,7 @@ impl Play<'_> {
                 return Ok(Some(interrupt));
             }
             self.tally.elapsed_ms = elapsed(context).min(self.total_ms);
-            // A store that cannot keep up does not make it longer.
+            // A slow store does not extend the run.
             if self.tally.elapsed_ms >= self.total_ms {
                 break;
             }
@@ -109,12 +109,12 @@ impl Play<'_> {
                     let limiter = self.limiter;
                     show.frame(&self.tally, working, phase, self.total_ms, limiter, context)
                         .await?;
-                    // `demo | head` need not go on for those who have left.
+                    // `demo | head` has closed the pipe.
                     if !context.printer.has_reader() {
                         break;
                     }
                     if let Some(every_ms) = show.every_ms() {
-                        // Frames that would be late are left out.
+                        // Skips late frames.
                         let next = (self.tally.elapsed_ms / every_ms + 1) * every_ms;
                         self.schedule(next, Event::Frame);
                     }
@@ -135,7 +135,7 @@ impl Play<'_> {
         self.schedule(at_ms, Event::Call(key));
     }
 
-    /// A call comes in: what it may cost is taken, or it is turned away.
+    /// Acquires the estimate of a new call.
     async fn call(&mut self, key: usize, due: u64, context: &Context) -> Result<(), Failure> {
         self.schedule_call(key, due);
         let request = traffic::request(&mut self.rng);
@@ -157,7 +157,7 @@ impl Play<'_> {
                 self.tally.refuse(key);
                 for status in refusal.statuses().iter().filter(|status| status.exceeded) {
                     let (entity, limit) = (status.entity_id.as_str(), status.limit_name.as_str());
-                    self.tally.stood_in_the_way(entity, limit);
+                    self.tally.refused_by(entity, limit);
                 }
                 Ok(())
             }
@@ -165,7 +165,7 @@ impl Play<'_> {
         }
     }
 
-    /// The work is done: the call settles for what it used.
+    /// Settles a call for what it used, or refunds it if it failed.
     async fn finish(&mut self, mut call: Working, context: &Context) -> Result<(), Failure> {
         let estimate = signed(call.request.estimate);
         let from = context.clock.now();
@@ -187,7 +187,7 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// All that is still at work is done now. Goes on after an error: the others have to settle too.
+    /// Settles all remaining calls. Continues after an error and returns the first one.
     async fn settle_all(&mut self, context: &Context) -> Result<(), Failure> {
         let mut result = Ok(());
         for call in std::mem::take(&mut self.working).into_values() {
@@ -198,7 +198,7 @@ impl Play<'_> {
     }
 }
 
-/// Waits, even if there is nothing to wait for: somebody may want to stop all the same.
+/// Waits, and also checks for an interrupt if the wait is zero.
 async fn wait_for(
     context: &Context,
     wait_ms: u64,

@@ -1,4 +1,4 @@
-//! What came of it: held against the limits, and against what the store recorded.
+//! The summary of the demo: over-admission check, and comparison with the store's usage records.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use zae_limiter::store::UsageRecording;
 use zae_limiter::{RateLimiter, Window};
 
 use crate::chart::{Chart, Series};
-use crate::columns::{Cell, Columns, Lean};
+use crate::columns::{Align, Cell, Columns};
 use crate::failure::Failure;
 use crate::figures::grouped;
 use crate::overadmission::LimitCheck;
@@ -17,7 +17,7 @@ use crate::printer::{Look, Printer};
 use super::cast::{CAST, LIMITS, RESOURCE};
 use super::tally::Tally;
 
-/// Everything that is known at the end.
+/// The summary.
 pub(super) struct Report<'a> {
     tally: &'a Tally,
     document: DemoJson,
@@ -33,7 +33,7 @@ struct DemoJson {
     failed: u64,
     underestimated: u64,
     over_admitted: i128,
-    /// Absent where the store does not book usage itself.
+    /// `None` if the store does not record usage itself.
     usage_adds_up: Option<bool>,
     limits: Vec<LimitJson>,
     per_second: Vec<SecondJson>,
@@ -46,20 +46,20 @@ struct LimitJson {
     capacity: i64,
     refill_amount: i64,
     refill_period_seconds: u64,
-    /// Taken by acquires.
+    /// Tokens that acquires took.
     admitted: i128,
-    /// Given back by leases.
+    /// Tokens that leases refunded.
     given_back: i128,
-    /// Taken by leases when they were settled.
+    /// Tokens that leases took when they settled.
     added: i128,
-    /// Capacity and what was earned during the run.
+    /// Capacity plus the refill during the run.
     allowed: i128,
     over_admitted: i128,
-    /// How many refusals it had a part in.
+    /// Refused calls that exceeded this limit.
     refusals: u64,
-    /// What was settled for.
+    /// Settled tokens.
     used: i128,
-    /// What the store says was used.
+    /// Tokens in the store's usage records.
     recorded: i128,
 }
 
@@ -79,12 +79,12 @@ impl<'a> Report<'a> {
     ) -> Result<Self, Failure> {
         let recorded = recorded(limiter).await?;
         let limits: Vec<LimitJson> = tally
-            .accounts()
-            .map(|(member, limit, account)| {
+            .checks()
+            .map(|(member, limit, check)| {
                 let place = (CAST[member].id.to_owned(), LIMITS[limit].to_owned());
                 let recorded = recorded.get(&place).copied().unwrap_or(0);
-                let refusals = tally.members[member].in_the_way[limit];
-                limit_json(member, limit, account, refusals, recorded)
+                let refusals = tally.members[member].refusals[limit];
+                limit_json(member, limit, check, refusals, recorded)
             })
             .collect();
         let seconds = tally.seconds.iter().enumerate();
@@ -109,7 +109,7 @@ impl<'a> Report<'a> {
         Ok(Self { tally, document })
     }
 
-    /// Whether everything is as promised.
+    /// Whether nothing was over-admitted and the usage adds up.
     pub(super) fn is_sound(&self) -> bool {
         self.document.over_admitted == 0 && self.document.usage_adds_up != Some(false)
     }
@@ -146,7 +146,7 @@ impl<'a> Report<'a> {
     }
 
     fn print_limits(&self, printer: &mut Printer) {
-        use Lean::{Left, Right};
+        use Align::{Left, Right};
         let mut table = Columns::new(&[
             ("ENTITY", Left),
             ("LIMIT", Left),
@@ -170,8 +170,8 @@ impl<'a> Report<'a> {
         };
         let rows: Vec<Vec<Cell>> = self.document.limits.iter().map(row).collect();
         table.print(printer, &rows);
-        let note = "ALLOWED is capacity + rate × time. What was GIVEN BACK could be admitted again,\n\
-                    what was ADDED when a call settled had to be repaid first.";
+        let note = "ALLOWED is capacity + rate × time. Tokens GIVEN BACK can be admitted again;\n\
+                    tokens ADDED when a call settled must be repaid before the next admission.";
         let note = note.lines().map(|line| printer.paint(Look::Dim, line)).collect::<Vec<_>>();
         printer.line(note.join("\n"));
         printer.line("");
@@ -188,10 +188,10 @@ impl<'a> Report<'a> {
             grouped(document.refused),
         ));
         if let Some(refusers) = self.refusers() {
-            printer.line(format!("most often in the way: {refusers}"));
+            printer.line(format!("most refusals by: {refusers}"));
         }
         printer.line(format!(
-            "failed and given back: {}; used more than estimated: {}",
+            "failed and refunded: {}; used more than estimated: {}",
             grouped(document.failed),
             grouped(document.underestimated),
         ));
@@ -203,7 +203,7 @@ impl<'a> Report<'a> {
         let head = printer.paint(look, head);
         printer.line(format!("{head}{what}{} limits", document.limits.len()));
         if document.usage_adds_up.is_none() {
-            let note = "usage: this store has it booked by the aggregator, some time later";
+            let note = "usage: on this store the aggregator records it later";
             let note = printer.paint(Look::Dim, note);
             printer.line(note);
             return;
@@ -231,7 +231,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// The limits that stood in the way most often.
+    /// The three limits with the most refusals.
     fn refusers(&self) -> Option<String> {
         let mut limits: Vec<&LimitJson> =
             self.document.limits.iter().filter(|limit| limit.refusals > 0).collect();
@@ -248,29 +248,29 @@ impl<'a> Report<'a> {
 fn limit_json(
     member: usize,
     limit: usize,
-    account: &LimitCheck,
+    check: &LimitCheck,
     refusals: u64,
     recorded: i128,
 ) -> LimitJson {
-    let rate = account.rate();
+    let rate = check.rate();
     LimitJson {
         entity_id: CAST[member].id,
         limit_name: LIMITS[limit],
         capacity: rate.capacity().whole_tokens(),
         refill_amount: rate.refill_amount().whole_tokens(),
         refill_period_seconds: rate.period_ms() / 1_000,
-        admitted: account.admitted(),
-        given_back: account.given_back(),
-        added: account.added(),
-        allowed: account.allowed(),
-        over_admitted: account.over_admitted(),
+        admitted: check.admitted(),
+        given_back: check.given_back(),
+        added: check.added(),
+        allowed: check.allowed(),
+        over_admitted: check.over_admitted(),
         refusals,
-        used: account.used(),
+        used: check.used(),
         recorded,
     }
 }
 
-/// What the store says was used, in tokens, by whom and of which limit.
+/// Tokens in the store's usage records, by entity and limit.
 async fn recorded(limiter: &RateLimiter) -> Result<BTreeMap<(String, String), i128>, Failure> {
     let mut millitokens: BTreeMap<(String, String), i128> = BTreeMap::new();
     let mut pages = limiter.usage().resource(RESOURCE).window(Window::Hourly).pages()?;

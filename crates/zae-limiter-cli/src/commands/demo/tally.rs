@@ -1,27 +1,27 @@
-//! What has happened so far.
+//! The counts of the run so far.
 
 use crate::overadmission::{LimitCheck, Span};
 
 use super::cast::{CAST, LIMITS, chain};
 
-/// Columns of the little picture of recent traffic, each half a second.
+/// Columns of the sparkline of recent traffic, each half a second.
 pub(super) const RECENT: usize = 12;
 const RECENT_MS: u64 = 500;
 
-/// What happened to one member, calls of those below included.
+/// The counts of one member, including the calls of its descendants.
 #[derive(Debug, Default)]
 pub(super) struct Member {
     pub admitted: u64,
     pub refused: u64,
-    /// Its limits, in the order of [`LIMITS`], where it has them.
-    pub accounts: [Option<LimitCheck>; LIMITS.len()],
-    /// In how many refusals each stood in the way.
-    pub in_the_way: [u64; LIMITS.len()],
+    /// In the order of [`LIMITS`]; `None` where it has no such limit.
+    pub checks: [Option<LimitCheck>; LIMITS.len()],
+    /// Refused calls that exceeded the limit, in the order of [`LIMITS`].
+    pub refusals: [u64; LIMITS.len()],
     /// Admitted calls by half seconds.
     recent: Vec<u64>,
 }
 
-/// What has happened so far.
+/// The counts of the run so far.
 #[derive(Debug)]
 pub(super) struct Tally {
     pub members: Vec<Member>,
@@ -29,18 +29,17 @@ pub(super) struct Tally {
     pub seconds: Vec<(u64, u64)>,
     pub admitted: u64,
     pub refused: u64,
-    /// Calls that failed and gave everything back.
+    /// Calls that failed and were refunded.
     pub failed: u64,
     /// Calls that used more than they had estimated.
     pub underestimated: u64,
-    /// How long it went on.
     pub elapsed_ms: u64,
 }
 
 impl Tally {
     pub(super) fn new() -> Self {
         let members = CAST.iter().map(|member| Member {
-            accounts: LIMITS.map(|limit| member.rate(limit).map(LimitCheck::new)),
+            checks: LIMITS.map(|limit| member.rate(limit).map(LimitCheck::new)),
             ..Member::default()
         });
         Self {
@@ -54,7 +53,7 @@ impl Tally {
         }
     }
 
-    /// A call of a key was admitted with these amounts, in the order of [`LIMITS`].
+    /// Records an admitted call, with its amounts in the order of [`LIMITS`].
     pub(super) fn admit(&mut self, key: usize, amounts: [u64; LIMITS.len()], span: Span) {
         self.admitted += 1;
         self.this_second().0 += 1;
@@ -66,15 +65,15 @@ impl Tally {
                 member.recent.resize(half_second + 1, 0);
             }
             member.recent[half_second] += 1;
-            for (account, amount) in member.accounts.iter_mut().zip(amounts) {
-                if let Some(account) = account {
-                    account.admit(amount, span);
+            for (check, amount) in member.checks.iter_mut().zip(amounts) {
+                if let Some(check) = check {
+                    check.admit(amount, span);
                 }
             }
         }
     }
 
-    /// A call of a key was refused.
+    /// Records a refused call.
     pub(super) fn refuse(&mut self, key: usize) {
         self.refused += 1;
         self.this_second().1 += 1;
@@ -83,21 +82,21 @@ impl Tally {
         }
     }
 
-    /// This limit stood in the way of a call.
-    pub(super) fn stood_in_the_way(&mut self, entity: &str, limit: &str) {
+    /// Records that a refused call exceeded this limit.
+    pub(super) fn refused_by(&mut self, entity: &str, limit: &str) {
         let member = CAST.iter().position(|member| member.id == entity);
         let limit = LIMITS.iter().position(|name| *name == limit);
         if let (Some(member), Some(limit)) = (member, limit) {
-            self.members[member].in_the_way[limit] += 1;
+            self.members[member].refusals[limit] += 1;
         }
     }
 
-    /// A lease of a key was settled with these differences.
+    /// Records a settlement, with its differences in the order of [`LIMITS`].
     pub(super) fn settle(&mut self, key: usize, differences: [i64; LIMITS.len()], span: Span) {
         for member in chain(key) {
-            for (account, difference) in self.members[member].accounts.iter_mut().zip(differences) {
-                if let (Some(account), true) = (account, difference != 0) {
-                    account.settle(difference, span);
+            for (check, difference) in self.members[member].checks.iter_mut().zip(differences) {
+                if let (Some(check), true) = (check, difference != 0) {
+                    check.settle(difference, span);
                 }
             }
         }
@@ -111,15 +110,15 @@ impl Tally {
         &mut self.seconds[second]
     }
 
-    /// Every limit there is: whose, which, and what was asked of it.
-    pub(super) fn accounts(&self) -> impl Iterator<Item = (usize, usize, &LimitCheck)> {
+    /// All checks, with the indices of member and limit.
+    pub(super) fn checks(&self) -> impl Iterator<Item = (usize, usize, &LimitCheck)> {
         self.members.iter().enumerate().flat_map(|(member, tally)| {
-            let accounts = tally.accounts.iter().enumerate();
-            accounts.filter_map(move |(limit, account)| Some((member, limit, account.as_ref()?)))
+            let checks = tally.checks.iter().enumerate();
+            checks.filter_map(move |(limit, check)| Some((member, limit, check.as_ref()?)))
         })
     }
 
-    /// A member's admitted calls in the last few whole half seconds.
+    /// A member's admitted calls in the last whole half seconds.
     pub(super) fn recent(&self, member: usize) -> Vec<u64> {
         let now = place(self.elapsed_ms, RECENT_MS);
         let recent = &self.members[member].recent;

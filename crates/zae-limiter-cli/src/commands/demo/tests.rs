@@ -16,21 +16,21 @@ use crate::interrupts::Interrupts;
 use crate::printer::{Color, Printer};
 use crate::world::{Terminal, World};
 
-/// A store that gives every bucket a present before it decides: so many millitokens of its last
+/// A faulty store: before each acquire it credits every bucket with some millitokens of its last
 /// limit.
 #[derive(Debug)]
-struct Generous {
+struct OverAdmitting {
     store: MemoryStore,
-    present: i64,
+    credit: i64,
 }
 
-impl Generous {
-    async fn give(&self, plan: &Plan) {
+impl OverAdmitting {
+    async fn add_credit(&self, plan: &Plan) {
         let settlements: Vec<Settlement> = plan
             .legs
             .iter()
             .map(|leg| {
-                let amount = Millitokens::new(-self.present);
+                let amount = Millitokens::new(-self.credit);
                 let take = Take { cell: leg.target.limits().len() - 1, amount };
                 let differences = std::iter::once(take).collect();
                 Settlement {
@@ -45,7 +45,7 @@ impl Generous {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl Store for Generous {
+impl Store for OverAdmitting {
     fn cost(&self) -> Option<zae_limiter::store::Cost> {
         self.store.cost()
     }
@@ -60,8 +60,8 @@ impl Store for Generous {
 
     fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
         Box::pin(async move {
-            if self.present > 0 {
-                self.give(plan).await;
+            if self.credit > 0 {
+                self.add_credit(plan).await;
             }
             self.store.acquire(plan).await
         })
@@ -140,11 +140,11 @@ impl Store for Generous {
     }
 }
 
-/// Waits pass at once.
+/// A clock whose sleeps end at once and advance the time.
 #[derive(Debug)]
-struct Jumping(Arc<ManualClock>);
+struct JumpingClock(Arc<ManualClock>);
 
-impl Clock for Jumping {
+impl Clock for JumpingClock {
     fn now(&self) -> Timestamp {
         self.0.now()
     }
@@ -162,7 +162,7 @@ fn context(clock: &Arc<ManualClock>) -> Context {
         data_dir: None,
         program: None,
         clock: Arc::clone(clock) as Arc<dyn Clock>,
-        pace: Arc::new(Jumping(Arc::clone(clock))),
+        pace: Arc::new(JumpingClock(Arc::clone(clock))),
         entropy: || Entropy::seeded(1),
         stdin: Box::new(io::empty()),
         stdout: Box::new(io::sink()),
@@ -176,13 +176,13 @@ fn context(clock: &Arc<ManualClock>) -> Context {
     Context::new(cli.globals, world, printer)
 }
 
-/// Plays on a store that gives presents: how it ends, and what was over-admitted.
-fn outcome(present: i64) -> (ExitStatus, i128) {
+/// Plays on the faulty store. Returns the exit status and the over-admitted tokens.
+fn outcome(credit: i64) -> (ExitStatus, i128) {
     let clock = Arc::new(ManualClock::new(Timestamp::from_millis(1_794_752_736_000)));
     let mut context = context(&clock);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let store: Arc<dyn Store> = Arc::new(Generous { store: MemoryStore::new(), present });
+        let store: Arc<dyn Store> = Arc::new(OverAdmitting { store: MemoryStore::new(), credit });
         let limiter = context.builder_over(store).open().await.unwrap();
         let args = Args { seconds: 30, seed: 1 };
         let status = play(&args, &limiter, "a store", &mut context).await.unwrap();
@@ -195,16 +195,16 @@ fn outcome(present: i64) -> (ExitStatus, i128) {
         let length = Duration::from_secs(30);
         let played = play::run(&limiter, &mut context, Show::Nothing, length, 1).await;
         let (tally, _) = played.unwrap();
-        (status, tally.accounts().map(|(_, _, account)| account.over_admitted()).sum())
+        (status, tally.checks().map(|(_, _, check)| check.over_admitted()).sum())
     })
 }
 
 #[test]
-fn a_store_that_gives_presents_is_found_out() {
+fn the_check_finds_a_store_that_over_admits() {
     assert_eq!(outcome(0), (ExitStatus::Done, 0));
-    for present in [1_000, 50_000] {
-        let (status, over_admitted) = outcome(present);
-        assert_eq!(status, ExitStatus::Error, "{present} millitokens");
-        assert!(over_admitted > 0, "{present} millitokens");
+    for credit in [1_000, 50_000] {
+        let (status, over_admitted) = outcome(credit);
+        assert_eq!(status, ExitStatus::Error, "{credit} millitokens");
+        assert!(over_admitted > 0, "{credit} millitokens");
     }
 }

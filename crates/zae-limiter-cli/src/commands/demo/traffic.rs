@@ -1,17 +1,16 @@
-//! Who calls when, with what, and what becomes of it. The same seed gives the same traffic.
+//! The simulated traffic. The same seed gives the same traffic.
 
 use fastrand::Rng;
 
 use super::cast::CAST;
 
-/// A part of the run, with more or less traffic.
+/// A phase of the run, with more or less traffic.
 #[derive(Debug)]
 pub(super) struct Phase {
-    /// Where it ends, in thousandths of the run.
+    /// Its end, in thousandths of the run.
     until_permille: u64,
-    /// Traffic, in percent of an ordinary day.
+    /// Traffic, in percent of a member's `calls_per_minute`.
     percent: u64,
-    /// What it is called.
     pub name: &'static str,
 }
 
@@ -23,27 +22,27 @@ const PHASES: [Phase; 5] = [
     Phase { until_permille: 1_000, percent: 25, name: "an evening" },
 ];
 
-/// The part of the run at a moment.
+/// The phase at a time of the run.
 pub(super) fn phase(elapsed_ms: u64, total_ms: u64) -> &'static Phase {
     let permille = elapsed_ms * 1_000 / total_ms.max(1);
     PHASES.iter().find(|phase| permille < phase.until_permille).unwrap_or(&PHASES[4])
 }
 
-/// How long until a key calls again.
+/// Milliseconds until a key calls again.
 pub(super) fn gap_ms(rng: &mut Rng, key: usize, phase: &Phase) -> u64 {
     let mean = 60_000 * 100 / (CAST[key].calls_per_minute * phase.percent);
-    // Anything up to twice the mean: bursts and pauses.
+    // Uniform up to twice the mean, for bursts and pauses.
     rng.u64(1..=mean * 2)
 }
 
-/// What a call takes, and what comes of it.
+/// A simulated call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
-    /// Tokens, before anybody knows.
+    /// Tokens that it acquires.
     pub estimate: u64,
-    /// Tokens in the end, or nothing when it fails.
+    /// Tokens that it uses; `None` if it fails.
     pub actual: Option<u64>,
-    /// How long it takes.
+    /// Duration of its work.
     pub work_ms: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The figures while it runs: on a terminal a picture that is drawn over, elsewhere a line a second.
+//! The live view: redrawn on a terminal, else one line a second.
 
 use std::collections::BTreeMap;
 
@@ -13,25 +13,25 @@ use crate::printer::{Look, Printer, Verbosity};
 use super::cast::{CAST, LIMITS, RESOURCE, keys};
 use super::tally::{RECENT, Tally};
 
-/// Where the figures go.
+/// The kind of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Show {
-    /// A picture on a terminal.
+    /// Redrawn, on a terminal.
     Picture,
-    /// A line a second.
+    /// One line a second.
     Lines,
-    /// A line of progress, where stdout is for a document.
+    /// A progress line on stderr, because stdout gets a JSON document.
     Progress,
-    /// Nowhere.
+    /// No view.
     Nothing,
 }
 
-/// How every limit stands, by whose and which it is.
+/// The status of every limit, by entity and limit.
 type Standing = BTreeMap<(String, String), LimitStatus>;
 
-/// The longest name with its branch.
+/// Columns of the longest name with its branch.
 const NAME_COLUMNS: usize = 15;
-/// Of a limit: the space before it, the space and the number behind its bar.
+/// Columns of a limit besides its bar: two spaces and the number.
 const NUMBER_COLUMNS: usize = 8;
 const COUNT_COLUMNS: usize = 9;
 
@@ -48,7 +48,7 @@ impl Show {
         }
     }
 
-    /// How often.
+    /// The interval of frames.
     pub(super) fn every_ms(self) -> Option<u64> {
         match self {
             Self::Picture | Self::Progress => Some(200),
@@ -57,7 +57,7 @@ impl Show {
         }
     }
 
-    /// Shows the figures of the moment.
+    /// Shows one frame.
     pub(super) async fn frame(
         self,
         tally: &Tally,
@@ -90,7 +90,7 @@ impl Show {
     }
 }
 
-/// Asks the store how everybody stands. A key's answer has those above it, too.
+/// Reads the status of all limits. The status of a key includes its ancestors.
 async fn standing(limiter: &RateLimiter) -> Result<Standing, Failure> {
     let mut standing = Standing::new();
     for key in keys() {
@@ -102,7 +102,7 @@ async fn standing(limiter: &RateLimiter) -> Result<Standing, Failure> {
     Ok(standing)
 }
 
-/// A moment of the run.
+/// The data of one frame.
 struct Now<'a> {
     tally: &'a Tally,
     working: usize,
@@ -116,7 +116,7 @@ impl Now<'_> {
         self.standing.get(&(CAST[member].id.to_owned(), limit.to_owned()))
     }
 
-    /// One line for those who read it from a file.
+    /// The frame as one line.
     fn line(&self, seconds: u64) -> String {
         let last = usize::try_from(seconds).ok().and_then(|now| now.checked_sub(1));
         let last = last.and_then(|second| self.tally.seconds.get(second));
@@ -155,7 +155,7 @@ impl Now<'_> {
         lines
     }
 
-    /// How far the run is.
+    /// The progress bar of the run.
     fn clock(&self, columns: usize) -> Line {
         let elapsed = self.tally.elapsed_ms.min(self.total_ms);
         let text = format!(
@@ -167,7 +167,7 @@ impl Now<'_> {
         let room = columns.saturating_sub(text.len() + 14).clamp(4, 44);
         let mut line = Line::of(Look::Plain, text.trim_start());
         line.pad_to(16);
-        let full = share(elapsed, self.total_ms, room);
+        let full = scaled(elapsed, self.total_ms, room);
         line.push(Look::Good, "━".repeat(full));
         line.push(Look::Dim, "─".repeat(room - full));
         line.push(Look::Head, format!("  {}", self.phase));
@@ -197,11 +197,11 @@ impl Now<'_> {
     }
 }
 
-/// What has room.
+/// The widths of the view's columns.
 struct Layout {
     /// Columns of a bar.
     bar: usize,
-    /// Where the counts begin.
+    /// The first column of the counts.
     counts: usize,
     has_recent: bool,
 }
@@ -235,12 +235,12 @@ impl Layout {
     }
 }
 
-/// The bar of what is left, and how much it is.
+/// Draws the bar and the number of the available tokens.
 fn draw_limit(line: &mut Line, status: &LimitStatus, columns: usize) {
     let (left, capacity) = (status.available.get(), status.rate.capacity().get());
     let positive = u64::try_from(left).unwrap_or(0);
     let capacity = capacity.unsigned_abs();
-    let eighths = share(positive, capacity, columns * 8);
+    let eighths = scaled(positive, capacity, columns * 8);
     let look = match positive {
         _ if left < 0 => Look::Bad,
         left if left * 10 < capacity => Look::Bad,
@@ -258,10 +258,10 @@ fn draw_limit(line: &mut Line, status: &LimitStatus, columns: usize) {
     line.push(look, format!(" {:>5}", compact(status.available.whole_tokens())));
 }
 
-/// `part / all` of `columns`, rounded down.
-fn share(part: u64, all: u64, columns: usize) -> usize {
-    let share = u128::from(part) * columns as u128 / u128::from(all.max(1));
-    usize::try_from(share).map_or(columns, |share| share.min(columns))
+/// `amount / total` of `columns`, rounded down.
+fn scaled(amount: u64, total: u64, columns: usize) -> usize {
+    let scaled = u128::from(amount) * columns as u128 / u128::from(total.max(1));
+    usize::try_from(scaled).map_or(columns, |scaled| scaled.min(columns))
 }
 
 fn sparkline(values: &[u64]) -> String {

@@ -1,4 +1,4 @@
-//! The options of a stack, as they are typed.
+//! The command-line options of a stack.
 
 use std::path::PathBuf;
 
@@ -8,10 +8,10 @@ use zae_limiter_infra::{Architecture, Iam, NameFormat, ResourceIndex, RetainTabl
 
 use crate::failure::Failure;
 
-/// Options of the stack. What is not given is the default.
+/// Options of the stack. Missing ones get their defaults.
 #[derive(clap::Args, Debug)]
 pub(crate) struct OptionArgs {
-    /// The windows in which usage is booked
+    /// Windows of the usage records
     #[arg(
         long,
         value_name = "WINDOWS",
@@ -22,48 +22,47 @@ pub(crate) struct OptionArgs {
     )]
     snapshot_windows: Vec<WindowArg>,
 
-    /// How long usage is kept
+    /// Days to keep usage records
     #[arg(long, value_name = "DAYS", default_value_t = 90, help_heading = "Aggregator")]
     usage_retention_days: u32,
 
-    /// Without aggregator: no usage records, no archive, no refill ahead of need
+    /// Do not deploy the aggregator: no usage records, no audit archive, no proactive refill
     #[arg(long, help_heading = "Aggregator")]
     no_aggregator: bool,
 
-    /// After how many seconds the aggregator is stopped
+    /// Timeout of the aggregator's function, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, help_heading = "Aggregator")]
     lambda_timeout: u32,
 
-    /// How much memory the aggregator has, in MB
+    /// Memory of the aggregator's function, in MB
     #[arg(long, value_name = "MB", default_value_t = 256, help_heading = "Aggregator")]
     lambda_memory: u32,
 
-    /// How long the aggregator's logs are kept
+    /// Days to keep the aggregator's logs
     #[arg(long, value_name = "DAYS", default_value_t = 30, help_heading = "Aggregator")]
     log_retention_days: u32,
 
-    /// Send traces of the aggregator to X-Ray
+    /// Trace the aggregator with X-Ray
     #[arg(long, help_heading = "Aggregator")]
     enable_tracing: bool,
 
-    /// How long audit events stay in the table; stored in it, for every program that changes limits or
-    /// entities
+    /// Days to keep audit events in the table; stored there for all programs that write them
     #[arg(long, value_name = "DAYS", default_value_t = 90, help_heading = "Audit")]
     audit_retention_days: u32,
 
-    /// Let expired audit events go, without an archive in S3
+    /// Do not archive expired audit events in S3
     #[arg(long, help_heading = "Audit")]
     no_audit_archival: bool,
 
-    /// After how many days archived events move to Glacier
+    /// Days until archived events move to Glacier
     #[arg(long, value_name = "DAYS", default_value_t = 90, help_heading = "Audit")]
     audit_archive_glacier_days: u32,
 
-    /// How far back the table can be restored
+    /// Days for which the table can be restored (point-in-time recovery)
     #[arg(long, value_name = "DAYS", default_value_t = 35, help_heading = "Table")]
     pitr_recovery_days: u32,
 
-    /// Let the table refuse to be deleted
+    /// Protect the table against deletion
     #[arg(long, help_heading = "Table")]
     enable_deletion_protection: bool,
 
@@ -71,55 +70,55 @@ pub(crate) struct OptionArgs {
     #[arg(long, help_heading = "Table")]
     retain_table: bool,
 
-    /// What the index by resource holds; `all` is for Python readers and doubles every write
+    /// Attributes in the index by resource; `all` serves Python clients and doubles the write cost
     #[arg(long, value_enum, default_value_t, value_name = "KIND", help_heading = "Table")]
     gsi2_projection: ProjectionArg,
 
-    /// Without alarms
+    /// Do not create alarms
     #[arg(long, help_heading = "Alarms")]
     no_alarms: bool,
 
-    /// The SNS topic that alarms notify
+    /// SNS topic that alarms notify
     #[arg(long, value_name = "ARN", help_heading = "Alarms")]
     alarm_sns_topic: Option<String>,
 
-    /// Make roles for applications, administrators and readers
+    /// Create roles for applications, administrators and readers
     #[arg(long, conflicts_with = "no_iam", help_heading = "Permissions")]
     create_iam_roles: bool,
 
-    /// Make no policies and no roles
+    /// Create no policies and no roles
     #[arg(long, help_heading = "Permissions")]
     no_iam: bool,
 
-    /// A role for the aggregator that is there already
+    /// Existing role for the aggregator
     #[arg(long, value_name = "ARN", help_heading = "Permissions")]
     aggregator_role_arn: Option<String>,
 
-    /// The policy that bounds every role: its name or ARN
+    /// Permissions boundary of every role: the name or ARN of a policy
     #[arg(long, value_name = "POLICY", help_heading = "Permissions")]
     permission_boundary: Option<String>,
 
-    /// How roles are called; {} stands for the default name
+    /// Names of roles; {} stands for the default name
     #[arg(long, value_name = "FORMAT", help_heading = "Permissions")]
     role_name_format: Option<String>,
 
-    /// How policies are called; {} stands for the default name
+    /// Names of policies; {} stands for the default name
     #[arg(long, value_name = "FORMAT", help_heading = "Permissions")]
     policy_name_format: Option<String>,
 
-    /// A tag on everything in the stack; can be repeated
+    /// Tag on all resources of the stack; can be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value, help_heading = "Command options")]
     tag: Vec<(String, String)>,
 }
 
-/// Where the aggregator comes from.
+/// The aggregator's executable.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Bootstrap {
-    /// The aggregator's executable, where it is not this program: a build for another processor
+    /// Executable of the aggregator [default: this program]
     #[arg(long, value_name = "FILE", help_heading = "Aggregator")]
     pub(super) bootstrap: Option<PathBuf>,
 
-    /// For which processor it has to be; without it, the executable's own
+    /// Processor that the executable must be built for [default: its own]
     #[arg(long, value_enum, value_name = "NAME", help_heading = "Aggregator")]
     architecture: Option<ArchitectureArg>,
 }
@@ -137,7 +136,7 @@ impl Bootstrap {
     }
 }
 
-/// A window in which usage is booked.
+/// A window of the usage records.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum WindowArg {
     Hourly,
@@ -164,10 +163,10 @@ enum ArchitectureArg {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum ProjectionArg {
-    /// Keys: a write of a bucket does not write the index.
+    /// Keys: a write to a bucket does not write the index.
     #[default]
     KeysOnly,
-    /// Everything, as the Python client has it.
+    /// All attributes, as in stacks of the Python client.
     All,
 }
 
@@ -179,7 +178,7 @@ fn key_and_value(text: &str) -> Result<(String, String), String> {
 }
 
 impl OptionArgs {
-    /// What was typed, as the stack's options; their rules are checked when they become a plan.
+    /// The stack's options. Their rules are checked when they become a plan.
     pub(super) fn stack_options(&self, name: &str) -> Result<StackOptions, Failure> {
         let windows = self.snapshot_windows.iter().map(|one| one.window());
         let name = name.parse().map_err(zae_limiter::Error::Invalid)?;

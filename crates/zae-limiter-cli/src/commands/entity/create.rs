@@ -12,32 +12,32 @@ use super::show::EntityJson;
 const AFTER_HELP: &str = "\
 Examples:
   zae-limiter entity create project-1 --display-name 'Search' --metadata team=search
-  zae-limiter entity create key-1 --parent project-1             below project-1
-  zae-limiter entity create key-2 --parent project-1 --cascade   and takes from it, too
+  zae-limiter entity create key-1 --parent project-1             a child of project-1
+  zae-limiter entity create key-2 --parent project-1 --cascade   also takes from project-1
 
-An entity that exists already is left as it is: exit status 1.";
+If the entity exists already, nothing changes and the exit status is 1.";
 
 /// Arguments of `entity create`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// The new entity's id: an API key, a project, an organisation
+    /// Id of the new entity: an API key, a project, an organisation
     #[arg(value_name = "ID", value_parser = grammar::entity_id)]
     id: EntityId,
 
-    /// A name for people
+    /// Name to display
     #[arg(long, value_name = "NAME")]
     display_name: Option<String>,
 
-    /// The entity above it, which must exist
+    /// Parent entity, which must exist
     #[arg(long, value_name = "ID", value_parser = grammar::entity_id)]
     parent: Option<EntityId>,
 
-    /// Take from the parent too whatever is taken from this entity
+    /// Take from the parent, too, whenever a call takes from this entity
     #[arg(long, requires = "parent")]
     cascade: bool,
 
-    /// Something to remember about it, as in team=search; as often as you like
+    /// Metadata, as in team=search; can be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = grammar::key_value)]
     metadata: Vec<(String, String)>,
 }

@@ -15,14 +15,14 @@ Examples:
   zae-limiter entity delete key-1
   zae-limiter entity delete key-1 --yes    without asking
 
-Its children stay, below a parent that has nothing of its own any more, and so does the list of
-changes (audit list -e key-1). A deletion that was cut short can be repeated.";
+Children of the entity stay and keep their parent id. The audit events stay, too: audit list -e key-1.
+Repeat an interrupted deletion to complete it.";
 
 /// Arguments of `entity delete`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// The entity
+    /// Entity to delete
     #[arg(value_name = "ID", value_parser = grammar::entity_id)]
     id: EntityId,
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 use zae_limiter::model::{ConfigLevel, EntityId};
 use zae_limiter::{EffectiveLimits, Limit};
 
-use crate::columns::{Cell, Columns, Lean};
+use crate::columns::{Align, Cell, Columns};
 use crate::context::{Context, Yes};
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
@@ -15,35 +15,35 @@ use crate::stored::{self, LimitJson};
 const SET_AFTER_HELP: &str = "\
 Examples:
   zae-limiter entity set-limits key-1 -r gpt-4 -l rpm:100 -l tpm:10000/min:15000
-  zae-limiter entity set-limits key-1 -l rpm:50     for all resources without limits of their own
+  zae-limiter entity set-limits key-1 -l rpm:50     on all resources without limits for key-1
 
-The limits replace those that were stored there, all of them. Balances are kept.";
+The limits replace all stored limits of the same entity and resource. Balances are kept.";
 
 const GET_AFTER_HELP: &str = "\
 Examples:
   zae-limiter entity get-limits key-1 -r gpt-4               stored for key-1 on gpt-4
   zae-limiter entity get-limits key-1                        stored for key-1 on all resources
-  zae-limiter entity get-limits key-1 -r gpt-4 --effective   what holds, wherever it is stored
+  zae-limiter entity get-limits key-1 -r gpt-4 --effective   the limits that apply to a call
 
-The first of these that is stored holds, as a whole: the entity's limits on the resource, the
-entity's on all resources, the resource's defaults, the system's defaults.";
+The first stored level applies as a whole: the entity's limits on the resource, the entity's limits
+on all resources, the resource's defaults, the system's defaults.";
 
 const DELETE_AFTER_HELP: &str = "\
 Examples:
   zae-limiter entity delete-limits key-1 -r gpt-4
   zae-limiter entity delete-limits key-1 --yes      those for all resources, without asking
 
-Afterwards the next level holds: the entity's limits on all resources, the resource's defaults,
-the system's defaults.";
+Afterwards the next stored level applies: the entity's limits on all resources, the resource's
+defaults, the system's defaults.";
 
-/// Whose limits, and on what.
+/// The entity and the resource.
 #[derive(clap::Args, Debug)]
 struct Whose {
-    /// The entity
+    /// Entity
     #[arg(value_name = "ID", value_parser = grammar::entity_id)]
     id: EntityId,
 
-    /// On which resource [default: _default_, all that have no limits of their own]
+    /// Resource [default: _default_, all resources without limits for the entity]
     #[arg(short, long, value_name = "RESOURCE", value_parser = grammar::resource_or_default)]
     resource: Option<Resources>,
 }
@@ -62,12 +62,12 @@ impl Whose {
         }
     }
 
-    /// Nothing is stored there.
+    /// The error if no limits are stored.
     fn nothing(&self) -> Failure {
         let whose = stored::describe(&self.level());
         Failure::new(ExitStatus::NotFound, format!("no limits are stored for {whose}")).hint(
             format!(
-                "zae-limiter entity get-limits {} -r {} --effective   (what holds instead)",
+                "zae-limiter entity get-limits {} -r {} --effective   (the limits that apply)",
                 self.id,
                 self.resource().unwrap_or("RESOURCE")
             ),
@@ -82,7 +82,7 @@ pub(crate) struct SetArgs {
     #[command(flatten)]
     whose: Whose,
 
-    /// A limit, as in rpm:100 or tpm:10000/min:15000; once for each
+    /// Limit, as in rpm:100 or tpm:10000/min:15000; repeat for each limit
     #[arg(
         short, long = "limit", required = true, value_name = "LIMIT",
         value_parser = grammar::limit,
@@ -97,7 +97,7 @@ pub(crate) struct GetArgs {
     #[command(flatten)]
     whose: Whose,
 
-    /// Show what holds, and where it is stored
+    /// Show the limits that apply to a call, and their level
     #[arg(long, requires = "resource")]
     effective: bool,
 }
@@ -134,7 +134,7 @@ pub(super) async fn get(args: GetArgs, context: &mut Context) -> Result<ExitStat
     let whose = &args.whose;
     if args.effective {
         let Some(resource) = whose.resource() else {
-            let failure = Failure::usage("limits hold on a resource, and _default_ is none");
+            let failure = Failure::usage("--effective needs a resource, and _default_ is not one");
             let id = &whose.id;
             return Err(
                 failure.hint(format!("zae-limiter entity get-limits {id} -r RESOURCE --effective"))
@@ -165,7 +165,7 @@ fn print_effective(printer: &mut Printer, id: &str, resource: &str, effective: &
     }
     if effective.limits.is_empty() {
         printer.say(format!(
-            "no limits hold for {id} on {resource}; \
+            "no limits apply to {id} on {resource}; \
              set some: zae-limiter resource set-defaults {resource} -l rpm:100"
         ));
         return;
@@ -174,7 +174,7 @@ fn print_effective(printer: &mut Printer, id: &str, resource: &str, effective: &
         Some(level) => stored::describe(level),
         None => "the limiter".to_owned(),
     };
-    let mut table = Columns::new(&[("LIMIT", Lean::Left), ("STORED FOR", Lean::Left)]);
+    let mut table = Columns::new(&[("LIMIT", Align::Left), ("STORED FOR", Align::Left)]);
     let row = |limit: &Limit| vec![Cell::from(limit.to_string()), Cell::new(Look::Dim, &from)];
     let rows: Vec<Vec<Cell>> = effective.limits.iter().map(row).collect();
     table.print(printer, &rows);

@@ -18,19 +18,19 @@ Examples:
 
 const AFTER_HELP: &str = "\
 Examples:
-  zae-limiter entity list --with-custom-limits gpt-4       limits of their own on gpt-4
-  zae-limiter entity list --with-custom-limits _default_   on all resources";
+  zae-limiter entity list --with-custom-limits gpt-4       entities with limits on gpt-4
+  zae-limiter entity list --with-custom-limits _default_   entities with limits on all resources";
 
 const RESOURCES_AFTER_HELP: &str = "\
 Examples:
   zae-limiter entity list-resources
-  zae-limiter entity list --with-custom-limits gpt-4   who has limits there";
+  zae-limiter entity list --with-custom-limits gpt-4   the entities with limits there";
 
 /// Arguments of `entity children`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = CHILDREN_AFTER_HELP)]
 pub(crate) struct ChildrenArgs {
-    /// The parent
+    /// Parent entity
     #[arg(value_name = "ID", value_parser = grammar::entity_id)]
     id: EntityId,
 }
@@ -39,7 +39,7 @@ pub(crate) struct ChildrenArgs {
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// Those with limits of their own on this resource; _default_: on all resources
+    /// List entities with limits of their own on this resource; _default_ means on all resources
     #[arg(long, required = true, value_name = "RESOURCE", value_parser = grammar::resource_or_default)]
     with_custom_limits: Resources,
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use zae_limiter::model::{EntityId, Object, format_time};
 use zae_limiter::{Entity, Error};
 
-use crate::columns::{Cell, Lean, print_fields};
+use crate::columns::{Align, Cell, print_fields};
 use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
@@ -23,7 +23,7 @@ Examples:
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// The entity
+    /// Entity to show
     #[arg(value_name = "ID", value_parser = grammar::entity_id)]
     id: EntityId,
 }
@@ -65,12 +65,12 @@ impl EntityJson {
 }
 
 impl Item for EntityJson {
-    const HEADS: &'static [(&'static str, Lean)] = &[
-        ("ENTITY", Lean::Left),
-        ("NAME", Lean::Left),
-        ("CASCADE", Lean::Left),
-        ("CREATED", Lean::Left),
-        ("METADATA", Lean::Left),
+    const HEADS: &'static [(&'static str, Align)] = &[
+        ("ENTITY", Align::Left),
+        ("NAME", Align::Left),
+        ("CASCADE", Align::Left),
+        ("CREATED", Align::Left),
+        ("METADATA", Align::Left),
     ];
 
     fn row(&self) -> Vec<Cell> {
@@ -90,7 +90,7 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
         let id = args.id;
         let error = Error::NotFound(Object::Entity(id.clone()));
         return Err(Failure::from(error).hint(format!(
-            "zae-limiter entity create {id}   (limits hold for it without that, too)"
+            "zae-limiter entity create {id}   (limits apply to it even if it does not exist)"
         )));
     };
     let entity = EntityJson::from(entity);

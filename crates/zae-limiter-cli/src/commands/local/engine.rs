@@ -1,4 +1,4 @@
-//! The program behind `local`: where it is, how it starts and stops.
+//! Finds, starts and stops the program of the endpoint.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -13,17 +13,17 @@ use crate::failure::Failure;
 
 const NAME: &str = "zae-limiter-local";
 
-/// Where the engine's own source is, for whoever runs from a checkout.
+/// The source of the program, in a checkout.
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../local");
 
-/// Finds the program: the one that is named, beside ours, on the `PATH`, or in the checkout, where it
-/// is built first.
+/// Finds the program: the one that `ZAEL_LOCAL` names, else in this program's folder, on `PATH`, or
+/// in the checkout, where it is built first.
 pub(super) async fn program(context: &mut Context) -> Result<PathBuf, Failure> {
     if let Some(named) = context.local_program() {
         if named.is_file() {
             return Ok(named);
         }
-        let message = format!("ZAEL_LOCAL names {}, which is not there", named.display());
+        let message = format!("ZAEL_LOCAL names {}, which does not exist", named.display());
         let failure = Failure::new(ExitStatus::NotFound, message);
         return Err(failure.hint("name the program zae-limiter-local, or unset ZAEL_LOCAL"));
     }
@@ -37,11 +37,11 @@ pub(super) async fn program(context: &mut Context) -> Result<PathBuf, Failure> {
     let built = Path::new(SOURCE).join("target/release").join(NAME);
     if !manifest.is_file() {
         let failure = Failure::new(ExitStatus::NotFound, format!("{NAME} is not installed"));
-        return Err(failure.hint("put it beside zae-limiter, or on the PATH"));
+        return Err(failure.hint("put it into the folder of zae-limiter, or on PATH"));
     }
-    // Cargo knows by itself whether there is anything to do.
+    // Cargo does nothing if the program is up to date.
     if !built.is_file() {
-        context.printer.say("building the endpoint; this happens once and takes some minutes");
+        context.printer.say("building the endpoint once; this takes some minutes");
     }
     let status = Command::new("cargo")
         .args(["build", "--release", "--quiet", "--manifest-path"])
@@ -54,7 +54,7 @@ pub(super) async fn program(context: &mut Context) -> Result<PathBuf, Failure> {
         Ok(status) if status.success() => Ok(built),
         _ if built.is_file() => Ok(built),
         _ => {
-            let failure = Failure::new(ExitStatus::Error, "the endpoint could not be built");
+            let failure = Failure::new(ExitStatus::Error, "could not build the endpoint");
             Err(failure.hint(format!("cargo build --release --manifest-path {SOURCE}/Cargo.toml")))
         }
     }
@@ -65,7 +65,7 @@ pub(super) struct Started {
     pub(super) pid: u32,
 }
 
-/// Starts the program, apart from this one, and waits until it says where it listens.
+/// Starts the program in the background and waits until it prints its address.
 pub(super) async fn start(
     context: &Context,
     program: &Path,
@@ -73,7 +73,7 @@ pub(super) async fn start(
     folder: Option<&Path>,
 ) -> Result<Started, Failure> {
     let failed = |error: &dyn std::error::Error| {
-        let message = format!("{} could not be started", program.display());
+        let message = format!("could not start {}", program.display());
         Failure::new(ExitStatus::Error, message).caused_by(error)
     };
     let log_file = context.data_file("local.log")?;
@@ -87,7 +87,7 @@ pub(super) async fn start(
     if let Some(folder) = folder {
         command.arg("--folder").arg(folder);
     }
-    // A group of its own: Ctrl-C in the shell that started it is not meant for it.
+    // Its own process group: Ctrl-C in this shell must not stop the endpoint.
     #[cfg(unix)]
     command.process_group(0);
     let mut child = command.spawn().map_err(|error| failed(&error))?;
@@ -101,31 +101,31 @@ pub(super) async fn start(
             Ok(Started { endpoint: endpoint.trim().to_owned(), pid })
         }
         _ => {
-            let said = std::fs::read_to_string(&log_file).unwrap_or_default();
-            let said = said.trim().trim_start_matches("error: ").to_owned();
+            let log = std::fs::read_to_string(&log_file).unwrap_or_default();
+            let log = log.trim().trim_start_matches("error: ").to_owned();
             let mut failure = Failure::new(ExitStatus::Error, "the endpoint did not start");
-            if said.starts_with("port ") {
-                failure = failure.hint("another port may be free: leave out --port");
+            if log.contains("listen on port ") {
+                failure = failure.hint("leave out --port to use any free port");
             }
-            if !said.is_empty() {
-                failure.causes.push(said);
+            if !log.is_empty() {
+                failure.causes.push(log);
             }
             Err(failure)
         }
     }
 }
 
-/// Whether anybody listens there.
+/// Whether the endpoint accepts connections.
 pub(super) async fn answers(endpoint: &str) -> bool {
     let address = endpoint.trim_start_matches("http://");
     TcpStream::connect(address).await.is_ok()
 }
 
-/// When a process was started, which tells it from others that had its number or will have it. `None`
-/// where there is no such process, or no `/proc` to say so.
-pub(super) fn born(pid: u32) -> Option<String> {
+/// The start time of a process, which distinguishes it from others with the same pid. `None` if
+/// there is no such process or no `/proc`.
+pub(super) fn start_time(pid: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The program's name, in parentheses, may hold spaces; the start is the 20th field after it.
+    // The program's name, in parentheses, may contain spaces; the start is the 20th field after it.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(19).map(str::to_owned)
 }
@@ -134,7 +134,7 @@ pub(super) fn born(pid: u32) -> Option<String> {
 pub(super) fn stop(pid: u32) {
     use rustix::process::{Pid, Signal, kill_process};
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        // It may have ended by itself.
+        // Fails only if the process has ended already.
         let _ = kill_process(pid, Signal::TERM);
     }
 }

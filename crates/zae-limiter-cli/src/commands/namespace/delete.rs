@@ -13,11 +13,11 @@ use super::NamespaceJson;
 const AFTER_HELP: &str = "\
 Examples:
   zae-limiter namespace delete team-a
-  zae-limiter namespace orphans         shows its id from then on
-  zae-limiter namespace recover ID      takes the deletion back
-  zae-limiter namespace purge ID        makes it final
+  zae-limiter namespace orphans         shows its id
+  zae-limiter namespace recover ID      undoes the deletion
+  zae-limiter namespace purge ID        removes its items permanently
 
-The name is free at once. Programs that are already running in the namespace keep working in it.";
+The name is free at once. Programs that already use the namespace continue to use it.";
 
 const RECOVER_AFTER_HELP: &str = "\
 Examples:
@@ -28,7 +28,7 @@ Examples:
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// What it is called
+    /// Namespace to delete
     #[arg(value_name = "NAME", value_parser = grammar::namespace_name)]
     name: NamespaceName,
 
@@ -40,25 +40,22 @@ pub(crate) struct Args {
 #[derive(clap::Args, Debug)]
 #[command(after_help = RECOVER_AFTER_HELP)]
 pub(crate) struct RecoverArgs {
-    /// Its id, as `namespace orphans` shows it
+    /// Id of the namespace, as `namespace orphans` shows it
     #[arg(value_name = "ID", value_parser = grammar::namespace_id)]
     id: NamespaceId,
 }
 
 pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
-    // The next command would register it anew, and the old one could not get its name back.
+    // The next command would register it again, and the deleted one could not be recovered.
     if args.name.as_str() == "default" {
-        let failure = Failure::usage("the namespace default is always there and cannot be deleted");
-        return Err(
-            failure.hint("to begin anew, use another one: zae-limiter namespace register NAME")
-        );
+        let failure = Failure::usage("the namespace default cannot be deleted");
+        return Err(failure.hint("use another namespace: zae-limiter namespace register NAME"));
     }
     let limiter = context.default_limiter().await?;
     let namespaces = limiter.namespaces();
     if namespaces.get(args.name.as_str()).await?.is_some() {
         let question = format!(
-            "namespace {} will not be found by its name any more; its items stay until they are \
-             purged",
+            "namespace {} will be deleted; its items stay until they are purged",
             args.name
         );
         context.confirm(args.yes, &question)?;
@@ -67,7 +64,7 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let (name, id) = (&namespace.name, &namespace.id);
     let words = format!(
         "deleted {name}; recover it: zae-limiter namespace recover {id}\n\
-         or remove its items for good: zae-limiter namespace purge {id}"
+         or remove its items permanently: zae-limiter namespace purge {id}"
     );
     context.printer.done(&DeletedJson { deleted: NamespaceJson::from(namespace) }, words);
     Ok(ExitStatus::Done)

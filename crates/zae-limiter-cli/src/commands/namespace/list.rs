@@ -4,7 +4,7 @@ use serde::Serialize;
 use zae_limiter::Error;
 use zae_limiter::model::{Namespace, NamespaceName};
 
-use crate::columns::{Cell, Lean, print_fields};
+use crate::columns::{Align, Cell, print_fields};
 use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
@@ -25,8 +25,8 @@ Examples:
 const ORPHANS_AFTER_HELP: &str = "\
 Examples:
   zae-limiter namespace orphans
-  zae-limiter namespace recover ID    its name back
-  zae-limiter namespace purge ID      gone for good";
+  zae-limiter namespace recover ID    undoes the deletion
+  zae-limiter namespace purge ID      removes the items permanently";
 
 /// Arguments of `namespace list`.
 #[derive(clap::Args, Debug)]
@@ -37,7 +37,7 @@ pub(crate) struct Args {}
 #[derive(clap::Args, Debug)]
 #[command(after_help = SHOW_AFTER_HELP)]
 pub(crate) struct ShowArgs {
-    /// What it is called
+    /// Namespace to show
     #[arg(value_name = "NAME", value_parser = grammar::namespace_name)]
     name: NamespaceName,
 }
@@ -47,7 +47,7 @@ pub(crate) struct ShowArgs {
 #[command(after_help = ORPHANS_AFTER_HELP)]
 pub(crate) struct OrphansArgs {}
 
-/// A namespace among deleted ones.
+/// A deleted namespace in a list.
 #[derive(Serialize)]
 #[serde(transparent)]
 struct Orphan(NamespaceJson);
@@ -59,11 +59,11 @@ impl From<Namespace> for Orphan {
 }
 
 impl Item for Orphan {
-    const HEADS: &'static [(&'static str, Lean)] = &[
-        ("NAMESPACE", Lean::Left),
-        ("ID", Lean::Left),
-        ("CREATED", Lean::Left),
-        ("DELETED", Lean::Left),
+    const HEADS: &'static [(&'static str, Align)] = &[
+        ("NAMESPACE", Align::Left),
+        ("ID", Align::Left),
+        ("CREATED", Align::Left),
+        ("DELETED", Align::Left),
     ];
 
     fn row(&self) -> Vec<Cell> {
@@ -74,7 +74,7 @@ impl Item for Orphan {
 }
 
 pub(super) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
-    // Never empty: the namespace default is there.
+    // Never empty: the namespace default always exists.
     let pages = context.default_limiter().await?.namespaces().list();
     print_pages(&mut context.printer, pages, NamespaceJson::from).await?;
     Ok(ExitStatus::Done)
@@ -104,7 +104,7 @@ pub(super) async fn orphans(
 ) -> Result<ExitStatus, Failure> {
     let pages = context.default_limiter().await?.namespaces().orphans();
     if print_pages(&mut context.printer, pages, Orphan::from).await? == 0 {
-        context.printer.say_unless_json("no namespace is waiting to be recovered or purged");
+        context.printer.say_unless_json("no deleted namespaces to recover or purge");
     }
     Ok(ExitStatus::Done)
 }

@@ -17,13 +17,13 @@ Examples:
   zae-limiter namespace purge ID
   zae-limiter namespace purge ID --yes  without asking
 
-Only a namespace that was deleted can be purged. A purge that was cut short can be repeated.";
+Delete a namespace before you purge it. Repeat an interrupted purge to complete it.";
 
 /// Arguments of `namespace purge`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// Its id, as `namespace orphans` shows it
+    /// Id of the namespace, as `namespace orphans` shows it
     #[arg(value_name = "ID", value_parser = grammar::namespace_id)]
     id: NamespaceId,
 
@@ -45,11 +45,11 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
         return Err(Error::NotFound(Object::NamespaceId(id.clone())).into());
     };
     let name = &namespace.name;
-    // One that is in use is left to the library, which refuses it.
+    // The library refuses to purge a namespace that is not deleted.
     if let Some(deleted_at) = namespace.deleted_at {
         let question = format!(
             "all entities, limits, balances, usage and audit records of namespace {name}, deleted \
-             {}, will be removed for good",
+             {}, will be removed permanently",
             format_time(deleted_at)
         );
         context.confirm(args.yes, &question)?;

@@ -14,13 +14,13 @@ Examples:
   zae-limiter namespace register team-a
   zae-limiter namespace register team-a team-b
 
-One that is registered already stays as it is. The namespace default is always there.";
+Registering a namespace again changes nothing. The namespace default always exists.";
 
 /// Arguments of `namespace register`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// What they are called
+    /// Names of the namespaces
     #[arg(required = true, value_name = "NAME", value_parser = grammar::namespace_name)]
     names: Vec<NamespaceName>,
 }
@@ -29,11 +29,11 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let namespaces = context.default_limiter().await?.namespaces();
     let mut registered = Vec::with_capacity(args.names.len());
     for name in &args.names {
-        let known = namespaces.get(name.as_str()).await?;
+        let existing = namespaces.get(name.as_str()).await?;
         let namespace = namespaces.register(name.as_str()).await?;
         let id = &namespace.id;
-        let words = match known {
-            Some(_) => format!("{name} is registered already, with the id {id}"),
+        let words = match existing {
+            Some(_) => format!("{name} is already registered, with the id {id}"),
             None => format!("registered {name}, with the id {id}"),
         };
         context.printer.say_unless_json(words);

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use zae_limiter::model::{EntityCapacity, LimitName, ResourceCapacity, ResourceName};
 
-use crate::columns::{Cell, Lean};
+use crate::columns::{Align, Cell};
 use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
@@ -16,29 +16,29 @@ Examples:
   zae-limiter resource capacity gpt-4 tpm
   zae-limiter resource capacity gpt-4 tpm -o json | jq .utilization
 
-Entities that have called count, the others have no balance yet.";
+Only entities that have called have a balance.";
 
 /// Arguments of `resource capacity`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// The resource
+    /// Resource
     #[arg(value_parser = grammar::resource)]
     resource: ResourceName,
 
-    /// The limit, as in tpm
+    /// Name of the limit, as in tpm
     #[arg(value_parser = grammar::limit_name)]
     limit: LimitName,
 }
 
-/// What the document says before the entities.
+/// The fields of the document before the entities.
 #[derive(Serialize)]
 struct Before<'a> {
     resource: &'a str,
     limit_name: &'a str,
 }
 
-/// What the document says after them.
+/// The fields of the document after the entities.
 #[derive(Serialize)]
 struct After {
     total_capacity: i128,
@@ -64,11 +64,11 @@ impl From<EntityCapacity> for CapacityJson {
 }
 
 impl Item for CapacityJson {
-    const HEADS: &'static [(&'static str, Lean)] = &[
-        ("ENTITY", Lean::Left),
-        ("AVAILABLE", Lean::Right),
-        ("CAPACITY", Lean::Right),
-        ("USED", Lean::Right),
+    const HEADS: &'static [(&'static str, Align)] = &[
+        ("ENTITY", Align::Left),
+        ("AVAILABLE", Align::Right),
+        ("CAPACITY", Align::Right),
+        ("USED", Align::Right),
     ];
 
     fn row(&self) -> Vec<Cell> {
@@ -106,7 +106,7 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let mut pages = limiter.entity_capacities(resource, limit)?;
     let mut next = pages.next_page().await?;
     while let Some(entities) = next {
-        // Read ahead, so that the total stands in line with the last page.
+        // Read ahead, so that the total is printed and aligned with the last page.
         next = pages.next_page().await?;
         for entity in &entities {
             total.entities += 1;
@@ -121,7 +121,7 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     }
     if total.entities == 0 {
         printer.say_unless_json(format!(
-            "nobody has a balance of {limit} on {resource} yet: it begins with the first call"
+            "no entity has a balance of {limit} on {resource} yet: the first call creates it"
         ));
     }
     listing.end_with(

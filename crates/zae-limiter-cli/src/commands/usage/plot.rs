@@ -9,13 +9,13 @@ use crate::chart::{Chart, Series};
 use crate::failure::Failure;
 use crate::printer::{Look, Printer};
 
-/// How high the bars are.
+/// Height of the bars.
 const ROWS: usize = 8;
 
-/// By limit: what was used in each window, by all entities and of all resources asked for.
+/// By limit: the usage of each window, summed over all selected entities and resources.
 type Sums = BTreeMap<String, BTreeMap<Timestamp, i64>>;
 
-/// Draws what was used, limit by limit, window by window. Gives the number of records.
+/// Draws a chart of the usage for each limit. Returns the number of records.
 pub(super) async fn draw(
     printer: &mut Printer,
     window: Window,
@@ -47,7 +47,7 @@ pub(super) async fn draw(
             series: vec![Series {
                 name: limit.clone(),
                 look: Look::Good,
-                // More given back than taken within a window: nothing to draw.
+                // A window with more refunds than takes is drawn as empty.
                 values: values.map(|value| u64::try_from(value).unwrap_or(0)).collect(),
             }],
         };
@@ -59,7 +59,7 @@ pub(super) async fn draw(
     Ok(records)
 }
 
-/// Every window from the first to the last: one without any usage is a gap in the picture, too.
+/// Every window from the first to the last, including those without usage.
 fn windows_between(window: Window, first: Timestamp, last: Timestamp) -> Vec<Timestamp> {
     let mut all = vec![first];
     let mut next = window.end(first);
@@ -70,7 +70,7 @@ fn windows_between(window: Window, first: Timestamp, last: Timestamp) -> Vec<Tim
     all
 }
 
-/// As short as it can be read: the hour, or the day where one begins.
+/// A short label: the hour, or the date at midnight.
 fn label(window: Window, start: Timestamp) -> String {
     let text = format_time(start);
     match window {

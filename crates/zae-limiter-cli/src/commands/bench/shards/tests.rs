@@ -17,9 +17,9 @@ fn shards_are_powers_of_two_up_to_64() {
 }
 
 #[derive(Clone, Default)]
-struct Paper(Arc<Mutex<Vec<u8>>>);
+struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Paper {
+impl Write for SharedBuffer {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         self.0.lock().expect("nobody panics").extend_from_slice(text);
         Ok(text.len())
@@ -30,7 +30,7 @@ impl Write for Paper {
     }
 }
 
-/// A row as `bench` writes it down.
+/// A row with a typical result.
 fn row(shards: u32, per_second: f64, write_units: f64, ratio: Option<f64>) -> RowJson {
     let result = serde_json::json!({
         "store": "dynamodb:my-app?region=eu-west-1", "seconds": 10.004, "acquires": 90_361,
@@ -57,23 +57,23 @@ fn printed(output: Output) -> String {
         allowed: 705,
         over_admitted,
     };
-    let paper = Paper::default();
+    let buffer = SharedBuffer::default();
     let sink = Box::new(io::sink());
     let mut printer =
-        Printer::new(Box::new(paper.clone()), sink, Terminal::default(), Color::Never);
+        Printer::new(Box::new(buffer.clone()), sink, Terminal::default(), Color::Never);
     printer.output = output;
     document.print(&[check(1, 0), check(8, 3)], &mut printer);
-    let text = paper.0.lock().expect("nobody panics").clone();
+    let text = buffer.0.lock().expect("nobody panics").clone();
     String::from_utf8(text).expect("text")
 }
 
 #[test]
-fn rows_stand_side_by_side() {
+fn the_table_has_a_row_for_each_number_of_shards() {
     insta::assert_snapshot!(printed(Output::Table));
 }
 
 #[test]
-fn each_row_is_a_result_by_itself_for_scripts() {
+fn each_row_in_json_is_a_result_that_compare_can_read() {
     let text = printed(Output::Json);
     let document: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let earlier: BenchJson = serde_json::from_value(document["rows"][1].clone()).expect("a result");

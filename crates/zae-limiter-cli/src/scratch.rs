@@ -1,4 +1,4 @@
-//! A namespace of its own for a command that fills a store with things nobody wants to keep.
+//! A temporary namespace for commands that fill a store with test data.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use crate::failure::Failure;
 use crate::figures::grouped;
 use crate::printer::Printer;
 
-/// A namespace that did not exist before, on a store that somebody else uses too.
+/// A new namespace on a store that may hold other namespaces.
 #[derive(Debug)]
-pub(crate) struct Fresh {
-    /// A limiter in it.
+pub(crate) struct ScratchNamespace {
+    /// A limiter in the namespace.
     pub limiter: RateLimiter,
     registry: Namespaces,
 }
 
-impl Fresh {
-    /// Registers a namespace on the store that was asked for, and opens a limiter in it that
-    /// `configure` may have a say in.
+impl ScratchNamespace {
+    /// Registers a namespace on the requested store and opens a limiter in it, with the builder
+    /// that `configure` returns.
     ///
     /// # Errors
     ///
@@ -30,7 +30,7 @@ impl Fresh {
         configure: impl FnOnce(Builder) -> Builder,
     ) -> Result<Self, Failure> {
         let registry = context.default_limiter().await?;
-        // Two programs that start in the same millisecond are two processes.
+        // The process id tells programs apart that start in the same millisecond.
         let millis = context.clock.now().as_millis();
         let name = format!("{prefix}-{millis}-{}", std::process::id());
         let (store, registry) = (Arc::clone(registry.store()), registry.namespaces());
@@ -41,25 +41,25 @@ impl Fresh {
         Ok(Self { limiter, registry })
     }
 
-    /// Deletes the namespace and purges what is in it.
+    /// Deletes the namespace and purges its items.
     ///
     /// # Errors
     ///
-    /// When the store cannot be written; the namespace can be purged later.
+    /// When the store cannot be written. The user can purge the namespace later.
     pub(crate) async fn remove(self, printer: &mut Printer) -> Result<(), Failure> {
         let name = self.limiter.namespace().clone();
         let removed = self.remove_items(printer).await;
         printer.wipe_progress();
         removed.map_err(|failure| {
             let hint =
-                format!("what is left is in namespace {name}: zae-limiter namespace orphans");
+                format!("items may remain in namespace {name}: zae-limiter namespace orphans");
             failure.hint(hint)
         })
     }
 
     async fn remove_items(&self, printer: &mut Printer) -> Result<(), Failure> {
         let deleted = self.registry.delete(self.limiter.namespace().as_str()).await?;
-        let progress = |items| printer.progress(format!("tidying up: {} items", grouped(items)));
+        let progress = |items| printer.progress(format!("cleaning up: {} items", grouped(items)));
         self.registry.purge(&deleted.id, progress).await?;
         Ok(())
     }
