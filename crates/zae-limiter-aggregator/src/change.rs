@@ -78,7 +78,7 @@ pub fn change_of(record: StreamRecord) -> Result<Change, String> {
         .map_err(|bad| format!("its attribute {} should be {}", bad.attribute, bad.wanted))?;
     let is_split =
         old.as_ref().is_some_and(|old| change::shard_count(old) < change::shard_count(&new));
-    let is_announced = old.as_ref().is_some_and(|old| change::is_told_to_others(old, &new));
+    let is_announced = old.as_ref().is_some_and(|old| change::changes_generation(old, &new));
     let refilled_at = change::refilled_at(&new);
     Ok(Change::Bucket(BucketChange {
         consumed,

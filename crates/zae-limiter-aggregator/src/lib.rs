@@ -8,7 +8,7 @@
 //! The stream may deliver a batch again, whole or in part, also after a crash halfway through it.
 //! [`booking`](zae_limiter_schema::records::booking) explains why nothing is counted twice.
 //!
-//! Two kinds of shards appear here. A *shard* is an item of a bucket. A *stream shard* is a shard
+//! Two kinds of shards appear here. A *shard* is one item that holds a share of a bucket. A *stream shard* is a shard
 //! of the change stream.
 
 mod archive;

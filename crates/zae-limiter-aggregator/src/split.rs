@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use zae_limiter_core::{BoxFuture, Clock};
-use zae_limiter_schema::bucket::{BucketItem, Halves, split};
+use zae_limiter_schema::bucket::{BucketItem, ShardPair, split};
 use zae_limiter_schema::{
     BucketItemKey, Consistency, Item, ItemKey, SHARD_ZERO, Table, TableError, TableErrorKind,
     Transacted,
@@ -46,8 +46,8 @@ impl Splitter {
             if low.shard_count.next_power_of_two() != from || !low.is_live(now) {
                 return Ok(false);
             }
-            let halves = Halves { low: &low, high: high.as_ref() };
-            match self.table.transact(&split(&low_key, halves, now)).await {
+            let pair = ShardPair { low: &low, high: high.as_ref() };
+            match self.table.transact(&split(&low_key, pair, now)).await {
                 Ok(Transacted::Done(_)) => return Ok(true),
                 Ok(Transacted::Unmet(..)) => {}
                 Err(error) if error.kind == TableErrorKind::Conflict => {}

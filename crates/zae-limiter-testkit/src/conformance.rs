@@ -345,10 +345,10 @@ macro_rules! usage_conformance_tests {
             usage: run {
                 what_is_taken_is_booked_to_every_window,
                 settlements_are_booked_to_their_own_time,
-                a_refused_plan_books_nothing,
-                a_chain_books_each_entity,
+                a_refused_plan_records_no_usage,
+                a_chain_records_usage_of_each_entity,
                 windows_change_exactly_at_their_borders,
-                a_clock_that_runs_back_books_to_its_own_window,
+                a_clock_that_runs_back_records_to_its_own_window,
                 a_late_charge_is_booked,
                 usage_outlives_its_bucket,
                 usage_outlives_its_limit,

@@ -92,7 +92,7 @@ pub async fn settlements_are_booked_to_their_own_time(store: Arc<dyn Store>) {
     assert_eq!(days[0].events, 3, "two settlements and an acquire");
 }
 
-pub async fn a_refused_plan_books_nothing(store: Arc<dyn Store>) {
+pub async fn a_refused_plan_records_no_usage(store: Arc<dyn Store>) {
     let [child, parent] = ["child", "parent"].map(rpm_and_tpm);
     take(&*store, NOW, [leg(&parent, [("rpm", tokens(100))])]).await;
     let legs = || [&child, &parent].map(|target| leg(target, [("rpm", tokens(1))]));
@@ -102,7 +102,7 @@ pub async fn a_refused_plan_books_nothing(store: Arc<dyn Store>) {
     check_totals(&*store, "parent", [("rpm", tokens(100))], 1).await;
 }
 
-pub async fn a_chain_books_each_entity(store: Arc<dyn Store>) {
+pub async fn a_chain_records_usage_of_each_entity(store: Arc<dyn Store>) {
     let chain = ["a", "b", "c"].map(rpm_and_tpm);
     for _ in 0..3 {
         take(&*store, NOW, chain.iter().map(|target| leg(target, [("tpm", tokens(5))]))).await;
@@ -134,7 +134,7 @@ pub async fn windows_change_exactly_at_their_borders(store: Arc<dyn Store>) {
     }
 }
 
-pub async fn a_clock_that_runs_back_books_to_its_own_window(store: Arc<dyn Store>) {
+pub async fn a_clock_that_runs_back_records_to_its_own_window(store: Arc<dyn Store>) {
     let target = rpm_and_tpm("a");
     for (amount, at) in [(1, 0), (10, HOUR), (20, HOUR - 1), (5, 2 * HOUR)] {
         take(&*store, later(at), [leg(&target, [("rpm", tokens(amount))])]).await;
