@@ -1,4 +1,4 @@
-//! Expired audit events, kept as lines of JSON in compressed files, one folder for each day.
+//! The archive of expired audit events: lines of JSON in compressed files, one folder for each day.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,28 +9,28 @@ use flate2::{Compression, GzBuilder};
 use zae_limiter_core::{BoxFuture, Timestamp, Window};
 use zae_limiter_schema::{Item, Value, records};
 
-/// The longest part of an event's id in a file's name.
+/// The most characters of an event's id in a file name.
 const ID_MAX: usize = 32;
 
 /// An expired audit event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditLine {
-    /// `2026-11-15`: the day on which it happened.
+    /// The day of the event, for example `2026-11-15`.
     pub day: String,
-    /// Its id, as far as it can be part of a file's name.
+    /// The event's id, without the characters that a file name cannot have.
     pub id: String,
-    /// The line itself.
+    /// The event as one line of JSON.
     pub json: String,
 }
 
 impl AuditLine {
-    /// The line of an event. `expired_at` stands in for a time that the event does not tell.
+    /// The line of an event. An event without a valid time is filed under `expired_at`.
     pub(crate) fn new(namespace: &str, id: &str, item: &Item, expired_at: Timestamp) -> Self {
-        let told = item.get("timestamp").and_then(Value::as_str).and_then(|text| text.get(..10));
-        let day = told.filter(|day| Window::Daily.start_of(day).is_some());
+        let day = item.get("timestamp").and_then(Value::as_str).and_then(|text| text.get(..10));
+        let day = day.filter(|day| Window::Daily.start_of(day).is_some());
         let day = day.map_or_else(|| Window::Daily.label(expired_at), str::to_owned);
         let mut line = records::to_object(item);
-        // What only the table needs.
+        // Only the table needs these.
         line.retain(|name, _| !["PK", "SK", "ttl"].contains(&&**name) && !name.starts_with("GSI"));
         line.insert("namespace".to_owned(), namespace.into());
         let id = id.chars().filter(char::is_ascii_alphanumeric).take(ID_MAX).collect();
@@ -41,18 +41,18 @@ impl AuditLine {
 /// A file of the archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArchiveFile {
-    /// `audit/year=2026/month=11/day=15/….jsonl.gz`. A batch that comes again has the same names.
+    /// `audit/year=2026/month=11/day=15/….jsonl.gz`. A redelivered batch gets the same names.
     pub name: String,
-    /// The events, each on a line of its own.
+    /// One event per line.
     pub lines: Vec<String>,
 }
 
 impl ArchiveFile {
-    /// The files of a batch's events, one for each day.
+    /// Sorts the events of a batch into files, one for each day.
     pub fn of(lines: impl IntoIterator<Item = AuditLine>) -> Vec<Self> {
         let mut days: BTreeMap<String, BTreeMap<(String, String), ()>> = BTreeMap::new();
         for line in lines {
-            // A map: the same event twice in a batch is one event.
+            // A map, so that an event that is twice in a batch is archived once.
             days.entry(line.day).or_default().insert((line.id, line.json), ());
         }
         let file = |(day, events): (String, BTreeMap<(String, String), ()>)| {
@@ -68,23 +68,23 @@ impl ArchiveFile {
         days.into_iter().map(file).collect()
     }
 
-    /// What is in the file. The same lines give the same bytes.
-    #[expect(clippy::missing_panics_doc, reason = "a vector takes everything")]
+    /// The compressed content. The same lines give the same bytes.
+    #[expect(clippy::missing_panics_doc, reason = "writing to a vector cannot fail")]
     pub fn bytes(&self) -> Vec<u8> {
         let mut writer = GzBuilder::new().mtime(0).write(Vec::new(), Compression::default());
         for line in &self.lines {
-            writeln!(writer, "{line}").expect("a vector takes everything");
+            writeln!(writer, "{line}").expect("writing to a vector cannot fail");
         }
-        writer.finish().expect("a vector takes everything")
+        writer.finish().expect("writing to a vector cannot fail")
     }
 }
 
-/// A file that could not be kept.
+/// Why a file could not be archived.
 #[derive(Debug)]
 pub struct ArchiveError {
-    /// One sentence.
+    /// What failed, as one sentence.
     pub message: String,
-    /// What lies behind it.
+    /// The underlying error.
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
@@ -100,11 +100,10 @@ impl std::error::Error for ArchiveError {
     }
 }
 
-/// Where files are kept.
+/// Stores archive files.
 pub trait Archive: fmt::Debug + Send + Sync + 'static {
-    /// Keeps a file; one of the same name is replaced.
-    fn keep<'a>(&'a self, name: &'a str, bytes: Vec<u8>)
-    -> BoxFuture<'a, Result<(), ArchiveError>>;
+    /// Stores a file. It replaces a file of the same name.
+    fn put<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> BoxFuture<'a, Result<(), ArchiveError>>;
 }
 
 /// An archive in a folder.
@@ -112,13 +111,13 @@ pub trait Archive: fmt::Debug + Send + Sync + 'static {
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// The archive in that folder, which is made when it is first needed.
+    /// An archive in that folder. The folder is created with the first file.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
 }
 
-/// Under its own name only once it is whole.
+/// Writes to a temporary file, which gets its name once it is complete.
 fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
@@ -131,15 +130,11 @@ fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 impl Archive for Folder {
-    fn keep<'a>(
-        &'a self,
-        name: &'a str,
-        bytes: Vec<u8>,
-    ) -> BoxFuture<'a, Result<(), ArchiveError>> {
+    fn put<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> BoxFuture<'a, Result<(), ArchiveError>> {
         Box::pin(async move {
             let path = self.0.join(name);
             write_whole(&path, &bytes).map_err(|error| ArchiveError {
-                message: format!("{} could not be written", path.display()),
+                message: format!("could not write {}", path.display()),
                 source: Some(error.into()),
             })
         })
@@ -166,13 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn events_go_to_the_day_on_which_they_happened() {
+    fn events_are_filed_under_the_day_on_which_they_happened() {
         let lines = [
             line("01B", "2026-08-15T23:59:59Z"),
             line("01A", "2026-08-15T00:00:00Z"),
             line("01C", "2026-08-16T00:00:00Z"),
             line("01A", "2026-08-15T00:00:00Z"),
-            // Without a time of its own: the day on which it expired.
+            // Without a valid time: filed under the day on which it expired.
             line("../01D", "yesterday"),
         ];
         let files = ArchiveFile::of(lines);
@@ -195,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_as_it_was_written() {
+    fn a_file_decompresses_to_its_lines() {
         let file = &ArchiveFile::of([line("01A", "2026-08-15"), line("01B", "2026-08-15")])[0];
         let mut text = String::new();
         flate2::read::GzDecoder::new(&*file.bytes()).read_to_string(&mut text).expect("gzip");

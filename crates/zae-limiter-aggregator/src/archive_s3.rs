@@ -13,7 +13,7 @@ use aws_smithy_http_client::{Builder, tls};
 
 use crate::archive::{Archive, ArchiveError};
 
-/// How long a file may take.
+/// The longest that one upload may take, retries included.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An archive in an S3 bucket.
@@ -21,7 +21,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Bucket {
     client: Client,
     name: String,
-    /// Goes before the names of all files; empty, or ends with `/`.
+    /// Precedes the names of all files. Empty, or ends with `/`.
     prefix: String,
 }
 
@@ -37,14 +37,14 @@ impl Bucket {
             .timeout_config(timeouts)
             .load()
             .await;
-        // An endpoint of somebody else's may not know buckets by their host names.
-        let is_elsewhere =
+        // Endpoints other than AWS may not support bucket names in the host name.
+        let has_endpoint =
             config.endpoint_url().is_some() || std::env::var_os("AWS_ENDPOINT_URL_S3").is_some();
-        let config = aws_sdk_s3::config::Builder::from(&config).force_path_style(is_elsewhere);
+        let config = aws_sdk_s3::config::Builder::from(&config).force_path_style(has_endpoint);
         Self { client: Client::from_conf(config.build()), name: name.into(), prefix: String::new() }
     }
 
-    /// Keeps files in a folder of the bucket.
+    /// Stores files in a folder of the bucket.
     #[must_use]
     pub fn folder(mut self, folder: &str) -> Self {
         let folder = folder.trim_matches('/');
@@ -54,11 +54,7 @@ impl Bucket {
 }
 
 impl Archive for Bucket {
-    fn keep<'a>(
-        &'a self,
-        name: &'a str,
-        bytes: Vec<u8>,
-    ) -> BoxFuture<'a, Result<(), ArchiveError>> {
+    fn put<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> BoxFuture<'a, Result<(), ArchiveError>> {
         Box::pin(async move {
             let key = format!("{}{name}", self.prefix);
             let sent = self
@@ -73,7 +69,7 @@ impl Archive for Bucket {
                 .await;
             sent.map(drop).map_err(|error| {
                 let why = DisplayErrorContext(&error).to_string();
-                let message = format!("s3://{}/{key} could not be written: {why}", self.name);
+                let message = format!("could not write s3://{}/{key}: {why}", self.name);
                 let source = error.source().map(|source| source.to_string().into());
                 ArchiveError { message, source }
             })

@@ -1,4 +1,4 @@
-//! What a record of the stream means to the aggregator.
+//! Classifies the records of the stream.
 
 use zae_limiter_core::{Key, LimitName, Timestamp};
 use zae_limiter_schema::records::booking::Position;
@@ -10,44 +10,45 @@ use crate::event::{EventKind, StreamRecord};
 /// A change of one shard of a bucket.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BucketChange {
-    /// Which shard.
+    /// The key of the shard.
     pub key: BucketItemKey,
-    /// When, to the second.
+    /// The time of the change, to the second.
     pub at: Timestamp,
-    /// Where it stands in the stream.
+    /// The position of the change in the stream.
     pub position: Position,
-    /// What was taken net, in millitokens.
+    /// Net consumption in millitokens, limit by limit.
     pub consumed: Vec<(LimitName, i64)>,
     /// The refill time, if this change has moved it.
     pub refilled_at: Option<Timestamp>,
-    /// Whether the bucket is split into more shards than before.
+    /// Whether this change has split the bucket into more shards.
     pub is_split: bool,
-    /// Whether the other shards have to be told: whoever splits them one by one has them know.
-    pub is_to_be_carried: bool,
+    /// Whether the aggregator must announce the new shard count to the other shards. A client that
+    /// writes every shard itself makes that unnecessary.
+    pub must_announce: bool,
     /// The item after the change.
     pub item: Item,
 }
 
-/// What a record means.
+/// The meaning of a record.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     /// A shard of a bucket has changed.
     Bucket(BucketChange),
     /// An audit event has expired.
     Expired(AuditLine),
-    /// Something else of the limiter's has changed.
+    /// A change of a limiter's item that has no effects.
     Other,
-    /// No release of the format known here writes such a key.
+    /// The key is not one of a limiter's item.
     Foreign,
 }
 
-/// Reads a record.
+/// Classifies a record.
 ///
 /// # Errors
 ///
-/// One sentence about what is wrong with it.
+/// One sentence about what is wrong with the record.
 pub fn change_of(record: StreamRecord) -> Result<Change, String> {
-    // Whatever it is about: a later release may know other things to be about.
+    // With any subject: a later release may add kinds of subjects.
     if record.kind == EventKind::Expire
         && let Some((namespace, id)) = audit_key(&record.key)
     {
@@ -61,10 +62,10 @@ pub fn change_of(record: StreamRecord) -> Result<Change, String> {
         Some(_) => return Ok(Change::Other),
     };
     let (old, new) = match record.kind {
-        // What it had consumed is booked.
+        // Its consumption is booked already.
         EventKind::Remove | EventKind::Expire => return Ok(Change::Other),
         EventKind::Insert => (None, record.new),
-        // Without it everything that was ever consumed would count as new.
+        // Without the old image, all consumption of the past would count again.
         EventKind::Modify if record.old.is_none() => {
             return Err(without_image("OldImage"));
         }
@@ -72,19 +73,19 @@ pub fn change_of(record: StreamRecord) -> Result<Change, String> {
     };
     let Some(new) = new else { return Err(without_image("NewImage")) };
     let consumed = change::consumption(&bucket, old.as_ref(), &new);
-    // The item's key stays out of it: entity ids are often API keys, and this ends up in logs.
+    // Without the item's key: entity ids are often API keys, and this message is logged.
     let consumed = consumed
         .map_err(|bad| format!("its attribute {} should be {}", bad.attribute, bad.wanted))?;
     let is_split =
         old.as_ref().is_some_and(|old| change::shard_count(old) < change::shard_count(&new));
-    let is_told = old.as_ref().is_some_and(|old| change::is_told_to_others(old, &new));
+    let is_announced = old.as_ref().is_some_and(|old| change::changes_generation(old, &new));
     let refilled_at = change::refilled_at(&new);
     Ok(Change::Bucket(BucketChange {
         consumed,
         refilled_at: refilled_at
             .filter(|_| old.as_ref().and_then(change::refilled_at) != refilled_at),
         is_split,
-        is_to_be_carried: is_split && !is_told,
+        must_announce: is_split && !is_announced,
         key: bucket,
         at: record.at,
         position: record.position,
@@ -99,7 +100,5 @@ fn audit_key(key: &ItemKey) -> Option<(&str, &str)> {
 }
 
 fn without_image(image: &str) -> String {
-    format!(
-        "it comes without {image}; the table's stream must be of the view type NEW_AND_OLD_IMAGES"
-    )
+    format!("it has no {image}; the table's stream must have the view type NEW_AND_OLD_IMAGES")
 }

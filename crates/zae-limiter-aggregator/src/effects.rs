@@ -1,4 +1,4 @@
-//! From the changes of a batch to what is to be done about them. Nothing here does any of it.
+//! Derives the writes that follow from a batch of changes. Pure functions: `execute` writes.
 
 use std::collections::BTreeMap;
 
@@ -12,23 +12,23 @@ use crate::heat::writes_per_second;
 use crate::refill::refill_of;
 use crate::settings::Settings;
 
-/// The writes of one item in a second from which on it is split: 80 % of what a partition takes.
+/// Writes per second from which on a bucket is split: 80 % of the 1,000 that a partition takes.
 const HOT_WRITES: u64 = 800;
 
-/// What is booked to one usage record.
+/// Changes to book to one usage record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsageEffect {
-    /// Which record.
+    /// The key of the record.
     pub key: UsageKey,
-    /// When a new record may be forgotten.
+    /// The expiry of a new record.
     pub expires_at: Timestamp,
-    /// The places in the batch of the changes that it comes from, by shard and position.
+    /// Indexes of the changes in the batch, sorted by shard and position.
     pub changes: Vec<usize>,
 }
 
 impl UsageEffect {
-    /// What has to be booked to the record as it is; nothing, if all of it is there. An item that is
-    /// unknown is taken for one that has none of it.
+    /// The booking that is missing from the record. `None` if the record has all of it. Without an
+    /// `item` the record counts as empty.
     pub fn booking(&self, batch: &[BucketChange], item: Option<&Item>) -> Option<Booking> {
         let mut marks: BTreeMap<u32, Option<Mark>> = BTreeMap::new();
         let mut consumed: BTreeMap<LimitName, i64> = BTreeMap::new();
@@ -56,35 +56,35 @@ impl UsageEffect {
 /// A bucket to be split into twice as many shards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingSplit {
-    /// Which bucket.
+    /// The key of the bucket.
     pub bucket: BucketKey,
-    /// Into how many shards it is split now.
+    /// How many shards it has now.
     pub from: u32,
 }
 
-/// A shard of a bucket that is told into how many it is split.
+/// Announces a bucket's new shard count to one of its shards.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShardCount {
-    /// The write.
+pub struct Announcement {
+    /// The write to the shard.
     pub update: Update,
-    /// The place in the batch of the change that it comes from.
+    /// The index in the batch of the change that has split the bucket.
     pub change: usize,
 }
 
-/// What is to be done about a batch of changes.
+/// The writes that follow from a batch of changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Effects {
     /// One for each usage record.
     pub usage: Vec<UsageEffect>,
-    /// Buckets that run short.
+    /// Refills of buckets that run short.
     pub refills: Vec<Update>,
-    /// Buckets that are written too often.
+    /// Splits of buckets that are written too often.
     pub splits: Vec<PendingSplit>,
-    /// Shards of buckets that were split.
-    pub shard_counts: Vec<ShardCount>,
+    /// Announcements to the shards of buckets that were split.
+    pub announcements: Vec<Announcement>,
 }
 
-/// What is to be done about a batch, which is in the order of the stream.
+/// Derives the writes from a batch, which must be in the order of the stream.
 pub fn effects_of(batch: &[BucketChange], settings: &Settings, now: Timestamp) -> Effects {
     let mut shards: BTreeMap<&BucketItemKey, Vec<usize>> = BTreeMap::new();
     for (at, change) in batch.iter().enumerate() {
@@ -92,7 +92,7 @@ pub fn effects_of(batch: &[BucketChange], settings: &Settings, now: Timestamp) -
     }
     let mut effects = Effects { usage: usage_of(batch, &settings.usage), ..Effects::default() };
     for (key, mut places) in shards {
-        // A record may be there twice.
+        // The batch may contain a record twice.
         places.sort_by(|a, b| batch[*a].position.cmp(&batch[*b].position));
         places.dedup_by(|a, b| batch[*a].position == batch[*b].position);
         let changes: Vec<&BucketChange> = places.iter().map(|at| &batch[*at]).collect();
@@ -102,7 +102,7 @@ pub fn effects_of(batch: &[BucketChange], settings: &Settings, now: Timestamp) -
         if key.shard == SHARD_ZERO {
             effects.splits.extend(pending(key, &changes));
             for at in places {
-                effects.shard_counts.extend(shard_counts(key, &batch[at], at));
+                effects.announcements.extend(announcements(key, &batch[at], at));
             }
         }
     }
@@ -135,7 +135,7 @@ fn usage_of(batch: &[BucketChange], settings: &UsageSettings) -> Vec<UsageEffect
     effects
 }
 
-/// In one piece, unless there are more shards than one booking can hold.
+/// Divides changes into pieces, each with no more shards than one booking can hold.
 fn by_sources(batch: &[BucketChange], changes: Vec<usize>) -> Vec<Vec<usize>> {
     let mut pieces: Vec<Vec<usize>> = Vec::new();
     let (mut shards, mut last) = (0, None);
@@ -161,7 +161,7 @@ fn refill(key: &BucketItemKey, changes: &[&BucketChange], now: Timestamp) -> Opt
 }
 
 fn pending(key: &BucketItemKey, changes: &[&BucketChange]) -> Option<PendingSplit> {
-    // Writes from before the last split say nothing about its shards.
+    // Writes before the last split do not count: they went to fewer shards.
     let split = changes.iter().rposition(|change| change.is_split);
     let changes = &changes[split.map_or(0, |at| at + 1)..];
     let is_hot = writes_per_second(changes) >= HOT_WRITES;
@@ -169,16 +169,16 @@ fn pending(key: &BucketItemKey, changes: &[&BucketChange]) -> Option<PendingSpli
     is_hot.then(|| PendingSplit { bucket: key.bucket.clone(), from })
 }
 
-/// All other shards, whether they are there or not.
-fn shard_counts(
+/// Announcements to all other shards, whether they exist or not.
+fn announcements(
     first: &BucketItemKey,
     change: &BucketChange,
     at: usize,
-) -> impl Iterator<Item = ShardCount> {
+) -> impl Iterator<Item = Announcement> {
     let count = change::shard_count(&change.item);
-    let others = SHARD_ZERO + 1..if change.is_to_be_carried { count } else { 0 };
+    let others = SHARD_ZERO + 1..if change.must_announce { count } else { 0 };
     others.map(move |shard| {
         let key = BucketItemKey { bucket: first.bucket.clone(), shard };
-        ShardCount { update: carry_shard_count(&key, count), change: at }
+        Announcement { update: carry_shard_count(&key, count), change: at }
     })
 }

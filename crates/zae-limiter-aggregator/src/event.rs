@@ -1,6 +1,7 @@
-//! Records of a DynamoDB stream, as Lambda hands them over.
+//! Parses records of a DynamoDB stream, in the JSON that Lambda passes to a function.
 //!
-//! Every record is read on its own: one that cannot be read says so, and its neighbours are read.
+//! Every record is parsed on its own, so that an invalid one does not affect the others. Errors
+//! never quote a record: it may contain entity ids, which are often API keys.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,69 +14,80 @@ use zae_limiter_core::Timestamp;
 use zae_limiter_schema::records::booking::Position;
 use zae_limiter_schema::{Item, ItemKey, Value};
 
-/// What happened to an item.
+/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// It is new.
+    /// The item was created.
     Insert,
-    /// It was changed.
+    /// The item was changed.
     Modify,
-    /// It is gone.
+    /// A client deleted the item.
     Remove,
-    /// It is gone because its time had come.
+    /// DynamoDB deleted the item because it had expired.
     Expire,
 }
 
 /// One change of one item.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StreamRecord {
-    /// What happened.
+    /// The kind of the change.
     pub kind: EventKind,
-    /// To which item.
+    /// The key of the item.
     pub key: ItemKey,
-    /// The item before.
+    /// The item before the change.
     pub old: Option<Item>,
-    /// The item after.
+    /// The item after the change.
     pub new: Option<Item>,
-    /// When, to the second.
+    /// The time of the change, to the second.
     pub at: Timestamp,
-    /// Where the change stands in the stream.
+    /// The position of the change in the stream.
     pub position: Position,
-    /// The number by which the stream knows it.
+    /// The sequence number, which identifies the record in its stream.
     pub sequence_number: String,
 }
 
-/// A record that cannot be read.
+/// A record that does not parse.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
-    /// Its number, where that much can be read.
+    /// The sequence number, if that much of the record parses.
     pub sequence_number: Option<String>,
-    /// What is wrong with it.
+    /// What is wrong with the record, without quoting it.
     pub message: String,
 }
 
-/// Reads an event of Lambda. An event without records has none.
+/// Parses an event of Lambda. An event without `Records` has none.
 ///
 /// # Errors
 ///
-/// When it is no event at all.
+/// If it is not an event at all.
 pub fn read_event(json: &str) -> Result<Vec<Result<StreamRecord, Unreadable>>, serde_json::Error> {
     let event: Event<'_> = serde_json::from_str(json)?;
     Ok(event.records.into_iter().map(|record| read_record(record.get())).collect())
 }
 
-/// Reads one record.
+/// Parses one record.
 ///
 /// # Errors
 ///
-/// [`Unreadable`], with as much as can be said about it.
+/// [`Unreadable`], with the sequence number if that much parses.
 pub fn read_record(json: &str) -> Result<StreamRecord, Unreadable> {
-    let read = serde_json::from_str::<Raw>(json).map_err(|error| error.to_string());
+    let read = serde_json::from_str::<Raw>(json).map_err(|error| unquoted(&error));
     let record = read.and_then(Raw::into_record);
     record.map_err(|message| Unreadable { sequence_number: number_of(json), message })
 }
 
-/// The sequence number of a record of which nothing else may be as it should.
+/// Describes a JSON error by its place. Its own text would quote the value that is wrong.
+pub(crate) fn unquoted(error: &serde_json::Error) -> String {
+    use serde_json::error::Category;
+    let what = match error.classify() {
+        Category::Data => "a field is missing or has the wrong type",
+        Category::Syntax => "a syntax error",
+        Category::Eof | Category::Io => "it ends too early",
+    };
+    format!("{what} at line {}, column {}", error.line(), error.column())
+}
+
+/// The sequence number of a record whose other fields may be invalid.
 fn number_of(json: &str) -> Option<String> {
     let record: serde_json::Value = serde_json::from_str(json).ok()?;
     Some(record.get("dynamodb")?.get("SequenceNumber")?.as_str()?.to_owned())
@@ -117,13 +129,14 @@ struct RawChange {
     approximate_creation_date_time: f64,
 }
 
-/// Who deletes what has expired.
-pub(crate) const SWEEPER: &str = "dynamodb.amazonaws.com";
+/// The principal that deletes expired items.
+pub(crate) const EXPIRY_PRINCIPAL: &str = "dynamodb.amazonaws.com";
 
 impl Raw {
     fn into_record(self) -> Result<StreamRecord, String> {
         let RawChange { keys, old_image, new_image, sequence_number, .. } = self.dynamodb;
-        let expired = self.user_identity.is_some_and(|identity| identity.principal_id == SWEEPER);
+        let expired =
+            self.user_identity.is_some_and(|identity| identity.principal_id == EXPIRY_PRINCIPAL);
         let kind = match self.event_name.as_str() {
             "INSERT" => EventKind::Insert,
             "MODIFY" => EventKind::Modify,
@@ -133,12 +146,12 @@ impl Raw {
         };
         let text = |name: &str| {
             let text = keys.0.get(name).and_then(Value::as_str);
-            text.map(str::to_owned).ok_or_else(|| format!("its key has no text {name}"))
+            text.map(str::to_owned).ok_or_else(|| format!("its key has no string {name}"))
         };
         let key = ItemKey::new(text("PK")?, text("SK")?);
         let label = self.source.rsplit_once("/stream/").map_or("", |(_, label)| label);
         let position = Position::new(label, &sequence_number)
-            .ok_or_else(|| format!("SequenceNumber is no number: {sequence_number}"))?;
+            .ok_or_else(|| format!("SequenceNumber is not a number: {sequence_number}"))?;
         Ok(StreamRecord {
             kind,
             key,
@@ -151,11 +164,12 @@ impl Raw {
     }
 }
 
-/// Seconds since the epoch.
+/// Parses seconds since 1970-01-01 UTC.
 fn moment(seconds: f64) -> Result<Timestamp, String> {
     let since = Duration::try_from_secs_f64(seconds).ok();
     let millis = since.and_then(|since| i64::try_from(since.as_millis()).ok());
-    let millis = millis.ok_or_else(|| format!("no moment: {seconds} seconds after 1970"))?;
+    let millis =
+        millis.ok_or_else(|| format!("ApproximateCreationDateTime is out of range: {seconds}"))?;
     Ok(Timestamp::from_millis(millis))
 }
 
@@ -184,7 +198,7 @@ impl<'de> Deserialize<'de> for Attributes {
     }
 }
 
-/// A value in DynamoDB's JSON: an object whose one key says of which kind it is.
+/// A value in DynamoDB's JSON: an object whose only key is the type.
 struct Attribute(Value);
 
 impl<'de> Deserialize<'de> for Attribute {
@@ -215,7 +229,7 @@ impl<'de> Deserialize<'de> for Attribute {
                         Value::L(members.into_iter().map(|member| member.0).collect())
                     }
                     Kind::Ss => Value::Ss(map.next_value::<BTreeSet<String>>()?),
-                    // Nothing of ours is stored as any of the others.
+                    // The limiter stores no other types.
                     Kind::Other => {
                         map.next_value::<IgnoredAny>()?;
                         Value::Other(0)

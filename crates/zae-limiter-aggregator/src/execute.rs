@@ -1,4 +1,4 @@
-//! Doing what is to be done, several writes at a time.
+//! Carries out the effects of a batch, several writes at a time.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,36 +15,37 @@ use crate::effects::{PendingSplit, UsageEffect, effects_of};
 use crate::event::{StreamRecord, Unreadable};
 use crate::settings::Settings;
 
-/// How many writes are under way at once.
+/// The most writes that are in flight at once.
 const IN_FLIGHT_MAX: usize = 16;
-/// How often a write is tried, and how long the first wait in between is.
+/// How often a write is tried.
 const ATTEMPTS_MAX: u32 = 5;
+/// The wait before the first retry. It doubles with each further one.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
-/// How long an answer is waited for.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How often a booking is merged anew because others book to the same record.
+/// The time limit of one try.
+const UPDATE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often a booking is computed again because others have written the same record.
 const BOOKINGS_MAX: u32 = 16;
 
 /// Splits a bucket into twice as many shards.
 pub trait Split: fmt::Debug + Send + Sync + 'static {
-    /// Splits it, unless it is split otherwise than into `from` shards by now. Says whether it did.
+    /// Splits the bucket, unless it no longer has `from` shards. Returns whether it did.
     fn split<'a>(&'a self, pending: &'a PendingSplit) -> BoxFuture<'a, Result<bool, TableError>>;
 }
 
-/// Leaves buckets as they are: their clients split them when they have to.
+/// Splits no buckets: their clients split them when necessary.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LeaveWhole;
+pub struct NeverSplit;
 
-impl Split for LeaveWhole {
+impl Split for NeverSplit {
     fn split<'a>(&'a self, _split: &'a PendingSplit) -> BoxFuture<'a, Result<bool, TableError>> {
         Box::pin(async { Ok(false) })
     }
 }
 
-/// What became of a batch.
+/// The outcome of a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Records of the batch.
+    /// Records in the batch.
     pub processed: u64,
     /// Usage records that were written.
     pub snapshots_updated: u64,
@@ -52,21 +53,21 @@ pub struct Report {
     pub refills_written: u64,
     /// Buckets that were split.
     pub buckets_split: u64,
-    /// Shards of split buckets that were told so.
-    pub shards_told: u64,
-    /// Audit events that were kept.
+    /// Shards of split buckets to which the new shard count was announced.
+    pub shards_announced: u64,
+    /// Audit events that were archived.
     pub events_archived: u64,
-    /// Records that are none of the limiter's.
+    /// Records about items that are not a limiter's.
     pub foreign: u64,
-    /// What went wrong, one sentence each.
+    /// What failed, one sentence each.
     pub errors: Vec<String>,
-    /// The sequence numbers of the records that have to come again, in the order of the batch.
+    /// The sequence numbers of the records to deliver again, in the order of the batch.
     pub failed: Vec<String>,
-    /// Whether records failed for reasons that do not lie in the records.
-    pub is_worth_retrying: bool,
+    /// Whether a retry can succeed: a record failed, and the record itself is not the reason.
+    pub is_retriable: bool,
 }
 
-/// Takes batches of a table's changes, and does what is to be done about them.
+/// Processes batches of a table's changes.
 #[derive(Clone, Debug)]
 pub struct Aggregator {
     table: Arc<dyn Table>,
@@ -77,27 +78,26 @@ pub struct Aggregator {
 }
 
 impl Aggregator {
-    /// An aggregator that keeps no audit events and splits no buckets.
+    /// An aggregator that archives no audit events and splits no buckets.
     pub fn new(table: Arc<dyn Table>, clock: Arc<dyn Clock>, settings: Settings) -> Self {
-        Self { table, clock, settings, archive: None, split: Arc::new(LeaveWhole) }
+        Self { table, clock, settings, archive: None, split: Arc::new(NeverSplit) }
     }
 
-    /// Keeps expired audit events there.
+    /// Stores expired audit events in that archive.
     #[must_use]
     pub fn archive(mut self, archive: Arc<dyn Archive>) -> Self {
         self.archive = Some(archive);
         self
     }
 
-    /// Has buckets that are written too often split.
+    /// Splits buckets that are written too often.
     #[must_use]
     pub fn split(mut self, split: Arc<dyn Split>) -> Self {
         self.split = split;
         self
     }
 
-    /// Does what is to be done about a batch. It may be delivered again, whole or in shards: nothing
-    /// is booked twice.
+    /// Processes a batch. It may be delivered again, whole or in part: nothing is booked twice.
     pub async fn process(&self, records: Vec<Result<StreamRecord, Unreadable>>) -> Report {
         let mut batch = Batch::read(records);
         let effects = effects_of(&batch.changes, &self.settings, self.clock.now());
@@ -107,9 +107,9 @@ impl Aggregator {
             let (own, changes) = (self.clone(), Arc::clone(&changes));
             writes.start(async move { own.book(&usage, &changes).await }).await;
         }
-        for told in effects.shard_counts {
+        for one in effects.announcements {
             let own = self.clone();
-            writes.start(async move { own.tell(&told.update, told.change).await }).await;
+            writes.start(async move { own.announce(&one.update, one.change).await }).await;
         }
         for update in effects.refills {
             let own = self.clone();
@@ -117,50 +117,51 @@ impl Aggregator {
         }
         for pending in effects.splits {
             let own = self.clone();
-            writes.start(async move { own.double(&pending).await }).await;
+            writes.start(async move { own.split_bucket(&pending).await }).await;
         }
         if let Some(archive) = &self.archive {
             for (file, lines) in files(std::mem::take(&mut writes.batch.expired)) {
                 let archive = Arc::clone(archive);
-                writes.start(async move { keep(&*archive, &file, lines).await }).await;
+                writes.start(async move { store(&*archive, &file, lines).await }).await;
             }
         }
         writes.finish().await
     }
 
-    /// Books what is not yet in the record. The condition of the write makes it safe to try again
-    /// after any answer, or none.
+    /// Books what the record lacks. The condition of the write makes a retry safe, even after a
+    /// lost reply.
     async fn book(&self, usage: &UsageEffect, changes: &[BucketChange]) -> Done {
         let mut item = None;
         for _ in 0..BOOKINGS_MAX {
             let Some(booking) = usage.booking(changes, item.as_ref()) else { return Done::Nothing };
-            match self.patiently(&booking.update()).await {
+            match self.update_with_retries(&booking.update()).await {
                 Ok(Updated::Done(..)) => return Done::Booked,
                 Ok(Updated::Unmet(found, _)) => item = found,
                 Err(error) => {
                     let message = format!("usage was not booked: {error}");
-                    return Done::Failed(message, usage.changes.clone(), is_worth_retrying(&error));
+                    return Done::Failed(message, usage.changes.clone(), is_retriable(&error));
                 }
             }
         }
         let message =
-            format!("usage was not booked: others wrote it {BOOKINGS_MAX} times in a row");
+            format!("usage was not booked: {BOOKINGS_MAX} conflicts with other writers in a row");
         Done::Failed(message, usage.changes.clone(), true)
     }
 
-    /// One that is not there, or knows already, is fine.
-    async fn tell(&self, update: &Update, change: usize) -> Done {
-        match self.patiently(update).await {
-            Ok(Updated::Done(..)) => Done::Told,
+    /// Announces a split to a shard. The condition fails if the shard does not exist or has the new
+    /// count already: both are fine.
+    async fn announce(&self, update: &Update, change: usize) -> Done {
+        match self.update_with_retries(update).await {
+            Ok(Updated::Done(..)) => Done::Announced,
             Ok(Updated::Unmet(..)) => Done::Nothing,
             Err(error) => {
-                let message = format!("a shard was not told of its bucket's split: {error}");
-                Done::Failed(message, vec![change], is_worth_retrying(&error))
+                let message = format!("a bucket's split was not announced to a shard: {error}");
+                Done::Failed(message, vec![change], is_retriable(&error))
             }
         }
     }
 
-    /// Not tried again: somebody else refills the bucket when it is needed.
+    /// Refills a bucket, without retries: the next acquire refills it if necessary.
     async fn refill(&self, update: &Update) -> Done {
         match self.update(update).await {
             Ok(Updated::Done(..)) => Done::Refilled,
@@ -169,8 +170,8 @@ impl Aggregator {
         }
     }
 
-    /// Not tried again: a bucket that stays hot says so in the next batch.
-    async fn double(&self, pending: &PendingSplit) -> Done {
+    /// Splits a bucket, without retries: if it stays hot, the next batch shows it again.
+    async fn split_bucket(&self, pending: &PendingSplit) -> Done {
         match self.split.split(pending).await {
             Ok(true) => Done::Split,
             Ok(false) => Done::Nothing,
@@ -178,33 +179,34 @@ impl Aggregator {
         }
     }
 
-    /// An update that may be made again without harm, tried until it is answered.
-    async fn patiently(&self, update: &Update) -> Result<Updated, TableError> {
+    /// Makes an update that is safe to repeat, with retries after transient errors.
+    async fn update_with_retries(&self, update: &Update) -> Result<Updated, TableError> {
         let mut wait = FIRST_WAIT;
         for _ in 1..ATTEMPTS_MAX {
             match self.update(update).await {
-                Err(error) if is_passing(&error) => self.clock.sleep(wait).await,
-                answer => return answer,
+                Err(error) if is_transient(&error) => self.clock.sleep(wait).await,
+                result => return result,
             }
             wait *= 2;
         }
         self.update(update).await
     }
 
-    /// An update that is answered before long.
+    /// Makes an update, within the time limit.
     async fn update(&self, update: &Update) -> Result<Updated, TableError> {
         tokio::select! {
-            answer = self.table.update(update) => answer,
-            () = self.clock.sleep(PATIENCE) => {
-                let message = format!("the table did not answer within {} s", PATIENCE.as_secs());
+            result = self.table.update(update) => result,
+            () = self.clock.sleep(UPDATE_TIMEOUT) => {
+                let seconds = UPDATE_TIMEOUT.as_secs();
+                let message = format!("the table did not answer within {seconds} s");
                 Err(TableError::new(TableErrorKind::Unavailable, message).maybe_applied())
             }
         }
     }
 }
 
-/// Whether it may go better another time.
-fn is_passing(error: &TableError) -> bool {
+/// Whether the same write may succeed soon, with nobody changing anything.
+pub(crate) fn is_transient(error: &TableError) -> bool {
     match error.kind {
         TableErrorKind::Unavailable
         | TableErrorKind::Throttled
@@ -217,13 +219,12 @@ fn is_passing(error: &TableError) -> bool {
     }
 }
 
-/// Whether it may go better once somebody has done something about it, without the record being
-/// another.
-fn is_worth_retrying(error: &TableError) -> bool {
+/// Whether the same record can succeed later, perhaps after an operator has fixed something.
+fn is_retriable(error: &TableError) -> bool {
     error.kind != TableErrorKind::Rejected
 }
 
-/// The files of a batch's expired events, each with the places of its events in the batch.
+/// The files of a batch's expired events, each with the indexes of its records in the batch.
 fn files(expired: Vec<(usize, AuditLine)>) -> Vec<(ArchiveFile, Vec<usize>)> {
     let days: BTreeSet<String> = expired.iter().map(|(_, line)| line.day.clone()).collect();
     let mut files = Vec::new();
@@ -238,34 +239,34 @@ fn files(expired: Vec<(usize, AuditLine)>) -> Vec<(ArchiveFile, Vec<usize>)> {
     files
 }
 
-async fn keep(archive: &dyn Archive, file: &ArchiveFile, places: Vec<usize>) -> Done {
-    match archive.keep(&file.name, file.bytes()).await {
-        Ok(()) => Done::Kept(file.lines.len()),
-        Err(error) => Done::NotKept(format!("audit events were not kept: {error}"), places),
+async fn store(archive: &dyn Archive, file: &ArchiveFile, places: Vec<usize>) -> Done {
+    match archive.put(&file.name, file.bytes()).await {
+        Ok(()) => Done::Archived(file.lines.len()),
+        Err(error) => Done::NotArchived(format!("audit events were not archived: {error}"), places),
     }
 }
 
-/// What became of one thing that was to be done.
+/// The outcome of one effect.
 enum Done {
     Nothing,
     Booked,
-    Told,
+    Announced,
     Refilled,
     Split,
-    Kept(usize),
-    /// What is not worth a second delivery.
+    Archived(usize),
+    /// Failed, but does not need a second delivery.
     Missed(String),
-    /// The changes have to come again; and whether it may go better then.
+    /// Failed: these changes must be delivered again. The flag is for [`Report::is_retriable`].
     Failed(String, Vec<usize>, bool),
-    /// The records have to come again.
-    NotKept(String, Vec<usize>),
+    /// Failed: these records must be delivered again.
+    NotArchived(String, Vec<usize>),
 }
 
-/// The records of a batch, read.
+/// A batch whose records are classified.
 struct Batch {
     sequence_numbers: Vec<Option<String>>,
     changes: Vec<BucketChange>,
-    /// For each change, the place of its record.
+    /// For each change, the index of its record.
     records: Vec<usize>,
     expired: Vec<(usize, AuditLine)>,
     failed: BTreeSet<usize>,
@@ -297,8 +298,8 @@ impl Batch {
                 Ok(Change::Other) => {}
                 Ok(Change::Foreign) => batch.report.foreign += 1,
                 Err(message) => {
-                    let named = number.as_deref().unwrap_or("without a number");
-                    batch.report.errors.push(format!("record {named}: {message}"));
+                    let name = number.as_deref().unwrap_or("without a sequence number");
+                    batch.report.errors.push(format!("record {name}: {message}"));
                     batch.failed.insert(at);
                 }
             }
@@ -312,28 +313,28 @@ impl Batch {
         match done {
             Done::Nothing => {}
             Done::Booked => report.snapshots_updated += 1,
-            Done::Told => report.shards_told += 1,
+            Done::Announced => report.shards_announced += 1,
             Done::Refilled => report.refills_written += 1,
             Done::Split => report.buckets_split += 1,
-            Done::Kept(events) => {
+            Done::Archived(events) => {
                 report.events_archived += u64::try_from(events).unwrap_or(u64::MAX);
             }
             Done::Missed(message) => report.errors.push(message),
-            Done::Failed(message, changes, is_worth_retrying) => {
+            Done::Failed(message, changes, is_retriable) => {
                 report.errors.push(message);
-                report.is_worth_retrying |= is_worth_retrying;
+                report.is_retriable |= is_retriable;
                 self.failed.extend(changes.into_iter().map(|change| self.records[change]));
             }
-            Done::NotKept(message, places) => {
+            Done::NotArchived(message, places) => {
                 report.errors.push(message);
-                report.is_worth_retrying = true;
+                report.is_retriable = true;
                 self.failed.extend(places);
             }
         }
     }
 }
 
-/// What is under way for a batch. When it is dropped, all of it stops.
+/// The writes of a batch that are in flight. Dropping it aborts them.
 struct Writes {
     running: JoinSet<Done>,
     batch: Batch,
@@ -342,15 +343,15 @@ struct Writes {
 impl Writes {
     async fn start(&mut self, write: impl Future<Output = Done> + Send + 'static) {
         while self.running.len() >= IN_FLIGHT_MAX {
-            self.one_ends().await;
+            self.wait_for_one().await;
         }
         self.running.spawn(write);
     }
 
-    async fn one_ends(&mut self) {
+    async fn wait_for_one(&mut self) {
         match self.running.join_next().await {
             Some(Ok(done)) => self.batch.note(done),
-            // Nobody aborts them.
+            // Only a panic can fail a task: nothing aborts one.
             Some(Err(error)) => std::panic::resume_unwind(error.into_panic()),
             None => {}
         }
@@ -358,10 +359,10 @@ impl Writes {
 
     async fn finish(mut self) -> Report {
         while !self.running.is_empty() {
-            self.one_ends().await;
+            self.wait_for_one().await;
         }
         let Batch { mut report, failed, mut sequence_numbers, .. } = self.batch;
-        // One without a number cannot be asked for again.
+        // A record without a sequence number cannot be requested again.
         report.failed = failed.into_iter().filter_map(|at| sequence_numbers[at].take()).collect();
         report
     }

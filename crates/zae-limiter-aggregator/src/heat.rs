@@ -1,15 +1,15 @@
-//! How often an item is written.
+//! Measures how often an item is written.
 
 use crate::change::BucketChange;
 
-/// Less time than this says nothing about a rate: a few writes at once are no flood.
+/// The shortest time over which a rate is measured: a few writes at once do not make a bucket hot.
 const SPAN_MS_MIN: u64 = 100;
 
-/// The writes of an item in a second, as far as its changes, in their order, show them.
+/// The writes of an item per second, measured from its changes in the order of the stream.
 ///
-/// The stream tells moments to the second only: the fullest second of a large batch counts, but a
-/// hundred changes within one could be anything between a hundred a second and a flood. A change that
-/// moves the refill time tells its own moment to the millisecond. Both show no more than there is.
+/// The stream's times have a resolution of one second. A large batch shows the rate by its fullest
+/// second. A hundred changes within one second do not: they may have come in any part of it. Then
+/// the changes that move the refill time count, which is in milliseconds. Both are lower bounds.
 pub(crate) fn writes_per_second(changes: &[&BucketChange]) -> u64 {
     let second = |change: &&BucketChange| change.at.as_millis().div_euclid(1_000);
     let fullest = changes.chunk_by(|a, b| second(a) == second(b)).map(<[_]>::len).max();

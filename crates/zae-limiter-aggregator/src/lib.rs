@@ -1,12 +1,15 @@
-//! What follows from the changes of a limiter's table: usage records, refills, split buckets, and
-//! the archive of audit events.
+//! Follows the change stream of a limiter's table: writes usage records, refills and splits
+//! buckets, and archives audit events.
 //!
-//! A batch of the table's stream is read (`event`), each record for what it means (`change`), and all
-//! of them together for what is to be done (`effects`). So far everything is a function of the batch,
-//! the settings and the moment. [`Aggregator`] does it.
+//! A batch goes through three steps. `event` parses its records, `change` says what each of them
+//! means, and `effects` derives the writes from all of them. These steps are pure functions of the
+//! batch, the settings and the time. [`Aggregator`] then carries out the writes.
 //!
-//! A batch may come again, whole or in shards, in the middle of which somebody has crashed: see
-//! [`booking`](zae_limiter_schema::records::booking) for why nothing is counted twice.
+//! The stream may deliver a batch again, whole or in part, also after a crash halfway through it.
+//! [`booking`](zae_limiter_schema::records::booking) explains why nothing is counted twice.
+//!
+//! Two kinds of shards appear here. A *shard* is one item that holds a share of a bucket. A *stream shard* is a shard
+//! of the change stream.
 
 mod archive;
 #[cfg(feature = "aws")]
@@ -27,8 +30,8 @@ pub use archive::{Archive, ArchiveError, ArchiveFile, AuditLine, Folder};
 #[cfg(feature = "aws")]
 pub use archive_s3::Bucket;
 pub use change::{BucketChange, Change, change_of};
-pub use effects::{Effects, PendingSplit, ShardCount, UsageEffect, effects_of};
+pub use effects::{Announcement, Effects, PendingSplit, UsageEffect, effects_of};
 pub use event::{EventKind, StreamRecord, Unreadable, read_event, read_record};
-pub use execute::{Aggregator, LeaveWhole, Report, Split};
+pub use execute::{Aggregator, NeverSplit, Report, Split};
 pub use settings::{Settings, flag};
 pub use split::Splitter;

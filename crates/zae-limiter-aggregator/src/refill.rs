@@ -1,4 +1,4 @@
-//! Refilling buckets before somebody finds them short.
+//! Refills buckets before callers find them short.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,9 @@ use zae_limiter_core::{LimitName, Timestamp};
 use zae_limiter_schema::bucket::{self, Alive, BucketItem, Expiry, Movement};
 use zae_limiter_schema::{BucketItemKey, Item, Update, change};
 
-/// Pays out a bucket's time if what was just taken from it, in millitokens, could not be taken once
-/// more from what it will hold. All limits are paid, with their remainders: they share one refill
-/// time, and whoever is left out forfeits what it has earned.
+/// Refills a shard if its balance after a refill would not cover the amounts that were just
+/// `taken`, in millitokens. All limits are refilled, with their remainders: they share one refill
+/// time, so a limit that is left out would lose what it has earned.
 pub(crate) fn refill_of(
     key: &BucketItemKey,
     item: &Item,
@@ -18,14 +18,14 @@ pub(crate) fn refill_of(
     if change::has_schedule(item) {
         return None;
     }
-    // An item that cannot be read is for those who will complain about it.
+    // A damaged item is left alone: the next acquire from it reports the damage.
     let item = BucketItem::decode(key, item).ok()?;
     if !item.is_live(now) {
         return None;
     }
     let elapsed_ms = now.millis_since(item.bucket.refilled_at());
     let mut is_short = false;
-    // Of a split bucket its shard's share.
+    // The rates are the shard's share of the bucket.
     let limits = item.bucket.limits().iter().zip(item.bucket.cells()).zip(item.whole.rates());
     let movements: Vec<Movement> = limits
         .map(|(((name, rate), cell), whole)| {

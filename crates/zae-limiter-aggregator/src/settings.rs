@@ -1,16 +1,16 @@
-//! What the aggregator is told to do.
+//! The settings of the aggregator.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use zae_limiter_core::{Invalid, UsageSettings, Window};
 
-/// What the aggregator is told to do.
+/// The settings of the aggregator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// To which windows usage is booked, and how long it is kept after their ends.
+    /// The windows of usage records, and how long they are kept.
     pub usage: UsageSettings,
-    /// Whether buckets that run short are refilled before somebody asks.
+    /// Whether the aggregator refills buckets that run short before the next call does.
     pub refill: bool,
 }
 
@@ -25,8 +25,8 @@ const DAY_S: u64 = 86_400;
 const RETENTION_DAYS_MAX: u64 = 36_500;
 
 impl Settings {
-    /// The settings in an environment: `SNAPSHOT_WINDOWS` (`hourly,daily,monthly`),
-    /// `SNAPSHOT_TTL_DAYS` (90), `ENABLE_REFILL` (`true`).
+    /// Reads the settings from environment variables: `SNAPSHOT_WINDOWS` (default
+    /// `hourly,daily,monthly`), `SNAPSHOT_TTL_DAYS` (90) and `ENABLE_REFILL` (`true`).
     ///
     /// # Errors
     ///
@@ -58,7 +58,7 @@ fn windows(text: &str) -> Result<Vec<Window>, Invalid> {
     Ok(windows)
 }
 
-/// Yes or no, if the variable is set.
+/// Reads a boolean variable. `None` if it is not set.
 ///
 /// # Errors
 ///

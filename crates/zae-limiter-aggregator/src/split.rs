@@ -1,10 +1,10 @@
-//! Splitting a bucket that is written too often.
+//! Splits buckets that are written too often.
 
 use std::fmt;
 use std::sync::Arc;
 
 use zae_limiter_core::{BoxFuture, Clock};
-use zae_limiter_schema::bucket::{BucketItem, Halves, split};
+use zae_limiter_schema::bucket::{BucketItem, ShardPair, split};
 use zae_limiter_schema::{
     BucketItemKey, Consistency, Item, ItemKey, SHARD_ZERO, Table, TableError, TableErrorKind,
     Transacted,
@@ -13,18 +13,18 @@ use zae_limiter_schema::{
 use crate::effects::PendingSplit;
 use crate::execute::Split;
 
-/// How often it is tried: others write to the bucket all the time, that is why.
+/// How often a split is tried. Other clients write to a hot bucket all the time: conflicts follow.
 const ATTEMPTS_MAX: u32 = 16;
 
-/// Splits the first shard of a bucket in two, as its clients do; whoever meets the other shards goes
-/// on.
+/// Splits the first shard of a bucket in two, as its clients do. Clients that read the other shards
+/// split those.
 pub struct Splitter {
     table: Arc<dyn Table>,
     clock: Arc<dyn Clock>,
 }
 
 impl Splitter {
-    /// Splits buckets of that table.
+    /// A splitter for the buckets of that table.
     pub fn new(table: Arc<dyn Table>, clock: Arc<dyn Clock>) -> Self {
         Self { table, clock }
     }
@@ -46,8 +46,8 @@ impl Splitter {
             if low.shard_count.next_power_of_two() != from || !low.is_live(now) {
                 return Ok(false);
             }
-            let halves = Halves { low: &low, high: high.as_ref() };
-            match self.table.transact(&split(&low_key, halves, now)).await {
+            let pair = ShardPair { low: &low, high: high.as_ref() };
+            match self.table.transact(&split(&low_key, pair, now)).await {
                 Ok(Transacted::Done(_)) => return Ok(true),
                 Ok(Transacted::Unmet(..)) => {}
                 Err(error) if error.kind == TableErrorKind::Conflict => {}
@@ -65,7 +65,7 @@ fn is_at(item: &Item, key: &ItemKey) -> bool {
 
 impl fmt::Debug for Splitter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Divider").finish_non_exhaustive()
+        f.debug_struct("Splitter").finish_non_exhaustive()
     }
 }
 

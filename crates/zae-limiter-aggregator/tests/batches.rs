@@ -1,4 +1,4 @@
-//! Batches and what becomes of them: what is booked, refilled, split, told, kept, and what comes
+//! The effects of batches: what is booked, refilled, split, announced, archived, and delivered
 //! again.
 
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
@@ -34,7 +34,7 @@ fn limits() -> Arc<LimitSet> {
     Arc::new(LimitSet::new([Limit::per_minute("rpm", 600), Limit::per_day("tpd", 1_000)]).unwrap())
 }
 
-/// A table with one bucket that was refilled at [`NOW`], and its items one after the other.
+/// A table with one bucket that was refilled at [`NOW`], and the number of its last stream record.
 struct Given {
     table: SimTable,
     clock: Arc<ManualClock>,
@@ -57,7 +57,7 @@ impl Given {
         self.table.update(&update).await.unwrap();
     }
 
-    /// Another client changes numbers of the bucket.
+    /// Changes attributes of the bucket as another client.
     async fn add(&self, shard: u32, numbers: &[(&str, i64)]) {
         let add = |(name, by): &(&str, i64)| {
             zae_limiter_schema::Action::Add((*name).to_owned(), Value::number(*by))
@@ -67,7 +67,7 @@ impl Given {
         self.table.update(&update).await.unwrap();
     }
 
-    /// What has changed since, as the stream tells it at the moment of the clock.
+    /// The stream's records of all changes since the last call, with the current time.
     fn records(&mut self) -> Vec<Json> {
         let mut records = Vec::new();
         for changed in self.table.take_changes() {
@@ -105,7 +105,7 @@ fn number(item: &Item, name: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn a_hundred_records_are_one_write_for_each_window() {
+async fn a_hundred_records_cost_one_write_per_window() {
     let mut given = Given::new();
     given.create(0).await;
     for _ in 0..99 {
@@ -120,13 +120,13 @@ async fn a_hundred_records_are_one_write_for_each_window() {
     for label in ["2026-11-15T14:00:00Z", "2026-11-15", "2026-11"] {
         let usage = given.usage(label);
         assert_eq!((number(&usage, "rpm"), number(&usage, "tpd")), (99, 495), "{label}");
-        // The creation took nothing, so it is no event.
+        // The creation took nothing, so it does not count as an event.
         assert_eq!((number(&usage, "total_events"), number(&usage, "wcu")), (99, 0), "{label}");
     }
 }
 
 #[tokio::test]
-async fn a_batch_that_comes_again_adds_what_is_missing() {
+async fn a_redelivered_batch_adds_only_what_is_missing() {
     let mut given = Given::new();
     given.create(0).await;
     for _ in 0..9 {
@@ -136,7 +136,7 @@ async fn a_batch_that_comes_again_adds_what_is_missing() {
     let booked = |given: &Given| number(&given.usage("2026-11"), "rpm");
     assert_eq!(given.process(&records[..4]).await.snapshots_updated, 3);
     assert_eq!(booked(&given), 3);
-    // Halfway known, known, and a record twice in a batch.
+    // Half of it booked, all of it booked, and a record twice in a batch.
     assert_eq!(given.process(&records[2..7]).await.snapshots_updated, 3);
     assert_eq!(booked(&given), 6);
     assert_eq!(given.process(&records[..5]).await.snapshots_updated, 0);
@@ -147,7 +147,7 @@ async fn a_batch_that_comes_again_adds_what_is_missing() {
 }
 
 #[tokio::test]
-async fn shards_book_to_one_record_and_know_nothing_of_each_other() {
+async fn shards_book_to_one_record_independently() {
     let mut given = Given::new();
     for shard in 0..40 {
         given.create(shard).await;
@@ -165,7 +165,7 @@ async fn shards_book_to_one_record_and_know_nothing_of_each_other() {
     given.process(&records[2..]).await;
     given.process(&records[..1]).await;
     given.process(&records).await;
-    // Thousandths are kept.
+    // Fractions of a token are not rounded.
     assert_eq!(given.usage("2026-11")["rpm"], Value::N("20.003".to_owned()));
 }
 
@@ -187,7 +187,7 @@ async fn usage_is_booked_to_the_time_of_the_change() {
     assert_eq!(number(&hour, "ttl"), NOW.as_millis() / 1_000 + 3_600 + 90 * 86_400);
 }
 
-/// What was taken, from which balance, and whether that makes the aggregator refill.
+/// The item after a refill, if the aggregator refills a bucket with this consumption and balance.
 async fn refilled(taken: i64, left: i64, after: Duration) -> Option<Item> {
     let mut given = Given::new();
     given.create(0).await;
@@ -209,16 +209,16 @@ async fn a_bucket_that_runs_short_is_refilled_with_all_its_limits() {
     assert_eq!(number(&item, "rf"), NOW.as_millis() + 500);
     // 500 ms at 1,000,000 millitokens a day leave 68,000,000 millitoken-milliseconds of a day.
     assert_eq!(number(&item, "b_tpd_rm"), 500 * 1_000_000 - 5 * 86_400_000);
-    // What will be there covers what was taken; nothing was earned; nothing was taken.
+    // The balance suffices; nothing was earned; nothing was taken.
     assert_eq!(refilled(50_000, 60_000, Duration::from_millis(500)).await, None);
     assert_eq!(refilled(50_000, 1_000, Duration::ZERO).await, None);
     assert_eq!(refilled(0, 1_000, Duration::from_millis(500)).await, None);
 }
 
-/// A day of changes on a busy limit, with refills every now and then; a limit beside it that nobody
-/// takes from must end where it would have without them.
+/// A day of changes to a busy limit, with many refills. The other limit of the bucket must end with
+/// the balance that it would have without them.
 #[tokio::test]
-async fn nothing_is_forfeited_beside_a_busy_limit() {
+async fn refills_for_a_busy_limit_cost_the_other_limit_nothing() {
     let mut given = Given::new();
     given.create(0).await;
     // In debt, so that a day does not fill it.
@@ -231,7 +231,7 @@ async fn nothing_is_forfeited_beside_a_busy_limit() {
     let without_usage = given.aggregator_with(Settings { usage, ..Settings::default() });
     for _ in 0..2_880 {
         given.clock.advance(Duration::from_secs(30));
-        // Everything that the busy limit has.
+        // Takes all tokens of the busy limit.
         let tokens = number(&given.item(0), "b_rpm_tk");
         given.add(0, &[("b_rpm_tk", -tokens), ("b_rpm_tc", tokens + 400_000)]).await;
         let records = given.records().iter().map(common::read).collect();
@@ -247,7 +247,7 @@ async fn nothing_is_forfeited_beside_a_busy_limit() {
 }
 
 #[tokio::test]
-async fn what_others_know_better_is_not_refilled() {
+async fn scheduled_and_expired_buckets_are_not_refilled() {
     for (name, value) in [("sched", Value::text("x")), ("ttl", Value::number(1_000))] {
         let mut given = Given::new();
         given.create(0).await;
@@ -273,8 +273,8 @@ impl Split for SplitLog {
     }
 }
 
-/// Writes so many changes of a shard, a refill now and then among them, and says into how many shards
-/// a bucket was found that is to be split.
+/// Writes to a shard `writes` times, every `refill_each`th with a refill. Returns the shard counts
+/// of the splits that the aggregator requests.
 async fn heat(shard: u32, writes: u32, every: Duration, refill_each: u32) -> Vec<u32> {
     let mut given = Given::new();
     given.create(shard).await;
@@ -301,7 +301,7 @@ async fn heat(shard: u32, writes: u32, every: Duration, refill_each: u32) -> Vec
 
 #[tokio::test]
 async fn a_bucket_is_split_at_eight_hundred_writes_a_second() {
-    // A batch of a hundred shows it by its refills, a large one by the stream's seconds alone.
+    // A batch of a hundred shows the rate by its refills, a large one by the stream's seconds.
     assert_eq!(heat(0, 100, Duration::from_millis(1), 10).await, [1]);
     assert_eq!(heat(0, 1_500, Duration::from_millis(1), 5_000).await, [1]);
     // Too slow; too few; not the first shard.
@@ -311,7 +311,7 @@ async fn a_bucket_is_split_at_eight_hundred_writes_a_second() {
 }
 
 #[tokio::test]
-async fn a_hot_bucket_is_split_once_and_into_whole_shards() {
+async fn a_hot_bucket_is_split_once_and_keeps_all_its_tokens() {
     let mut given = Given::new();
     given.create(0).await;
     given.records();
@@ -336,7 +336,7 @@ async fn a_hot_bucket_is_split_once_and_into_whole_shards() {
 }
 
 #[tokio::test]
-async fn other_shards_are_told_of_a_split_and_none_is_made() {
+async fn a_split_is_announced_to_existing_shards_and_creates_none() {
     let mut given = Given::new();
     for shard in [0, 1, 3] {
         given.create(shard).await;
@@ -346,26 +346,26 @@ async fn other_shards_are_told_of_a_split_and_none_is_made() {
     given.add(0, &[("shard_count", 3)]).await;
     let records = given.records();
     let report = given.process(&records).await;
-    assert_eq!((report.shards_told, &*report.failed), (1, &[][..]));
+    assert_eq!((report.shards_announced, &*report.failed), (1, &[][..]));
     let counts = [0, 1, 2, 3].map(|shard| number(&given.item(shard), "shard_count"));
     assert_eq!(counts, [4, 4, 0, 8]);
     assert!(given.item(2).is_empty());
-    assert_eq!(given.process(&records).await.shards_told, 0);
-    // Who splits shard by shard, each with its share, raises the generation.
+    assert_eq!(given.process(&records).await.shards_announced, 0);
+    // A client that splits shard by shard raises the generation, and needs no announcement.
     given.add(0, &[("shard_count", 4), ("gn", 1)]).await;
     let records = given.records();
-    assert_eq!(given.process(&records).await.shards_told, 0);
+    assert_eq!(given.process(&records).await.shards_announced, 0);
     assert_eq!(number(&given.item(1), "shard_count"), 4);
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct FakeArchive {
     files: Mutex<Vec<String>>,
     is_down: bool,
 }
 
-impl Archive for Kept {
-    fn keep<'a>(
+impl Archive for FakeArchive {
+    fn put<'a>(
         &'a self,
         name: &'a str,
         _bytes: Vec<u8>,
@@ -381,7 +381,7 @@ impl Archive for Kept {
 }
 
 fn audit(id: &str, by_table: bool) -> Changed {
-    // About something that only a later release knows.
+    // With a subject of a later release.
     let key = ItemKey::new("abcdefghijk/AUDIT#$LATER:x", format!("#AUDIT#{id}"));
     let item = Item::from([
         ("action".to_owned(), Value::text("limits_set")),
@@ -391,28 +391,28 @@ fn audit(id: &str, by_table: bool) -> Changed {
 }
 
 #[tokio::test]
-async fn expired_audit_events_are_kept_or_come_again() {
+async fn expired_audit_events_are_archived_or_delivered_again() {
     let given = Given::new();
     let record = |number, id, by_table| common::record(&audit(id, by_table), number, NOW);
     let records = [record(1, "01A", true), record(2, "01B", false), record(3, "01C", true)];
     let read = || records.iter().map(common::read).collect();
-    let kept = Arc::new(Kept::default());
-    let aggregator = given.aggregator().archive(Arc::clone(&kept) as Arc<dyn Archive>);
+    let archive = Arc::new(FakeArchive::default());
+    let aggregator = given.aggregator().archive(Arc::clone(&archive) as Arc<dyn Archive>);
     for _ in 0..2 {
         assert_eq!(aggregator.process(read()).await.events_archived, 2);
     }
-    // What somebody deleted by hand is not kept; what comes again has the same name.
+    // Events that a client deleted are not archived. A redelivered batch gets the same file name.
     let name = "audit/year=2026/month=08/day=15/01A-01C-2.jsonl.gz";
-    assert_eq!(*kept.files.lock().unwrap(), [name, name]);
-    let down = Arc::new(Kept { is_down: true, ..Kept::default() });
+    assert_eq!(*archive.files.lock().unwrap(), [name, name]);
+    let down = Arc::new(FakeArchive { is_down: true, ..FakeArchive::default() });
     let report = given.aggregator().archive(down).process(read()).await;
     let numbers = [1, 3].map(|number| format!("{number}00000000000000000000"));
     assert_eq!((report.events_archived, &report.failed[..]), (0, &numbers[..]));
-    assert!(report.is_worth_retrying);
+    assert!(report.is_retriable);
 }
 
 #[tokio::test]
-async fn bad_records_stop_nothing() {
+async fn invalid_records_do_not_affect_the_others() {
     let mut given = Given::new();
     given.create(0).await;
     given.add(0, &[("b_rpm_tc", 1_000)]).await;
@@ -427,13 +427,13 @@ async fn bad_records_stop_nothing() {
     without_old["dynamodb"]["SequenceNumber"] = json!("77");
     let event = json!({ "Records": [
         good[0], // booked
-        with("/dynamodb/SequenceNumber", json!("none")), // cannot even be asked for again
-        without_old, // would count everything as new
+        with("/dynamodb/SequenceNumber", json!("none")), // cannot be requested again
+        without_old, // would count all consumption again
         with("/dynamodb/NewImage/b_rpm_tc", json!({ "S": "many" })),
         with("/eventName", json!("TRUNCATE")), // of a later release
         with("/dynamodb/Keys/PK/S", json!("somebody-else")), // foreign
         with("/dynamodb/Keys/SK/S", json!("#STATE2")), // foreign
-        "not a record",
+        "not a record of key-1",
         good[1], // booked
     ]});
     let records = read_event(&event.to_string()).unwrap();
@@ -442,7 +442,7 @@ async fn bad_records_stop_nothing() {
     assert_eq!((report.processed, report.foreign, report.errors.len()), (9, 2, 5), "{report:?}");
     let number = "200000000000000000000";
     assert_eq!(report.failed, ["none", "77", number, number]);
-    assert!(!report.is_worth_retrying);
+    assert!(!report.is_retriable);
     // Entity ids are often API keys.
     assert!(!report.errors.join(" ").contains("key-1"), "{:?}", report.errors);
     assert!(read_event("5").is_err());
@@ -450,7 +450,18 @@ async fn bad_records_stop_nothing() {
 }
 
 #[test]
-fn moments_are_seconds_since_the_epoch() {
+fn errors_never_quote_a_record() {
+    let mut record = common::record(&audit("01A", false), 1, NOW);
+    // Each of these fields should be an object.
+    for path in ["/dynamodb/Keys/PK", "/dynamodb/Keys", "/dynamodb"] {
+        *record.pointer_mut(path).unwrap() = json!("abcdefghijk/ENTITY#secret");
+        let message = common::read(&record).unwrap_err().message;
+        assert!(!message.contains("secret") && message.contains("column"), "{message}");
+    }
+}
+
+#[test]
+fn times_are_seconds_since_1970() {
     let changed = audit("01A", false);
     let mut record = common::record(&changed, 1, NOW);
     assert_eq!(common::read(&record).unwrap().at, NOW);

@@ -1,5 +1,5 @@
-//! Usage from the stream is what callers were told: acquires, adjustments, rollbacks, expiry, hours
-//! that turn, through the limiter as its users know it.
+//! Usage records equal what callers have consumed: with acquires, adjustments, rollbacks, expiry
+//! and many hours, all through the public limiter.
 
 #![allow(
     clippy::cast_possible_wrap,
@@ -58,7 +58,7 @@ impl Play {
         Self { table, clock, limiter, aggregator, stream, ledger, rng: Rng::with_seed(seed) }
     }
 
-    /// What has changed goes into the stream with the moment at which it did.
+    /// Moves the table's changes into the stream, with the current time.
     fn collect(&mut self) {
         for changed in self.table.take_changes() {
             let number = 1 + self.stream.len() as u64;
@@ -105,7 +105,7 @@ impl Play {
         assert_eq!((&*report.errors, &*report.failed), (&[][..], &[][..]));
     }
 
-    /// What the limiter answers about usage.
+    /// The usage that the limiter reports.
     async fn usage(&self) -> Ledger {
         let mut found = Ledger::new();
         for entity in ["key-0", "key-1", "key-2"] {
@@ -114,7 +114,7 @@ impl Play {
                 for usage in records {
                     let hour = format_time(usage.key.start);
                     for (limit, sum) in usage.consumed {
-                        assert_eq!(sum.get() % 1_000, 0, "whole tokens were asked for");
+                        assert_eq!(sum.get() % 1_000, 0, "only whole tokens were taken");
                         let place = (entity.to_owned(), limit.to_string(), hour.clone());
                         found.insert(place, sum.whole_tokens());
                     }
@@ -154,19 +154,19 @@ async fn play(seed: u64) -> (Ledger, usize) {
 }
 
 #[tokio::test]
-async fn usage_is_what_callers_were_told() {
+async fn usage_records_equal_what_callers_consumed() {
     let (mut hours, mut expired) = (0, 0);
     for seed in 0..8 {
-        let (ledger, gone) = play(seed).await;
+        let (ledger, expirations) = play(seed).await;
         let labels: std::collections::BTreeSet<_> =
             ledger.keys().map(|(_, _, hour)| hour).collect();
         hours += labels.len();
-        expired += gone;
+        expired += expirations;
     }
     assert!(hours > 40 && expired > 10, "{hours} hours, {expired} expired");
 }
 
-/// Moments of the stream are cut to the second; a window never starts within one.
+/// The stream's times are cut to the second, and windows start at whole seconds.
 #[test]
 fn a_second_belongs_to_one_window() {
     for window in Window::ALL {

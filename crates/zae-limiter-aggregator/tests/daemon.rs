@@ -1,5 +1,5 @@
-//! Daemons on a stream that is simulated: shards that split, iterators that expire, records that are
-//! trimmed, and daemons that share the work, crash and take over from each other.
+//! Daemons on a simulated stream: stream shards that split, iterators that expire, records that are
+//! trimmed, and daemons that share the work, crash and take over.
 
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
@@ -11,35 +11,36 @@ use std::time::Duration;
 
 use common::NOW;
 use zae_limiter_aggregator::daemon::{
-    Begin, Daemon, Notice, Page, Shard, Stream, StreamError, StreamErrorKind, Until,
+    Begin, Daemon, Notice, Page, Stream, StreamError, StreamErrorKind, StreamShard, Until,
 };
 use zae_limiter_aggregator::{Aggregator, Settings};
 use zae_limiter_core::{BoxFuture, Clock};
 use zae_limiter_schema::{Item, ItemKey, Table, Update, Value};
 use zae_limiter_testkit::{Changed, ClientClock, Faults, SimTable, World};
 
-/// A shard as the stream keeps it.
+/// A stream shard of the fake stream.
 #[derive(Debug, Default)]
-struct Kept {
+struct Stored {
     parent: Option<String>,
     records: Vec<serde_json::Value>,
-    /// So many of them are no longer there.
+    /// How many of the records are trimmed.
     trimmed: usize,
     closed: bool,
 }
 
 #[derive(Debug, Default)]
 struct Inside {
-    shards: BTreeMap<String, Kept>,
-    /// Iterators from before this one have expired.
+    shards: BTreeMap<String, Stored>,
+    /// Iterators with a lower number have expired.
     oldest_iterator: u64,
     iterators: u64,
+    /// How many of the next calls fail.
     fails: u32,
-    /// In which order shards were read.
+    /// The order in which stream shards were read.
     read: Vec<String>,
 }
 
-/// A stream in memory. An iterator says which it is, the shard, and how many records come before.
+/// A stream in memory. An iterator is its number, the stream shard, and the index of a record.
 #[derive(Debug, Default)]
 struct FakeStream(Mutex<Inside>);
 
@@ -52,8 +53,8 @@ impl FakeStream {
         if let Some(parent) = parent {
             inside.shards.get_mut(parent).unwrap().closed = true;
         }
-        let kept = Kept { parent: parent.map(str::to_owned), ..Kept::default() };
-        inside.shards.insert(child.to_owned(), kept);
+        let stored = Stored { parent: parent.map(str::to_owned), ..Stored::default() };
+        inside.shards.insert(child.to_owned(), stored);
     }
 
     fn push(&self, shard: &str, record: serde_json::Value) {
@@ -70,10 +71,12 @@ impl Stream for FakeStream {
         LABEL
     }
 
-    fn shards(&self) -> BoxFuture<'_, Result<Vec<Shard>, StreamError>> {
+    fn shards(&self) -> BoxFuture<'_, Result<Vec<StreamShard>, StreamError>> {
         let inside = self.0.lock().unwrap();
-        let shard =
-            |(id, kept): (&String, &Kept)| Shard { id: id.clone(), parent: kept.parent.clone() };
+        let shard = |(id, stored): (&String, &Stored)| StreamShard {
+            id: id.clone(),
+            parent: stored.parent.clone(),
+        };
         let shards = inside.shards.iter().map(shard).collect();
         Box::pin(async { Ok(shards) })
     }
@@ -85,39 +88,39 @@ impl Stream for FakeStream {
     ) -> BoxFuture<'a, Result<String, StreamError>> {
         let inside = &mut *self.0.lock().unwrap();
         inside.iterators += 1;
-        let kept = &inside.shards[shard];
+        let stored = &inside.shards[shard];
         let at = match begin {
-            Begin::Oldest => kept.trimmed,
+            Begin::Oldest => stored.trimmed,
             Begin::After(number) => {
                 let is_it = |record: &serde_json::Value| {
                     record["dynamodb"]["SequenceNumber"].as_str() == Some(number)
                 };
-                kept.records.iter().position(is_it).unwrap() + 1
+                stored.records.iter().position(is_it).unwrap() + 1
             }
         };
-        let answer = match at < kept.trimmed {
+        let iterator = match at < stored.trimmed {
             true => failed(StreamErrorKind::Trimmed),
             false => Ok(format!("{} {shard} {at}", inside.iterators)),
         };
-        Box::pin(async { answer })
+        Box::pin(async { iterator })
     }
 
     fn page<'a>(&'a self, iterator: &'a str) -> BoxFuture<'a, Result<Page, StreamError>> {
         let inside = &mut *self.0.lock().unwrap();
-        let shards: Vec<&str> = iterator.split(' ').collect();
+        let words: Vec<&str> = iterator.split(' ').collect();
         let (number, shard, at) =
-            (shards[0].parse::<u64>().unwrap(), shards[1], shards[2].parse::<usize>().unwrap());
+            (words[0].parse::<u64>().unwrap(), words[1], words[2].parse::<usize>().unwrap());
         if inside.fails > 0 {
             inside.fails -= 1;
-            return Box::pin(async { failed(StreamErrorKind::Passing) });
+            return Box::pin(async { failed(StreamErrorKind::Transient) });
         }
         if number < inside.oldest_iterator {
             return Box::pin(async { failed(StreamErrorKind::Expired) });
         }
-        let kept = &inside.shards[shard];
-        let records: Vec<_> = kept.records.iter().skip(at).take(PAGE).map(common::read).collect();
+        let stored = &inside.shards[shard];
+        let records: Vec<_> = stored.records.iter().skip(at).take(PAGE).map(common::read).collect();
         let end = at + records.len();
-        let is_over = kept.closed && end == kept.records.len();
+        let is_over = stored.closed && end == stored.records.len();
         if !records.is_empty() {
             inside.read.push(shard.to_owned());
         }
@@ -126,7 +129,7 @@ impl Stream for FakeStream {
     }
 }
 
-/// A world with a stream in it, whose records each take one token.
+/// A simulated world with a stream. Each record of the stream takes one token.
 struct Play {
     world: Arc<World>,
     stream: Arc<FakeStream>,
@@ -142,7 +145,7 @@ impl Play {
         Self { world, stream, numbers: 0, clients: 0, notices }
     }
 
-    /// So many changes of an entity's bucket, each of which takes a token.
+    /// Adds changes of an entity's bucket to the stream. Each takes a token.
     fn change(&mut self, shard: &str, entity: &str, times: u64) {
         for _ in 0..times {
             self.numbers += 1;
@@ -169,10 +172,10 @@ impl Play {
         );
         let notices = Arc::clone(&self.notices);
         let stream = Arc::clone(&self.stream) as Arc<dyn Stream>;
-        let gone_after = Duration::from_secs(20);
+        let takeover_after = Duration::from_secs(20);
         let daemon =
-            Daemon::new(stream, table, clock, aggregator, gone_after, format!("d{client}"));
-        daemon.telling(Arc::new(move |notice| notices.lock().unwrap().push((client, notice))))
+            Daemon::new(stream, table, clock, aggregator, takeover_after, format!("d{client}"));
+        daemon.on_notice(Arc::new(move |notice| notices.lock().unwrap().push((client, notice))))
     }
 
     async fn drain(&mut self) {
@@ -201,7 +204,7 @@ fn play(scenario: impl AsyncFnOnce(Play) + 'static) {
 }
 
 #[test]
-fn a_stream_is_read_to_its_end_parents_first() {
+fn parents_are_read_to_their_end_before_their_children() {
     play(async |mut play| {
         play.stream.split(None, "1");
         play.change("1", "a", 10);
@@ -218,7 +221,7 @@ fn a_stream_is_read_to_its_end_parents_first() {
         let last = |shard: &str| read.iter().rposition(|one| one == shard).unwrap();
         assert!(last("1") < first("2") && last("1") < first("3") && last("3") < first("4"));
         assert_eq!(play.noticed(|_, notice| matches!(notice, Notice::Finished(_))), 2);
-        // The next one goes on where this one has stopped.
+        // The next daemon continues where this one has stopped.
         let reads = read.len();
         play.change("4", "b", 1);
         play.drain().await;
@@ -227,7 +230,7 @@ fn a_stream_is_read_to_its_end_parents_first() {
 }
 
 #[test]
-fn iterators_that_expire_and_records_that_are_trimmed() {
+fn expired_iterators_lose_nothing_and_trimmed_records_are_reported() {
     play(async |mut play| {
         play.stream.split(None, "1");
         play.change("1", "a", 3);
@@ -235,7 +238,7 @@ fn iterators_that_expire_and_records_that_are_trimmed() {
         play.change("1", "a", 5);
         {
             let inside = &mut *play.stream.0.lock().unwrap();
-            // All iterators so far, and one answer is lost.
+            // All iterators so far expire, and one call fails.
             (inside.oldest_iterator, inside.fails) = (inside.iterators + 2, 1);
         }
         play.drain().await;
@@ -243,14 +246,14 @@ fn iterators_that_expire_and_records_that_are_trimmed() {
         play.change("1", "a", 4);
         play.stream.0.lock().unwrap().shards.get_mut("1").unwrap().trimmed = 10;
         play.drain().await;
-        // Two are lost, and that is said.
+        // Two records are lost, and a notice says so.
         assert_eq!(play.booked("a"), 10);
         assert_eq!(play.noticed(|_, notice| matches!(notice, Notice::Trimmed(_))), 1);
     });
 }
 
 #[test]
-fn two_daemons_share_the_shards_and_one_takes_over() {
+fn two_daemons_share_the_stream_shards_and_one_takes_over() {
     play(async |mut play| {
         for shard in ["1", "2", "3", "4"] {
             play.stream.split(None, shard);
@@ -262,7 +265,7 @@ fn two_daemons_share_the_shards_and_one_takes_over() {
         play.world.time.sleep(Duration::from_secs(8)).await;
         let took = |play: &Play, daemon| {
             let took =
-                play.noticed(|one, notice| one == daemon && matches!(notice, Notice::Took(_)));
+                play.noticed(|one, notice| one == daemon && matches!(notice, Notice::Claimed(_)));
             let lost =
                 play.noticed(|one, notice| one == daemon && matches!(notice, Notice::Lost(_)));
             took - lost
@@ -279,7 +282,7 @@ fn two_daemons_share_the_shards_and_one_takes_over() {
             play.change(shard, &format!("e{shard}"), 9);
         }
         play.world.time.sleep(Duration::from_secs(3)).await;
-        // The first crashes: nobody gives its shards back, and the second finds out.
+        // The first daemon crashes without releasing its stream shards. The second takes over.
         play.world.table.crash(1);
         first.abort();
         for shard in ["1", "2", "3", "4"] {
@@ -290,7 +293,7 @@ fn two_daemons_share_the_shards_and_one_takes_over() {
             assert_eq!(play.booked(&format!("e{shard}")), 18, "{shard}");
         }
         assert_eq!(took(&play, 2), 4);
-        // The second is stopped, and leaves its shards at once to whoever comes.
+        // The second daemon is stopped and releases its stream shards at once.
         stop.send(()).unwrap();
         second.await.unwrap();
         play.change("1", "e1", 1);
@@ -302,7 +305,7 @@ fn two_daemons_share_the_shards_and_one_takes_over() {
 }
 
 #[test]
-fn one_that_drains_waits_for_the_dead_and_leaves_the_living_alone() {
+fn draining_takes_over_from_crashed_daemons_but_not_from_live_ones() {
     play(async |mut play| {
         for shard in ["1", "2"] {
             play.stream.split(None, shard);
@@ -314,7 +317,7 @@ fn one_that_drains_waits_for_the_dead_and_leaves_the_living_alone() {
         });
         play.world.time.sleep(Duration::from_secs(7)).await;
         play.change("1", "e1", 5);
-        // It lives, and does its half.
+        // The first daemon is alive and processes its half.
         play.drain().await;
         play.world.table.crash(1);
         first.abort();
@@ -327,7 +330,7 @@ fn one_that_drains_waits_for_the_dead_and_leaves_the_living_alone() {
 }
 
 #[test]
-fn a_batch_that_fails_is_tried_again_and_a_bad_record_is_passed_over() {
+fn a_failed_batch_is_retried_and_an_invalid_record_is_skipped() {
     play(async |mut play| {
         play.stream.split(None, "1");
         play.change("1", "a", 2);
@@ -337,19 +340,22 @@ fn a_batch_that_fails_is_tried_again_and_a_bad_record_is_passed_over() {
         play.stream.push("1", bad);
         let mut daemon = play.daemon();
         let metrics = daemon.metrics();
-        // A usage record that nobody can write: it belongs to something else.
+        // A usage record that cannot be written, because it holds text instead of a number.
         let key = ItemKey::new("abcdefghijk/ENTITY#a", "#USAGE#gpt-4#2026-11");
         let action = zae_limiter_schema::Action::Set("rpm".to_owned(), Value::text("not a number"));
         let update = Update { key, actions: vec![action], conditions: Vec::new() };
         play.world.table.update(&update).await.unwrap();
         daemon.run(Until::Drained, std::future::pending()).await.unwrap();
         let text = metrics.text();
-        for line in
-            ["records_total 3", "failed_records_total 3", "snapshots_updated_total 2", "shards 1"]
-        {
+        for line in [
+            "records_total 3",
+            "failed_records_total 3",
+            "snapshots_updated_total 2",
+            "stream_shards 1",
+        ] {
             assert!(text.contains(&format!("zae_limiter_aggregator_{line}\n")), "{line}: {text}");
         }
-        // Throttled for a while: nothing is lost.
+        // Throttling for a while loses nothing.
         play.world.table.set_faults(Faults { throttled: 0.9, ..Faults::delay(500) });
         play.change("1", "b", 5);
         let mut daemon = play.daemon();
@@ -365,12 +371,12 @@ fn a_batch_that_fails_is_tried_again_and_a_bad_record_is_passed_over() {
 }
 
 #[test]
-fn a_stream_that_starts_anew_is_read_from_its_beginning() {
+fn a_new_stream_is_read_from_its_beginning() {
     play(async |mut play| {
         play.stream.split(None, "1");
         play.change("1", "a", 3);
         play.drain().await;
-        // The record of the shard is one of an earlier stream.
+        // The checkpoint is one of an earlier stream.
         let key = ItemKey::new("_/SYSTEM#", "#STREAM#1");
         let action = zae_limiter_schema::Action::Set("stream".to_owned(), Value::text("2025"));
         let update = Update { key, actions: vec![action], conditions: Vec::new() };

@@ -1,8 +1,10 @@
-//! Usage from the stream is what the buckets say: many clients, an aggregator beside them that is
-//! delivered every batch up to three times, split, out of step between shards, and that crashes.
+//! Usage records equal the consumption that the buckets count. Many clients run against a simulated
+//! table, and an aggregator next to them. The aggregator crashes, and gets every batch up to three
+//! times, in pieces, and out of step between the stream shards.
 //!
-//! `ZAEL_SIM_SEEDS` says how many seeds are played (6), `ZAEL_SIM_BASE` from which one on (0), and
-//! `ZAEL_SIM_SEED` which one alone. Even ones play with buckets in one shard, odd ones with buckets that are split and merged all the time.
+//! `ZAEL_SIM_SEEDS` sets the number of seeds (6), `ZAEL_SIM_BASE` the first one (0), and
+//! `ZAEL_SIM_SEED` runs only one. Even seeds run with buckets of one shard, odd ones with buckets
+//! that are split and merged all the time.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -34,12 +36,12 @@ use zae_limiter_testkit::{
 
 const REPLAY: &str = "cargo test -p zae-limiter-aggregator --test differential -- --nocapture";
 const STREAM_SHARDS: usize = 3;
-/// The stream's time passes so much faster than the clients': minutes of work fill days of usage.
+/// How much faster the stream's time passes than the clients', so that minutes of work fill days.
 const STRETCH: u64 = 90;
 
-/// A table that turns away all updates of some items, as one with a hot partition does.
+/// A table that throttles all updates of some items, as DynamoDB does on a hot partition.
 #[derive(Debug)]
-struct Unlucky {
+struct PartlyThrottled {
     table: SimTable,
     refuses: Option<u64>,
 }
@@ -50,10 +52,10 @@ fn number_of(key: &ItemKey) -> u64 {
     hasher.finish()
 }
 
-impl Table for Unlucky {
+impl Table for PartlyThrottled {
     fn update<'a>(&'a self, update: &'a Update) -> BoxFuture<'a, Result<Updated, TableError>> {
         if self.refuses.is_some_and(|refused| number_of(&update.key) % 3 == refused) {
-            let error = TableError::new(TableErrorKind::PartitionThrottled, "turned away");
+            let error = TableError::new(TableErrorKind::PartitionThrottled, "throttled");
             return Box::pin(async { Err(error) });
         }
         self.table.update(update)
@@ -95,7 +97,7 @@ impl Table for Unlucky {
     }
 }
 
-/// A record on its way: its number, its moment, and the change.
+/// A record of the stream.
 #[derive(Clone, Debug)]
 struct Sent {
     number: u64,
@@ -118,7 +120,7 @@ struct Tally {
     again: u64,
     crashed: u64,
     failed: u64,
-    /// Changes of shards of buckets beside the first.
+    /// Changes of shards other than shard 0.
     shards: u64,
 }
 
@@ -155,7 +157,7 @@ impl Pump {
         from(&mut self.rng.lock().unwrap())
     }
 
-    /// A process of its own.
+    /// Starts an aggregator as a new client of the table.
     fn start(&self, world: &World, calm: bool) -> (ClientId, Aggregator) {
         let id = {
             let mut next = self.next_client.lock().unwrap();
@@ -164,7 +166,7 @@ impl Pump {
         };
         let clock = ClientClock::new(Arc::clone(&world.time), 0, 0, 0);
         let refuses = self.draw(|rng| (!calm && rng.u32(..6) == 0).then(|| rng.u64(..3)));
-        let table = Arc::new(Unlucky { table: world.table.for_client(id), refuses });
+        let table = Arc::new(PartlyThrottled { table: world.table.for_client(id), refuses });
         (id, Aggregator::new(table, Arc::new(clock), Settings::default()))
     }
 
@@ -204,8 +206,7 @@ impl Pump {
         report
     }
 
-    /// Follows one shard of the stream for a step: a batch at its head, which goes when all of it is
-    /// done.
+    /// Delivers a batch from the head of a stream shard. Its records stay until they are processed.
     async fn step(&self, world: &World, shard: usize, calm: bool) {
         let most = self.draw(|rng| rng.usize(1..=40));
         let batch: Vec<Sent> = {
@@ -219,7 +220,7 @@ impl Pump {
             (!calm && rng.u32(..4) == 0).then(|| Duration::from_micros(rng.u64(..60_000)))
         });
         let Some(report) = self.deliver(world, &batch, crash, calm).await else { return };
-        // From the first that failed on, everything comes again.
+        // Lambda delivers everything again from the first failed record on.
         let has_failed =
             |sent: &Sent| report.failed.contains(&common::sequence_number(sent.number));
         let failed = batch.iter().position(has_failed);
@@ -236,7 +237,7 @@ impl Pump {
         }
     }
 
-    /// Delivers a shard of an earlier batch again.
+    /// Delivers a piece of an earlier batch again.
     async fn again(&self, world: &World, calm: bool) {
         let batch = {
             let mut stream = self.stream.lock().unwrap();
@@ -268,7 +269,7 @@ impl Pump {
 
 impl Companion for Pump {
     fn beside(self: Arc<Self>, world: Arc<World>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        // From here on the table tells its changes.
+        // From here on the table records its changes.
         world.table.take_changes();
         Box::pin(async move {
             tokio::join!(self.follow(&world, 0), self.follow(&world, 1), self.follow(&world, 2));
@@ -277,7 +278,7 @@ impl Companion for Pump {
 
     fn afterwards(self: Arc<Self>, world: Arc<World>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
-            // What the last refills and bookings change comes along; it consumes nothing.
+            // Refills and bookings are changes as well, but consume nothing.
             self.stream.lock().unwrap().collect(&world.table);
             for shard in 0..STREAM_SHARDS {
                 while !self.stream.lock().unwrap().queues[shard].is_empty() {
@@ -296,7 +297,7 @@ impl Companion for Pump {
 /// Millitokens by limit, and events.
 type Totals = BTreeMap<UsageKey, (BTreeMap<String, i64>, u64)>;
 
-/// What the table holds.
+/// The totals of all usage records in the table.
 fn booked(table: &SimTable) -> Totals {
     let mut totals = Totals::new();
     for item in table.items() {
@@ -315,7 +316,8 @@ fn booked(table: &SimTable) -> Totals {
     totals
 }
 
-/// What the buckets have counted, change by change, each from what the item was by our own books.
+/// The totals that the buckets have counted. Computed from the new images alone, so that old images
+/// are not trusted.
 fn ledger(all: &[Sent]) -> Totals {
     let mut counts: BTreeMap<ItemKey, BTreeMap<String, i64>> = BTreeMap::new();
     let mut totals = Totals::new();
@@ -379,8 +381,8 @@ impl Reshard for Resharding {
     }
 }
 
-/// The aggregator waits for an answer for five seconds, so its calls may hang as those of the clients do. It
-/// starts no tasks on the table's runtime: those that end are the clients'.
+/// The aggregator's calls time out after five seconds, so they may hang like those of the clients.
+/// It starts no tasks on the table's runtime: the ended tasks are the clients'.
 const HARSH: Harsh = Harsh { hung_calls: true, ended_tasks: true, deletions: false };
 
 fn play(seed: u64) -> (Tally, usize) {
@@ -404,7 +406,7 @@ fn play(seed: u64) -> (Tally, usize) {
     (Tally { shards, ..stream.tally }, ledger(&stream.all).len())
 }
 
-/// Plays the even seeds, or the odd ones: the tests share the seeds, and the processors.
+/// Runs the even or the odd seeds, so that two tests share the seeds and run in parallel.
 fn play_every_second(odd: bool) -> Option<Tally> {
     let seeds = Seeds::from_env(6, REPLAY).every_second(odd);
     let played = seeds.play(play);
@@ -423,7 +425,7 @@ fn play_every_second(odd: bool) -> Option<Tally> {
     if seeds.is_alone() || played.is_empty() {
         return None;
     }
-    // A run in which nothing happens proves nothing.
+    // Runs without any of these events would prove nothing.
     for (what, count) in [
         ("booked", sum.booked),
         ("refilled", sum.refilled),
@@ -431,17 +433,17 @@ fn play_every_second(odd: bool) -> Option<Tally> {
         ("crashed", sum.crashed),
         ("failed", sum.failed),
     ] {
-        assert!(count > 0, "nothing was {what} in {} runs", played.len());
+        assert!(count > 0, "nothing {what} in {} runs", played.len());
     }
     Some(sum)
 }
 
 #[test]
-fn usage_is_what_the_buckets_have_counted() {
+fn usage_records_equal_what_whole_buckets_count() {
     assert!(play_every_second(false).is_none_or(|sum| sum.shards == 0));
 }
 
 #[test]
-fn usage_is_what_the_shards_of_buckets_have_counted() {
+fn usage_records_equal_what_split_buckets_count() {
     assert!(play_every_second(true).is_none_or(|sum| sum.shards > 0), "no bucket was split");
 }

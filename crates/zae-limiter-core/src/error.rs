@@ -5,8 +5,8 @@ use std::fmt;
 use std::time::Duration;
 
 use zae_limiter_model::{
-    EntityId, ExceedsCapacity, Invalid, LimitName, NamespaceId, NamespaceName, RateLimitExceeded,
-    ResourceName,
+    EntityId, ExceedsCapacity, Invalid, LimitName, NamespaceId, NamespaceName, ParseLimitError,
+    RateLimitExceeded, ResourceName,
 };
 
 use crate::record::ConfigLevel;
@@ -342,6 +342,12 @@ impl Error {
             Self::Exceeded(refusal) => Some(refusal),
             _ => None,
         }
+    }
+}
+
+impl From<ParseLimitError> for Error {
+    fn from(error: ParseLimitError) -> Self {
+        Self::Invalid(error.into())
     }
 }
 

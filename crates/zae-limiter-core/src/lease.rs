@@ -1,5 +1,6 @@
 //! What a call holds between taking tokens and settling for what it really used.
 
+use std::future::Future;
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -78,6 +79,10 @@ pub(crate) struct CallSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Open,
+    /// `commit` was called, and its future not polled yet.
+    Committing,
+    /// `rollback` was called, and its future not polled yet.
+    RollingBack,
     Closed,
 }
 
@@ -254,29 +259,48 @@ impl Lease {
 
     /// Keeps what was taken, with all differences.
     ///
-    /// Once the future is polled, the lease is committed: dropping the future does not give anything back.
+    /// The call commits, not its future: whoever drops the future before its end has committed, too, and the store
+    /// writes the differences in the background.
     ///
     /// # Errors
     ///
     /// As [`flush`](Self::flush). The tokens stay taken.
-    pub async fn commit(mut self) -> Result<(), Error> {
-        self.state = State::Closed;
-        if self.gathered.is_empty() {
-            return Ok(());
+    pub fn commit(mut self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+        let writing = if self.gathered.is_empty() {
+            self.state = State::Closed;
+            None
+        } else {
+            self.state = State::Committing;
+            Some(Box::pin(async move {
+                self.state = State::Closed;
+                self.write_gathered().await
+            }))
+        };
+        // Nothing to write is the usual case: the lease ends here, and the future is two words.
+        async move {
+            match writing {
+                None => Ok(()),
+                Some(writing) => writing.await,
+            }
         }
-        self.write_gathered().await
     }
 
     /// Gives back all that is held.
     ///
+    /// The call rolls back, not its future: whoever drops the future before its end gets everything back, too, in the
+    /// background.
+    ///
     /// # Errors
     ///
     /// As [`flush`](Self::flush). What could not be given back stays taken.
-    pub async fn rollback(mut self) -> Result<(), Error> {
-        self.state = State::Closed;
-        let credits = self.credits();
-        let done = self.handle.inner.settle(&credits).await;
-        self.conclude(done)
+    pub fn rollback(mut self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+        self.state = State::RollingBack;
+        async move {
+            self.state = State::Closed;
+            let credits = self.credits();
+            let done = self.handle.inner.settle(&credits).await;
+            self.conclude(done)
+        }
     }
 
     /// Where the limit stands in the takes of the first leg, which has all that were named.
@@ -368,6 +392,11 @@ impl Lease {
 
     /// What a drop writes.
     fn dropped(&mut self) -> Vec<Settlement> {
+        match self.state {
+            State::Committing => return self.differences(),
+            State::RollingBack => return self.credits(),
+            State::Open | State::Closed => {}
+        }
         if self.call.as_ref().is_some_and(|call| call.on_drop == OnDrop::Keep) {
             return self.differences();
         }

@@ -74,11 +74,7 @@ impl Acquire<'_> {
             return Err(self.refuse_in_queue(&entity, &resource, next_try).await);
         };
         loop {
-            let attempt = match self.try_now() {
-                Some(done) => done,
-                None => self.run_to_end().await,
-            };
-            let refusal = match attempt {
+            let refusal = match self.run_to_end().await {
                 Err(Error::Exceeded(refusal)) => refusal,
                 done => return done,
             };

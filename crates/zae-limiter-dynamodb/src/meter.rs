@@ -68,8 +68,8 @@ impl Resharding {
                 self.most_shards.fetch_max(shards.into(), Ordering::Relaxed);
                 #[cfg(feature = "metrics")]
                 {
-                    metrics::counter!("zae_limiter_bucket_doublings_total").increment(1);
-                    metrics::histogram!("zae_limiter_bucket_parts").record(shards);
+                    metrics::counter!("zae_limiter_bucket_splits_total").increment(1);
+                    metrics::histogram!("zae_limiter_bucket_shards").record(shards);
                 }
                 tracing::info!(shards, "split a hot bucket");
                 if shards > SHARDS_USUAL {
@@ -82,7 +82,7 @@ impl Resharding {
                 #[cfg(feature = "metrics")]
                 {
                     metrics::counter!("zae_limiter_bucket_merges_total").increment(1);
-                    metrics::histogram!("zae_limiter_bucket_parts").record(shards);
+                    metrics::histogram!("zae_limiter_bucket_shards").record(shards);
                 }
                 tracing::info!(shards, "merged a calm bucket");
             }

@@ -125,7 +125,7 @@ fn walk_of(simulation: &Simulation, seed: u64) -> Report {
 /// Buckets go from one shard to many and back under load, split by several clients at once, any of
 /// which may crash between any two calls.
 #[test]
-fn splits_and_merges_violate_no_invariant() {
+fn walks_of_splits_and_merges_are_exact() {
     let reports = play_all("walks", walk);
     assert!(reports.is_empty() || reports.iter().map(|report| report.admitted).sum::<u64>() > 0);
 }
@@ -138,7 +138,7 @@ fn walk_beside_originals(seed: u64) -> Report {
 /// What the Python original does to buckets in several shards makes tokens out of nothing. Our clients
 /// beside it write as exactly as ever, always get an answer, and admit no more in excess than was made.
 #[test]
-fn python_clients_in_the_mix_break_only_their_own_promises() {
+fn original_clients_in_the_mix_break_only_their_own_promises() {
     let reports = play_all("original", walk_beside_originals);
     if reports.is_empty() {
         return;

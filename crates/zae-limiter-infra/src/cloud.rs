@@ -1,7 +1,7 @@
-//! The seam to AWS: the handful of calls that deploying, looking and deleting make.
+//! The interface to AWS: the calls that the commands need.
 //!
-//! The adapter over the SDK (feature `aws`) and the fake of the tests implement [`Cloud`]; what is
-//! done with the answers is the same for both.
+//! Two types implement [`Cloud`]: the adapter over the SDK (feature `aws`), and a fake in the
+//! tests.
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
@@ -10,27 +10,27 @@ use zae_limiter_core::BoxFuture;
 
 use crate::plan::{StackPlan, tag};
 
-/// Why AWS did not do what it was asked to do.
+/// Why a call to AWS failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloudErrorKind {
-    /// There was no answer, or one that says to try later.
+    /// AWS did not answer, or asks to retry later.
     Unavailable,
-    /// The credentials do not suffice, or are missing.
+    /// The credentials are missing, invalid or insufficient.
     Denied,
-    /// There is no such thing.
+    /// The stack, bucket, table or queue does not exist.
     NotFound,
-    /// The call makes no sense as it is.
+    /// The call is invalid.
     Rejected,
 }
 
 /// An error of AWS, with what to do about it.
 #[derive(Debug)]
 pub struct CloudError {
-    /// What kind it is.
+    /// The kind of the error.
     pub kind: CloudErrorKind,
     /// What happened, and what to do next.
     pub message: String,
-    /// What the SDK said.
+    /// The error of the SDK.
     pub source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -53,38 +53,38 @@ impl StdError for CloudError {
     }
 }
 
-/// What CloudFormation says about how a stack, or a part of it, is: `UPDATE_IN_PROGRESS`.
+/// The status of a stack or resource in CloudFormation, for example `UPDATE_IN_PROGRESS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status(pub String);
 
 impl Status {
-    /// As CloudFormation writes it.
+    /// The status as CloudFormation spells it.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether something is still going on.
+    /// Whether a change is in progress.
     pub fn is_under_way(&self) -> bool {
         self.0.ends_with("_IN_PROGRESS") && self.0 != "REVIEW_IN_PROGRESS"
     }
 
-    /// Whether the last thing that was asked for was done.
+    /// Whether the last change succeeded.
     pub fn is_good(&self) -> bool {
         ["CREATE_COMPLETE", "UPDATE_COMPLETE", "IMPORT_COMPLETE"].contains(&self.as_str())
     }
 
-    /// Whether something failed, or was taken back because something did.
+    /// Whether a change failed, or is being rolled back.
     pub fn is_bad(&self) -> bool {
         self.0.contains("ROLLBACK") || self.0.ends_with("_FAILED")
     }
 
-    /// Whether a stack can be changed as it is.
+    /// Whether CloudFormation accepts an update of a stack with this status.
     pub fn can_be_updated(&self) -> bool {
         self.is_good() || self.0 == "UPDATE_ROLLBACK_COMPLETE"
     }
 
-    /// Whether a stack never came to be: it can only be deleted.
-    pub fn never_was(&self) -> bool {
+    /// Whether the creation of the stack failed. Such a stack can only be deleted.
+    pub fn is_failed_creation(&self) -> bool {
         ["ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED"].contains(&self.as_str())
     }
 }
@@ -95,42 +95,42 @@ impl fmt::Display for Status {
     }
 }
 
-/// A stack as it is.
+/// The state of a stack in AWS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackState {
-    /// What it is called.
+    /// The stack's name.
     pub name: String,
-    /// Its ARN, by which it is still known after it was deleted.
+    /// The stack's ARN, which stays valid after the stack is deleted.
     pub id: String,
-    /// How it is.
+    /// The stack's status.
     pub status: Status,
-    /// Why, where CloudFormation says so.
+    /// The reason of the status, if CloudFormation gives one.
     pub reason: Option<String>,
-    /// When it was made, and last changed, as milliseconds since 1970.
+    /// When the stack was created, in milliseconds since 1970.
     pub created_at: Option<i64>,
-    /// When it was last changed.
+    /// When the stack was last updated, in milliseconds since 1970.
     pub updated_at: Option<i64>,
-    /// The parameters it has.
+    /// The values of the template's parameters.
     pub parameters: BTreeMap<String, String>,
-    /// What it puts out.
+    /// The stack's outputs.
     pub outputs: BTreeMap<String, String>,
-    /// Its tags.
+    /// The stack's tags.
     pub tags: BTreeMap<String, String>,
 }
 
-/// Who made a stack.
+/// The program that created a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Maker {
     /// This program.
     Us,
     /// The Python client: the same tags, another template.
     Python,
-    /// Somebody else.
+    /// Another program.
     Other,
 }
 
 impl StackState {
-    /// Who made it.
+    /// The program that created the stack.
     pub fn maker(&self) -> Maker {
         let is_limiter = self.tags.get(tag::MANAGED_BY).is_some_and(|by| by == tag::MANAGED_BY_US);
         match (is_limiter, self.parameters.contains_key(StackPlan::CODE_KEY)) {
@@ -140,90 +140,90 @@ impl StackState {
         }
     }
 
-    /// An output, unless it is empty.
+    /// An output. `None` if it is empty or does not exist.
     pub fn output(&self, name: &str) -> Option<&str> {
         self.outputs.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 }
 
-/// Something that happened to a stack or to a part of it.
+/// An event of a stack or of one of its resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackEvent {
-    /// Which event it is.
+    /// The id of the event.
     pub id: String,
-    /// What the part is called in the template; the stack's own name for the stack.
+    /// The resource's name in the template, or the stack's name.
     pub resource: String,
-    /// What kind of thing it is: `AWS::DynamoDB::Table`.
+    /// The resource's type, for example `AWS::DynamoDB::Table`.
     pub kind: String,
-    /// What it is called in the account, once it has a name there.
+    /// The resource's name or ARN in the account. Empty until it has one.
     pub physical_id: String,
-    /// How it is now.
+    /// The resource's new status.
     pub status: Status,
-    /// Why.
+    /// The reason of the status, if CloudFormation gives one.
     pub reason: Option<String>,
 }
 
 impl StackEvent {
-    /// Whether it is about the stack itself.
+    /// Whether the event is about the stack itself.
     pub fn is_stack(&self) -> bool {
         self.kind == "AWS::CloudFormation::Stack"
     }
 }
 
-/// What became of a change.
+/// The outcome of a request to update a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Update {
-    /// It is under way.
+    /// The update is in progress.
     Started,
-    /// The stack is as it should be.
+    /// There was nothing to change.
     Unchanged,
 }
 
-/// What CloudWatch, the queue and the table say about a stack.
+/// What DynamoDB reports about a table.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TableFigures {
-    /// `ACTIVE`, for example.
+    /// The table's status, for example `ACTIVE`.
     pub status: String,
-    /// How many items there are; AWS counts every six hours.
+    /// The number of items. AWS updates it every six hours.
     pub items: i64,
-    /// How many bytes they are, likewise.
+    /// The size of all items in bytes. AWS updates it every six hours.
     pub bytes: i64,
-    /// What each index is: its name, status and projection.
+    /// Name, status and projection of each index.
     pub indexes: Vec<(String, String, String)>,
-    /// Whether it refuses to be deleted.
+    /// Whether deletion protection is on.
     pub deletion_protection: bool,
-    /// Whether it has a stream.
+    /// Whether the table has a stream.
     pub stream: bool,
 }
 
-/// The calls.
+/// The calls to AWS.
 ///
-/// A call that returns has happened; one that failed with [`CloudErrorKind::Unavailable`] may have.
-/// Lists are complete: paging is the implementation's business.
+/// A call that returns `Ok` has taken effect. One that fails with [`CloudErrorKind::Unavailable`]
+/// may have taken effect. Lists are complete: the implementation fetches all pages.
 pub trait Cloud: fmt::Debug + Send + Sync {
-    /// A stack by its name or ARN; `None` where there is none, or it was deleted.
+    /// A stack by its name or ARN. `None` if it does not exist or was deleted.
     fn stack<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Option<StackState>, CloudError>>;
 
-    /// All stacks of the account and region that were made by a limiter.
+    /// All stacks of the account and region that a limiter created.
     fn stacks(&self) -> BoxFuture<'_, Result<Vec<StackState>, CloudError>>;
 
-    /// The events of a stack after that one, oldest first; all of them without one.
+    /// The events of a stack after the event `after`, or all events. Oldest first.
     fn events<'a>(
         &'a self,
         name: &'a str,
         after: Option<&'a str>,
     ) -> BoxFuture<'a, Result<Vec<StackEvent>, CloudError>>;
 
-    /// Starts to create a stack. Gives its ARN.
+    /// Starts to create a stack. Returns its ARN.
     fn create<'a>(&'a self, plan: &'a StackPlan) -> BoxFuture<'a, Result<String, CloudError>>;
 
-    /// Starts to change a stack.
+    /// Starts to update a stack.
     fn update<'a>(&'a self, plan: &'a StackPlan) -> BoxFuture<'a, Result<Update, CloudError>>;
 
     /// Starts to delete a stack.
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), CloudError>>;
 
-    /// Whether a bucket holds an object.
+    /// Whether a bucket has an object.
     fn has_object<'a>(
         &'a self,
         bucket: &'a str,
@@ -238,23 +238,23 @@ pub trait Cloud: fmt::Debug + Send + Sync {
         body: Vec<u8>,
     ) -> BoxFuture<'a, Result<(), CloudError>>;
 
-    /// Deletes everything in a bucket. One that is not there is empty.
+    /// Deletes all objects in a bucket, and returns their number: 0 if the bucket does not exist.
     fn empty_bucket<'a>(&'a self, bucket: &'a str) -> BoxFuture<'a, Result<u64, CloudError>>;
 
-    /// The table; `None` where there is none.
+    /// Describes a table. `None` if it does not exist.
     fn table<'a>(
         &'a self,
         name: &'a str,
     ) -> BoxFuture<'a, Result<Option<TableFigures>, CloudError>>;
 
-    /// How far a function was behind its stream at most in the ten minutes before `now`, in
-    /// milliseconds; `None` where it had nothing to do.
+    /// The function's largest lag behind its stream in the ten minutes before `now_ms`, in
+    /// milliseconds. `None` if the function was idle.
     fn stream_lag<'a>(
         &'a self,
         function: &'a str,
         now_ms: i64,
     ) -> BoxFuture<'a, Result<Option<f64>, CloudError>>;
 
-    /// How many messages wait in a queue, about.
+    /// The approximate number of messages in a queue.
     fn queue_length<'a>(&'a self, url: &'a str) -> BoxFuture<'a, Result<u64, CloudError>>;
 }

@@ -1,23 +1,23 @@
-//! Taking a stack away.
+//! Deletes a stack.
 
 use crate::cloud::{StackEvent, StackState};
 use crate::deploy::{DeployError, Deployer, Wait, check_maker, failed};
 use crate::follow::Progress;
 
-/// What became of a deletion.
+/// The outcome of a deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deleted {
-    /// The stack is gone.
+    /// The stack no longer exists.
     Gone {
-        /// What was kept: its kind, and what it is called in the account.
+        /// Type and name of each resource that was kept.
         kept: Vec<(String, String)>,
     },
-    /// It is under way.
+    /// The deletion has started, and nobody waits for it.
     Started,
 }
 
 impl Deployer {
-    /// The stack of that name, if it is ours.
+    /// The stack of that name, if this program created it.
     ///
     /// # Errors
     ///
@@ -29,8 +29,8 @@ impl Deployer {
         Ok(state)
     }
 
-    /// Deletes a stack. The bucket with the aggregator's code is emptied first; buckets and tables
-    /// that are to be kept stay, and are named.
+    /// Deletes a stack. It empties the bucket with the aggregator's code first. The outcome names
+    /// the buckets and tables that were kept.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl Deployer {
     }
 }
 
-/// What was skipped, and the archive, which always is.
+/// The resources that CloudFormation skipped, and the archive, which is always kept.
 fn kept(state: &StackState, events: &[StackEvent]) -> Vec<(String, String)> {
     let skipped = events.iter().filter(|event| {
         event.status.as_str() == "DELETE_SKIPPED" && event.kind != "AWS::S3::BucketPolicy"

@@ -1,8 +1,9 @@
-//! Putting a stack into an account, and changing it.
+//! Creates and updates a stack.
 //!
-//! The aggregator's code has to be in the stack's own bucket before its function can be made, so a
-//! first deployment goes in two steps: everything but the function, then the upload, then the
-//! function. Each step can be repeated: whoever was interrupted deploys again, and the rest is done.
+//! The aggregator's code must be in the stack's own bucket before CloudFormation can create the
+//! function. So a first deployment updates the stack twice: it creates everything but the function,
+//! uploads the code, and then adds the function. Every step can be repeated: after an interruption,
+//! deploying again does the rest.
 
 use std::sync::Arc;
 
@@ -14,68 +15,68 @@ use crate::package::Package;
 use crate::plan::StackPlan;
 use crate::versions::{Verdict, Versions};
 
-/// Whether the command ends when the change is under way, or when it is done.
+/// When the call returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wait {
-    /// When it is done.
+    /// When the change is complete.
     #[default]
     UntilDone,
-    /// When it is under way.
+    /// When the change has started.
     No,
 }
 
-/// What a deployment came to.
+/// The outcome of a deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deployed {
-    /// There was none; now there is.
+    /// The stack was created.
     Created(StackState),
-    /// It was changed.
+    /// The stack was updated.
     Updated(StackState),
-    /// It was as it should be.
+    /// There was nothing to change.
     Unchanged(StackState),
-    /// The change is under way. `unfinished` when there is more to do after it: deploy again.
+    /// The change has started, and nobody waits for it.
     Started {
-        /// The aggregator's function is still to be made.
+        /// Whether a second deployment has to add the aggregator's function.
         unfinished: bool,
     },
 }
 
-/// Why a stack is not as it should be.
+/// Why a deployment or deletion failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeployError {
-    /// AWS did not do what it was asked to do.
+    /// A call to AWS failed.
     #[error("{0}")]
     Cloud(#[from] CloudError),
-    /// A stack of that name is not ours to change.
+    /// Another program created the stack of that name.
     #[error("{message}")]
     NotOurs {
-        /// Whose it is.
+        /// Which program created it.
         message: String,
         /// What to do.
         hint: String,
     },
-    /// The change failed.
+    /// CloudFormation could not complete the change.
     #[error("stack {stack} is {status}")]
     Failed {
-        /// Which stack.
+        /// The stack's name.
         stack: String,
-        /// How it is now.
+        /// The stack's status.
         status: String,
-        /// Why.
+        /// The first resource that failed.
         cause: Option<Cause>,
     },
-    /// There is no such stack.
+    /// The stack does not exist.
     #[error("there is no stack {stack} in this account and region")]
     NoStack {
-        /// What it would be called.
+        /// The stack's name.
         stack: String,
     },
-    /// The stack waits for somebody to repair it.
+    /// The stack cannot be changed in its present state.
     #[error("stack {stack} is {status} and cannot be changed as it is")]
     Stuck {
-        /// Which stack.
+        /// The stack's name.
         stack: String,
-        /// How it is.
+        /// The stack's status, or another reason.
         status: String,
         /// What to do.
         hint: String,
@@ -91,25 +92,24 @@ pub struct Deployer {
 }
 
 impl Deployer {
-    /// One that looks at the stack in the clock's time.
+    /// A deployer that waits for a change until it is complete. The clock times its polls.
     pub fn new(cloud: Arc<dyn Cloud>, clock: Arc<dyn Clock>) -> Self {
         Self { cloud, clock, wait: Wait::default() }
     }
 
-    /// Whether to wait until the change is done.
+    /// Sets when [`deploy`](Self::deploy) returns.
     #[must_use]
     pub fn wait(mut self, wait: Wait) -> Self {
         self.wait = wait;
         self
     }
 
-    /// Makes the stack what the plan says: creates it, changes it, or leaves it as it is. `code` is
-    /// the aggregator, where the plan has one; without it a stack keeps the one it has, and a new stack
-    /// has none yet.
+    /// Creates or updates the stack so that it matches the plan. `code` is the aggregator, if the
+    /// plan has one. Without `code` an existing stack keeps its aggregator, and a new one has none.
     ///
     /// # Errors
     ///
-    /// [`DeployError`]; what was done before stays, and is not done again by the next try.
+    /// [`DeployError`]. Completed steps stay, and the next deployment skips them.
     pub async fn deploy(
         &self,
         plan: &StackPlan,
@@ -120,9 +120,9 @@ impl Deployer {
         let name = plan.name.as_str();
         match self.settled(name, progress).await? {
             None => self.create(plan, code, progress).await,
-            Some(state) if state.status.never_was() => {
+            Some(state) if state.status.is_failed_creation() => {
                 check_maker(&state)?;
-                progress.step("an earlier attempt failed; clearing it away");
+                progress.step("an earlier attempt failed; deleting what it left");
                 self.clear(&state, progress).await?;
                 self.create(plan, code, progress).await
             }
@@ -136,7 +136,7 @@ impl Deployer {
         }
     }
 
-    /// The stack, once nothing is under way.
+    /// The stack, after any change in progress is complete.
     async fn settled(
         &self,
         name: &str,
@@ -146,7 +146,7 @@ impl Deployer {
             Some(state) if state.status.is_under_way() => state,
             settled => return Ok(settled),
         };
-        progress.step(&format!("stack {name} is {}; waiting for that to end", state.status));
+        progress.step(&format!("stack {name} is {}; waiting until that is complete", state.status));
         let follower = self.follower();
         let mark = follower.mark(&state.id).await?;
         let ended = follower.follow(&state.id, mark, progress).await?;
@@ -208,7 +208,7 @@ impl Deployer {
         if state.output("CodeBucketName").is_some() {
             return self.add_code(plan, code, &state, progress).await;
         }
-        // The aggregator is new to this stack: its bucket comes first.
+        // The stack had no aggregator so far: the update creates the bucket for its code.
         match self.update(plan, &state, progress).await? {
             Deployed::Updated(state) | Deployed::Unchanged(state) => {
                 self.add_code(plan, code, &state, progress).await
@@ -217,8 +217,7 @@ impl Deployer {
         }
     }
 
-    /// Uploads the code where it is not there yet, and makes the stack what the plan says, with the
-    /// function.
+    /// Uploads the code unless the bucket has it, and updates the stack with the function.
     async fn add_code(
         &self,
         plan: &StackPlan,
@@ -297,16 +296,16 @@ pub(crate) fn failed(state: &StackState, events: &[crate::cloud::StackEvent]) ->
     }
 }
 
-/// Refuses a stack that another program made.
+/// Fails for a stack that another program created.
 pub(crate) fn check_maker(state: &StackState) -> Result<(), DeployError> {
     let name = &state.name;
     let (message, hint) = match state.maker() {
         Maker::Us => return Ok(()),
         Maker::Python => (
-            format!("stack {name} was made by the Python client, from another template"),
+            format!("the Python client created stack {name}, from another template"),
             format!(
-                "its table can be used as it is, with --name {name}; change and delete the stack \
-                 with the program that made it"
+                "its table can be used as it is, with --name {name}; update and delete the stack \
+                 with the Python client"
             ),
         ),
         Maker::Other => (
@@ -317,7 +316,7 @@ pub(crate) fn check_maker(state: &StackState) -> Result<(), DeployError> {
     Err(DeployError::NotOurs { message, hint })
 }
 
-/// Refuses a stack of a later release.
+/// Fails for a stack of a later release.
 fn check_release(state: &StackState) -> Result<(), DeployError> {
     match Versions::of(Some(state), None).verdict() {
         Verdict::ProgramTooOld(what) => Err(DeployError::Stuck {
@@ -329,7 +328,8 @@ fn check_release(state: &StackState) -> Result<(), DeployError> {
     }
 }
 
-/// Refuses to change what an index holds: DynamoDB cannot, and would leave the stack half changed.
+/// Fails if the plan changes the projection of an index. DynamoDB cannot do that, and the update
+/// would fail halfway.
 fn check_same_index(state: &StackState, plan: &StackPlan) -> Result<(), DeployError> {
     let (there, wanted) = (state.parameters.get(PROJECTION), plan.parameters.get(PROJECTION));
     if there == wanted || there.is_none() || wanted.is_none() {
@@ -339,11 +339,12 @@ fn check_same_index(state: &StackState, plan: &StackPlan) -> Result<(), DeployEr
     Err(DeployError::Stuck {
         stack: state.name.clone(),
         status: format!("deployed with --gsi2-projection {is}"),
-        hint: "what an index holds cannot be changed; keep it, or deploy another stack".to_owned(),
+        hint: "an index's projection cannot be changed; keep it, or deploy another stack"
+            .to_owned(),
     })
 }
 
-/// The parameter that says what the index by resource holds.
+/// The parameter with the projection of the index by resource.
 const PROJECTION: &str = "ResourceIndexProjection";
 
 fn check_usable(state: &StackState) -> Result<(), DeployError> {
@@ -352,12 +353,12 @@ fn check_usable(state: &StackState) -> Result<(), DeployError> {
     }
     let hint = match state.status.as_str() {
         "UPDATE_ROLLBACK_FAILED" => {
-            "let CloudFormation finish: aws cloudformation continue-update-rollback --stack-name "
+            "finish the rollback: aws cloudformation continue-update-rollback --stack-name "
                 .to_owned()
                 + &state.name
         }
         "REVIEW_IN_PROGRESS" => {
-            "somebody has prepared a change set for it; execute or delete that".to_owned()
+            "the stack has an unexecuted change set; execute or delete that".to_owned()
         }
         _ => format!("delete it: zae-limiter delete --name {}", state.name),
     };

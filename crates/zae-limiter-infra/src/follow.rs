@@ -1,4 +1,4 @@
-//! Watching a stack change, and finding out why it did not.
+//! Follows a change of a stack to its end, and finds the cause of a failure.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,21 +7,22 @@ use zae_limiter_core::Clock;
 
 use crate::cloud::{Cloud, CloudError, CloudErrorKind, StackEvent, StackState, Status};
 
-/// How long between two looks, and how often at most: two hours.
-const BETWEEN_LOOKS: Duration = Duration::from_secs(2);
-const LOOKS_MAX: u32 = 3_600;
-/// How often in a row AWS may fail to answer a look.
-const UNANSWERED_MAX: u32 = 5;
+/// The pause between two polls of a stack.
+const POLL_EVERY: Duration = Duration::from_secs(2);
+/// The most polls of one change: two hours.
+const POLLS_MAX: u32 = 3_600;
+/// How many polls in a row may fail because AWS is unavailable.
+const UNAVAILABLE_MAX: u32 = 5;
 
-/// Somebody who is told what happens.
+/// Receives the progress of a deployment or deletion.
 pub trait Progress: Send {
-    /// Something happened to a part of the stack.
+    /// Called for each event of the stack or one of its resources.
     fn event(&mut self, event: &StackEvent);
-    /// Something else begins.
+    /// Called before each step, with a sentence that describes it.
     fn step(&mut self, what: &str);
 }
 
-/// Nobody.
+/// Ignores all progress.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 
@@ -30,16 +31,16 @@ impl Progress for Silent {
     fn step(&mut self, _: &str) {}
 }
 
-/// How a change of a stack ended.
+/// The end of a change.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// The stack, if there still is one.
+    /// The stack, if it still exists.
     pub(crate) state: Option<StackState>,
-    /// Everything that happened, oldest first.
+    /// All events of the change, oldest first.
     pub(crate) events: Vec<StackEvent>,
 }
 
-/// Watches stacks.
+/// Polls a stack until its change is complete.
 #[derive(Clone, Debug)]
 pub(crate) struct Follower<'a> {
     pub(crate) cloud: &'a dyn Cloud,
@@ -47,24 +48,24 @@ pub(crate) struct Follower<'a> {
 }
 
 impl Follower<'_> {
-    /// The last event so far, to follow from there.
+    /// The id of the last event so far, to follow from there.
     pub(crate) async fn mark(&self, stack: &str) -> Result<Option<String>, CloudError> {
         let events = self.cloud.events(stack, None).await?;
         Ok(events.last().map(|event| event.id.clone()))
     }
 
-    /// Watches until nothing is under way any more. `stack` is an ARN where the stack may go away.
+    /// Polls until no change is in progress. `stack` must be an ARN if the change may delete it.
     pub(crate) async fn follow(
         &self,
         stack: &str,
         mark: Option<String>,
         progress: &mut dyn Progress,
     ) -> Result<Ended, CloudError> {
-        let (mut mark, mut events, mut unanswered) = (mark, Vec::new(), 0);
-        for _ in 0..LOOKS_MAX {
-            match self.look(stack, mark.as_deref()).await {
+        let (mut mark, mut events, mut unavailable) = (mark, Vec::new(), 0);
+        for _ in 0..POLLS_MAX {
+            match self.poll(stack, mark.as_deref()).await {
                 Ok((new, state)) => {
-                    unanswered = 0;
+                    unavailable = 0;
                     for event in &new {
                         progress.event(event);
                     }
@@ -75,29 +76,29 @@ impl Follower<'_> {
                     }
                 }
                 Err(error) if error.kind == CloudErrorKind::Unavailable => {
-                    unanswered += 1;
-                    if unanswered == UNANSWERED_MAX {
+                    unavailable += 1;
+                    if unavailable == UNAVAILABLE_MAX {
                         return Err(error);
                     }
                 }
                 Err(error) => return Err(error),
             }
-            self.clock.sleep(BETWEEN_LOOKS).await;
+            self.clock.sleep(POLL_EVERY).await;
         }
         let message =
             format!("stack {stack} is still changing; run the command again to follow it");
         Err(CloudError::new(CloudErrorKind::Unavailable, message))
     }
 
-    async fn look(
+    async fn poll(
         &self,
         stack: &str,
         mark: Option<&str>,
     ) -> Result<(Vec<StackEvent>, Option<StackState>), CloudError> {
-        // In this order: what happens in between is seen by the next look, or comes with the end.
+        // The state first: then no event before a final state is missed.
         let state = self.cloud.stack(stack).await?;
         let events = match self.cloud.events(stack, mark).await {
-            // A deleted stack may take its events along.
+            // The events of a deleted stack may be deleted as well.
             Err(error) if error.kind == CloudErrorKind::NotFound => Vec::new(),
             events => events?,
         };
@@ -105,14 +106,14 @@ impl Follower<'_> {
     }
 }
 
-/// Why a stack could not be changed: the first part that failed.
+/// Why a stack could not be changed: the first resource that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// The part.
+    /// The resource's name in the template.
     pub resource: String,
-    /// What kind it is.
+    /// The resource's type, for example `AWS::DynamoDB::Table`.
     pub kind: String,
-    /// What AWS says about it.
+    /// The reason that AWS gives.
     pub reason: String,
 }
 
@@ -122,10 +123,10 @@ impl Cause {
         let failed = |event: &&StackEvent| {
             event.status.as_str().ends_with("_FAILED") && !is_consequence(event)
         };
-        let part = events.iter().filter(|event| !event.is_stack()).find(failed);
-        let event = part.or_else(|| {
-            let is_told = |event: &&StackEvent| event.status.is_bad() && event.reason.is_some();
-            events.iter().find(is_told)
+        let resource = events.iter().filter(|event| !event.is_stack()).find(failed);
+        let event = resource.or_else(|| {
+            let has_reason = |event: &&StackEvent| event.status.is_bad() && event.reason.is_some();
+            events.iter().find(has_reason)
         })?;
         Some(Self {
             resource: event.resource.clone(),
@@ -134,7 +135,7 @@ impl Cause {
         })
     }
 
-    /// What to do about it, where that can be told from what AWS says.
+    /// What to do about it, for the reasons that are recognised.
     pub fn hint(&self) -> Option<String> {
         let reason = self.reason.to_lowercase();
         let has = |text: &str| reason.contains(text);
@@ -147,16 +148,18 @@ impl Cause {
         }
         if has("already exists") && self.kind == "AWS::Logs::LogGroup" {
             return Some(
-                "the logs of an earlier function of that name are still there; delete the log group"
+                "an earlier function of that name has left its log group; delete the log group"
                     .to_owned(),
             );
         }
         if has("deleted recently") || has("queuedeletedrecently") {
-            return Some("a queue's name is free again a minute after it was deleted".to_owned());
+            return Some(
+                "wait a minute: AWS frees the name of a deleted queue after that".to_owned(),
+            );
         }
         if has("already exists") {
             return Some(
-                "something of that name exists outside this stack; delete it, choose another \
+                "a resource of that name exists outside this stack; delete it, choose another \
                  --name, or other names with --role-name-format and --policy-name-format"
                     .to_owned(),
             );
@@ -164,10 +167,10 @@ impl Cause {
         if has("not authorized") || has("accessdenied") || has("access denied") {
             let iam = self.kind.starts_with("AWS::IAM");
             let hint = if iam {
-                "whoever deploys may not make policies and roles; ask for the permission, or use \
-                 --no-iam with --aggregator-role-arn or --no-aggregator"
+                "your credentials may not create policies and roles; ask for the permission, or \
+                 use --no-iam with --aggregator-role-arn or --no-aggregator"
             } else {
-                "whoever deploys needs that permission"
+                "your credentials lack that permission; ask for it"
             };
             return Some(hint.to_owned());
         }
@@ -175,19 +178,19 @@ impl Cause {
             return Some("deploy without --enable-deletion-protection first".to_owned());
         }
         if has("not empty") {
-            return Some("empty the bucket, or leave it out of the deletion by hand".to_owned());
+            return Some("empty the bucket, then delete the stack again".to_owned());
         }
         None
     }
 }
 
-/// CloudFormation takes back what it had begun when another part fails, and calls that a failure too.
+/// CloudFormation cancels other resources when one fails, and reports those as failed too.
 fn is_consequence(event: &StackEvent) -> bool {
     let reason = event.reason.as_deref().unwrap_or_default().to_lowercase();
     reason.contains("cancelled") || reason.contains("canceled")
 }
 
-/// Whether a stack's end is a good one.
+/// Whether the stack exists and its last change succeeded.
 pub(crate) fn is_good(status: Option<&Status>) -> bool {
     status.is_some_and(Status::is_good)
 }

@@ -1,9 +1,9 @@
-//! The rate limiter in an AWS account: the stack, its permissions, its upgrades.
+//! Deploys, upgrades and deletes the limiter's stack in an AWS account.
 //!
-//! [`StackOptions`] say what is wanted and check it before anything is sent; what they come to is a
-//! [`StackPlan`]: the [template](TEMPLATE), its parameters and tags. [`Deployer`] makes a stack what a
-//! plan says, with the aggregator as a [`Package`], over the seam [`Cloud`]. Only the adapter over the
-//! SDK, behind the feature `aws`, knows AWS's crates.
+//! [`StackOptions`] checks the options of a stack and turns them into a [`StackPlan`]: the
+//! [template](TEMPLATE), its parameters and its tags. [`Deployer`] creates or updates a stack to
+//! match a plan, and uploads the aggregator as a [`Package`]. It calls AWS through the trait
+//! [`Cloud`]. Only the implementation of that trait behind the feature `aws` uses AWS's crates.
 
 #[cfg(feature = "aws")]
 pub mod aws;

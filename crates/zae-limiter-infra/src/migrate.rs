@@ -1,9 +1,9 @@
-//! Bringing a table of the Python client into this release's format.
+//! Migrates a table of the Python client to this release's format.
 //!
-//! Index entries that are missing are added, and usage that the Python aggregator booked into one item
-//! is divided among its windows; limits, balances and everything else stay as they are. Every write is
-//! conditional on its not having been made, so a run that was interrupted is simply started again, and
-//! clients may go on meanwhile; the Python aggregator should have been switched off before.
+//! A migration adds missing index entries. It also splits usage items that the Python aggregator
+//! shares between several windows. Limits, balances and everything else stay as they are. Every
+//! write has a condition that fails if it was made before, so an interrupted run can be repeated.
+//! Clients may go on meanwhile, but the Python aggregator should be switched off first.
 
 mod entries;
 mod usage;
@@ -19,41 +19,44 @@ use zae_limiter_schema::{
 
 use crate::records::read_version;
 
-/// A table that can be read from one end to the other.
+/// Some items, and the key to continue after. `None` at the end.
+pub type ScanPage = (Vec<Item>, Option<ItemKey>);
+
+/// A table that can be scanned.
 pub trait Scan: Send + Sync {
-    /// A page of items behind that key, from the beginning without one, and where to go on.
+    /// A page of items after that key, or from the beginning.
     fn page<'a>(
         &'a self,
         after: Option<&'a ItemKey>,
-    ) -> BoxFuture<'a, Result<(Vec<Item>, Option<ItemKey>), TableError>>;
+    ) -> BoxFuture<'a, Result<ScanPage, TableError>>;
 }
 
 /// Whether a run changes anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Run {
-    /// It counts what is to be done.
+    /// It only counts what it would change.
     Dry,
-    /// It does it.
+    /// It changes the table.
     #[default]
     Real,
 }
 
-/// What a run found and did. In a dry run, what it would do.
+/// What a run has changed, or what a dry run would change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Items looked at.
+    /// Items that were read.
     pub seen: u64,
-    /// Items that were given index entries.
+    /// Items that got index entries.
     pub indexed: u64,
-    /// Usage records of days and months that were written out of shared items.
+    /// Usage records of days and months that were split from shared items.
     pub usage: u64,
-    /// Shared items whose shares do not add up to whole tokens; the hour keeps the rest.
+    /// Shared items whose amounts do not split into whole tokens. The hour keeps the rest.
     pub inexact: u64,
-    /// Usage items that somebody booked into at that moment; they are left for the next run.
+    /// Usage items that changed during the run. The next run migrates them.
     pub busy: u64,
-    /// Buckets that have expired and were left alone.
+    /// Expired buckets, which were skipped.
     pub expired: u64,
-    /// Items that are not known here, left alone too.
+    /// Items with unknown keys, which were skipped.
     pub unknown: u64,
 }
 
@@ -70,13 +73,13 @@ pub enum MigrateError {
     /// The table's keys have no namespaces.
     #[error(
         "the table is of one of the Python client's first releases: its keys have no namespace \
-         ({0}, for example)"
+         ({0}…, for example)"
     )]
-    TooOld(String),
+    TooOld(&'static str),
     /// The table is of a later release.
     #[error("the table is in format {0}, of a later release than this program")]
     TooNew(String),
-    /// The table did not answer.
+    /// A call to the table failed.
     #[error("the migration stopped")]
     Table(#[from] TableError),
 }
@@ -90,7 +93,7 @@ impl MigrateError {
                  a namespace), or start with a new table"
             }
             Self::TooNew(_) => "upgrade this program",
-            Self::Table(_) => "start it again: what was done stays done",
+            Self::Table(_) => "start it again: it continues where it stopped",
         }
     }
 }
@@ -105,35 +108,35 @@ pub struct Migration {
 }
 
 impl Migration {
-    /// Of the whole table, at that moment, with the windows that the Python aggregator books by
-    /// default: hourly and daily.
+    /// A migration of the whole table, with the default windows of the Python aggregator: hourly
+    /// and daily.
     pub fn new(now: Timestamp) -> Self {
         let windows = BTreeSet::from([Window::Hourly, Window::Daily]);
         Self { now, run: Run::default(), namespace: None, windows }
     }
 
-    /// Whether anything is changed.
+    /// Sets whether the run changes the table.
     #[must_use]
     pub fn run(mut self, run: Run) -> Self {
         self.run = run;
         self
     }
 
-    /// Of one namespace alone. The table's version stays as it is then.
+    /// Migrates only one namespace. The table's version then stays as it is.
     #[must_use]
     pub fn namespace(mut self, id: NamespaceId) -> Self {
         self.namespace = Some(id);
         self
     }
 
-    /// The windows that the Python aggregator was set to.
+    /// Sets the windows that the Python aggregator was configured with.
     #[must_use]
     pub fn windows(mut self, windows: impl IntoIterator<Item = Window>) -> Self {
         self.windows = windows.into_iter().collect();
         self
     }
 
-    /// Migrates. `progress` is told after every page.
+    /// Runs the migration, and calls `progress` after every page.
     ///
     /// # Errors
     ///
@@ -177,8 +180,8 @@ impl Migration {
     ) -> Result<(), MigrateError> {
         let text = |name: &str| item.get(name).and_then(Value::as_str).unwrap_or_default();
         let key = ItemKey::new(text("PK"), text("SK"));
-        if is_without_namespace(&key.pk) {
-            return Err(MigrateError::TooOld(key.pk));
+        if let Some(kind) = kind_without_namespace(&key.pk) {
+            return Err(MigrateError::TooOld(kind));
         }
         if self.namespace.as_ref().is_some_and(|ns| !key.pk.starts_with(&format!("{ns}/"))) {
             return Ok(());
@@ -228,7 +231,7 @@ impl Migration {
             actions.push(Action::Set(index.pk().to_owned(), Value::S(pk)));
             actions.push(Action::Set(index.sk().to_owned(), Value::S(sk)));
         }
-        // One that was deleted meanwhile must not come back as a shell.
+        // An item that was deleted meanwhile must not be created again without its attributes.
         let conditions = vec![Condition::Exists("PK".to_owned())];
         table.update(&Update { key: key.clone(), actions, conditions }).await?;
         Ok(())
@@ -259,15 +262,15 @@ impl Migration {
         match table.update(&update).await? {
             Updated::Done(..) => Ok(()),
             Updated::Unmet(..) => {
-                let message = "somebody else changed the table's version meanwhile";
+                let message = "another program has changed the table's version meanwhile";
                 Err(TableError::new(TableErrorKind::Conflict, message).into())
             }
         }
     }
 }
 
-/// Whether a table with that version is still to be migrated: it is of an older format, or another
-/// program's.
+/// Whether a table with that version must be migrated: it has an older format, or another program
+/// wrote it.
 pub fn is_needed(version: Option<&Version>) -> bool {
     version.is_some_and(|version| {
         let is_ours = version.updated_by.as_deref().is_some_and(|by| by.starts_with(OURS));
@@ -275,15 +278,16 @@ pub fn is_needed(version: Option<&Version>) -> bool {
     })
 }
 
-/// How this program calls itself in the version record.
+/// The prefix of this program's name in the version record.
 const OURS: &str = "zae-limiter ";
 
-/// `ENTITY#key-1`, where `{namespace}/ENTITY#key-1` should be.
-fn is_without_namespace(pk: &str) -> bool {
-    ["ENTITY#", "SYSTEM#", "RESOURCE#", "AUDIT#"].iter().any(|kind| pk.starts_with(kind))
+/// The kind of a key like `ENTITY#key-1`, which should be `{namespace}/ENTITY#key-1`. Errors show
+/// only the kind: the rest may be an API key.
+fn kind_without_namespace(pk: &str) -> Option<&'static str> {
+    ["ENTITY#", "SYSTEM#", "RESOURCE#", "AUDIT#"].into_iter().find(|kind| pk.starts_with(kind))
 }
 
-/// Major and minor: the rest changes nothing that a reader has to know.
+/// Major and minor number. Patch releases never change the format.
 fn release(version: &str) -> (u64, u64) {
     let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(u64::MAX));
     (numbers.next().unwrap_or(u64::MAX), numbers.next().unwrap_or(u64::MAX))

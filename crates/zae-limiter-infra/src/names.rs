@@ -1,20 +1,20 @@
-//! Names that the stack gives to what it makes, and what is said about wrong ones.
+//! Checks names and ARNs, and builds the names of roles and policies.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// How much of a wrong value is shown.
+/// The most characters of an invalid value that an error shows.
 const SHOWN_MAX: usize = 50;
 
-/// An option that cannot be used as it is. Nothing was sent.
+/// An invalid option. Nothing was sent to AWS.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{option}: {value:?} {rule}")]
 pub struct InvalidOption {
-    /// Which one, as it is called on the command line without the dashes.
+    /// The option's name on the command line, without dashes.
     pub option: &'static str,
-    /// What was given, cut short where it is long.
+    /// The value, cut to 50 characters.
     pub value: String,
-    /// What it has to be.
+    /// The rule that the value breaks.
     pub rule: String,
 }
 
@@ -29,7 +29,7 @@ impl InvalidOption {
     }
 }
 
-/// How names are made of the default ones: `{}` stands for the default name.
+/// A pattern for names. `{}` stands for the default name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NameFormat {
     prefix: String,
@@ -37,17 +37,17 @@ pub struct NameFormat {
 }
 
 impl NameFormat {
-    /// What stands before the default name.
+    /// The text before the default name.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// What stands behind it.
+    /// The text after the default name.
     pub fn suffix(&self) -> &str {
         &self.suffix
     }
 
-    /// The name for a default one.
+    /// The name that replaces a default one.
     pub fn apply(&self, name: &str) -> String {
         format!("{}{name}{}", self.prefix, self.suffix)
     }
@@ -66,7 +66,7 @@ impl FromStr for NameFormat {
         }
         let is_legal = |c: char| c.is_ascii_alphanumeric() || "+=,.@_-".contains(c);
         if !prefix.chars().chain(suffix.chars()).all(is_legal) {
-            return wrong("may contain letters, digits and + = , . @ _ - beside {}");
+            return wrong("may contain only {}, letters, digits and + = , . @ _ -");
         }
         Ok(Self { prefix: prefix.to_owned(), suffix: suffix.to_owned() })
     }
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_format_has_one_place_for_the_name() {
+    fn a_format_contains_the_name_exactly_once() {
         let format: NameFormat = "corp-{}-x".parse().unwrap();
         assert_eq!(format.apply("app-acq"), "corp-app-acq-x");
         for (wrong, word) in
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn arns_of_all_partitions_are_known() {
+    fn arns_of_all_partitions_are_accepted() {
         assert!(is_arn("arn:aws:iam::123456789012:role/x", "iam", "role/"));
         assert!(is_arn("arn:aws-us-gov:iam::123456789012:role/path/x", "iam", "role/"));
         assert!(is_arn("arn:aws-cn:sns:cn-north-1:123456789012:topic", "sns", ""));

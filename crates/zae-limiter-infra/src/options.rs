@@ -1,4 +1,4 @@
-//! What a stack can be asked to be.
+//! The options of a stack.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,33 +8,33 @@ use crate::names::{InvalidOption, NameFormat, is_arn};
 use crate::plan::{StackPlan, tag};
 use crate::template::template;
 
-/// What CloudWatch takes as a time to keep logs.
+/// The retention times that CloudWatch accepts, in days.
 const LOG_RETENTIONS: [u32; 22] = [
     1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922,
     3288, 3653,
 ];
-/// How long names may get, by IAM.
+/// The longest names that IAM accepts, in characters.
 const ROLE_NAME_MAX: usize = 64;
 const POLICY_NAME_MAX: usize = 128;
-/// The longest endings of the names of roles and policies.
+/// The longest suffixes that the template appends to the names of roles and policies.
 const LONGEST_ROLE: &str = "-admin";
 const LONGEST_POLICY: &str = "-ns-full";
-/// How many tags a stack may have, ours among them.
+/// The most tags that a stack may have, including the limiter's own.
 const TAGS_MAX: usize = 50;
-/// From which part of the timeout on the duration is alarming, in percent.
+/// The duration of an invocation that raises the alarm, in percent of the timeout.
 const DURATION_ALARM_PERCENT: u32 = 80;
 
-/// What the index by resource holds.
+/// The projection of the index by resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResourceIndex {
-    /// Keys: a write of a bucket does not write the index.
+    /// Keys only: updating a bucket does not write to the index.
     #[default]
     KeysOnly,
-    /// Everything, as readers of the Python client expect; every write counts twice.
+    /// All attributes, for readers of the Python client. Every write costs twice as much.
     All,
 }
 
-/// For which processor the aggregator was built.
+/// The processor of the aggregator's function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Architecture {
     /// Intel and AMD.
@@ -45,7 +45,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// As Lambda writes it.
+    /// The name that Lambda uses.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",
@@ -54,29 +54,29 @@ impl Architecture {
     }
 }
 
-/// What becomes of the table when the stack is deleted.
+/// Whether the table is kept when the stack is deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RetainTable {
-    /// It is deleted.
+    /// The table is deleted with the stack.
     #[default]
     No,
-    /// It stays, and everything in it.
+    /// The table is kept, with all its data.
     Yes,
 }
 
-/// Who makes policies and roles.
+/// Which IAM resources the stack creates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Iam {
-    /// Nobody: the stack can be made without permission to make them.
+    /// None: deploying needs no permissions in IAM.
     None,
-    /// The stack makes policies, and the aggregator's role.
+    /// Policies, and the aggregator's role.
     #[default]
     Policies,
-    /// And roles for applications, administrators and readers.
+    /// As `Policies`, and roles for applications, administrators and readers.
     Roles,
 }
 
-/// What a stack is to be. Everything has a default but the name.
+/// The options of a stack. All but the name have defaults.
 ///
 /// ```
 /// use zae_limiter_infra::StackOptions;
@@ -117,7 +117,7 @@ pub struct StackOptions {
 }
 
 impl StackOptions {
-    /// A stack of that name; its table has the same.
+    /// Options for a stack of that name. Its table has the same name.
     pub fn new(name: StackName) -> Self {
         Self {
             name,
@@ -147,12 +147,12 @@ impl StackOptions {
         }
     }
 
-    /// What it is called.
+    /// The name of the stack.
     pub fn name(&self) -> &StackName {
         &self.name
     }
 
-    /// Whether usage is aggregated.
+    /// Whether the stack has an aggregator.
     pub fn has_aggregator(&self) -> bool {
         self.aggregator
     }
@@ -162,172 +162,173 @@ impl StackOptions {
         self.audit_retention_days
     }
 
-    /// The windows in which usage is booked. Default: hourly and daily.
+    /// Sets the windows of usage records. Default: hourly and daily.
     #[must_use]
     pub fn snapshot_windows(mut self, windows: impl IntoIterator<Item = Window>) -> Self {
         self.snapshot_windows = windows.into_iter().collect();
         self
     }
 
-    /// How long usage is kept, in days. Default: 90.
+    /// Sets how long usage records are kept, in days. Default: 90.
     #[must_use]
     pub fn usage_retention_days(mut self, days: u32) -> Self {
         self.usage_retention_days = days;
         self
     }
 
-    /// How long audit events stay in the table, in days. Default: 90.
+    /// Sets how long audit events stay in the table, in days. Default: 90.
     #[must_use]
     pub fn audit_retention_days(mut self, days: u32) -> Self {
         self.audit_retention_days = days;
         self
     }
 
-    /// Without aggregator: no usage records, no archive, no refill ahead of need.
+    /// Leaves out the aggregator: no usage records, no archive, no early refills.
     #[must_use]
     pub fn no_aggregator(mut self) -> Self {
         self.aggregator = false;
         self
     }
 
-    /// For which processor the aggregator was built.
+    /// Sets the processor of the aggregator's function.
     #[must_use]
     pub fn architecture(mut self, architecture: Architecture) -> Self {
         self.architecture = architecture;
         self
     }
 
-    /// How far back the table can be restored, in days. Default: 35, the most there is.
+    /// Sets how far back the table can be restored, in days. Default: 35, the maximum.
     #[must_use]
     pub fn pitr_recovery_days(mut self, days: u32) -> Self {
         self.pitr_recovery_days = days;
         self
     }
 
-    /// How long the aggregator's logs are kept, in days. Default: 30.
+    /// Sets how long the aggregator's logs are kept, in days. Default: 30.
     #[must_use]
     pub fn log_retention_days(mut self, days: u32) -> Self {
         self.log_retention_days = days;
         self
     }
 
-    /// After how many seconds the aggregator is stopped. Default: 60.
+    /// Sets the timeout of an invocation of the aggregator, in seconds. Default: 60.
     #[must_use]
     pub fn lambda_timeout(mut self, seconds: u32) -> Self {
         self.lambda_timeout = seconds;
         self
     }
 
-    /// How much memory the aggregator has, in MB. Default: 256.
+    /// Sets the memory of the aggregator, in MB. Default: 256.
     #[must_use]
     pub fn lambda_memory(mut self, megabytes: u32) -> Self {
         self.lambda_memory = megabytes;
         self
     }
 
-    /// Without alarms.
+    /// Leaves out the alarms.
     #[must_use]
     pub fn no_alarms(mut self) -> Self {
         self.alarms = false;
         self
     }
 
-    /// The topic that alarms notify.
+    /// Sets the SNS topic that alarms notify.
     #[must_use]
     pub fn alarm_sns_topic(mut self, arn: impl Into<String>) -> Self {
         self.alarm_sns_topic = Some(arn.into());
         self
     }
 
-    /// The policy that bounds every role: its ARN, or its name in the same account.
+    /// Sets the permissions boundary of every role: the ARN of a policy, or its name in the same
+    /// account.
     #[must_use]
     pub fn permission_boundary(mut self, policy: impl Into<String>) -> Self {
         self.permission_boundary = Some(policy.into());
         self
     }
 
-    /// How roles are called.
+    /// Sets the pattern of role names.
     #[must_use]
     pub fn role_name_format(mut self, format: NameFormat) -> Self {
         self.role_names = format;
         self
     }
 
-    /// How policies are called.
+    /// Sets the pattern of policy names.
     #[must_use]
     pub fn policy_name_format(mut self, format: NameFormat) -> Self {
         self.policy_names = format;
         self
     }
 
-    /// Without archive: audit events are gone when they expire.
+    /// Leaves out the archive: expired audit events are lost.
     #[must_use]
     pub fn no_audit_archival(mut self) -> Self {
         self.audit_archival = false;
         self
     }
 
-    /// After how many days archived events move to Glacier. Default: 90.
+    /// Sets after how many days archived events move to Glacier. Default: 90.
     #[must_use]
     pub fn audit_archive_glacier_days(mut self, days: u32) -> Self {
         self.audit_archive_glacier_days = days;
         self
     }
 
-    /// With traces of the aggregator in X-Ray.
+    /// Sends traces of the aggregator to X-Ray.
     #[must_use]
     pub fn enable_tracing(mut self) -> Self {
         self.tracing = true;
         self
     }
 
-    /// Who makes policies and roles. Default: the stack makes policies.
+    /// Sets which IAM resources the stack creates. Default: policies.
     #[must_use]
     pub fn iam(mut self, iam: Iam) -> Self {
         self.iam = iam;
         self
     }
 
-    /// A role for the aggregator that is there already.
+    /// Sets an existing role for the aggregator.
     #[must_use]
     pub fn aggregator_role_arn(mut self, arn: impl Into<String>) -> Self {
         self.aggregator_role_arn = Some(arn.into());
         self
     }
 
-    /// The table refuses to be deleted.
+    /// Protects the table against deletion.
     #[must_use]
     pub fn enable_deletion_protection(mut self) -> Self {
         self.deletion_protection = true;
         self
     }
 
-    /// What becomes of the table when the stack is deleted.
+    /// Sets whether the table is kept when the stack is deleted.
     #[must_use]
     pub fn retain_table(mut self, retain: RetainTable) -> Self {
         self.retain_table = retain;
         self
     }
 
-    /// What the index by resource holds.
+    /// Sets the projection of the index by resource.
     #[must_use]
     pub fn resource_index(mut self, holds: ResourceIndex) -> Self {
         self.resource_index = holds;
         self
     }
 
-    /// A tag on the stack and on everything in it.
+    /// Adds a tag to the stack and all its resources.
     #[must_use]
     pub fn tag(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.tags.insert(key.into(), value.into());
         self
     }
 
-    /// What is to be sent, once all of it has been checked.
+    /// Checks all options and builds the plan.
     ///
     /// # Errors
     ///
-    /// The first option that breaks a rule, or two that contradict each other.
+    /// The first option that is invalid, or that contradicts another one.
     pub fn plan(&self) -> Result<StackPlan, InvalidOption> {
         self.check_numbers()?;
         self.check_arns()?;
@@ -403,7 +404,7 @@ impl StackOptions {
         for (option, format, longest, most) in [roles, policies] {
             let name = format.apply(&format!("{}{longest}", self.name));
             if name.len() > most {
-                let rule = format!("is longer than the {most} characters that IAM takes");
+                let rule = format!("is longer than the {most} characters that IAM accepts");
                 return Err(InvalidOption::new(option, name, &rule));
             }
         }
@@ -414,7 +415,7 @@ impl StackOptions {
         let wrong = |value: &str, rule: &str| Err(InvalidOption::new("tag", value, rule));
         let most = TAGS_MAX - tag::ALL.len();
         if self.tags.len() > most {
-            let rule = format!("are more than the {most} tags there is room for");
+            let rule = format!("are too many tags; use at most {most}");
             return wrong(&self.tags.len().to_string(), &rule);
         }
         for (key, value) in &self.tags {
@@ -425,14 +426,14 @@ impl StackOptions {
                 return wrong(key, "has a value of more than 256 characters");
             }
             if key.to_ascii_lowercase().starts_with("aws:") {
-                return wrong(key, "begins with aws:, which AWS keeps for itself");
+                return wrong(key, "begins with aws:, which AWS reserves");
             }
             if tag::ALL.contains(&key.as_str()) {
-                return wrong(key, "is a tag by which stacks are found; choose another");
+                return wrong(key, "is a tag that identifies limiter stacks; choose another");
             }
             let is_legal = |c: char| c.is_alphanumeric() || " _.:/=+-@".contains(c);
             if !key.chars().chain(value.chars()).all(is_legal) {
-                return wrong(key, "may contain letters, digits, spaces and _ . : / = + - @");
+                return wrong(key, "may contain only letters, digits, spaces and _ . : / = + - @");
             }
         }
         Ok(())
@@ -440,25 +441,25 @@ impl StackOptions {
 
     fn check_together(&self) -> Result<(), InvalidOption> {
         if self.iam == Iam::None && self.aggregator && self.aggregator_role_arn.is_none() {
-            let rule = "leaves the aggregator without a role; name one with aggregator-role-arn, \
+            let rule = "leaves the aggregator without a role; give one with aggregator-role-arn, \
                         or use no-aggregator";
             return Err(InvalidOption::new("no-iam", "true", rule));
         }
         if self.iam == Iam::None && self.permission_boundary.is_some() {
-            let rule = "bounds no role, as none is made with no-iam";
+            let rule = "has no effect with no-iam, which creates no roles";
             let policy = self.permission_boundary.as_deref().unwrap_or_default();
             return Err(InvalidOption::new("permission-boundary", policy, rule));
         }
         if !self.aggregator
             && let Some(arn) = &self.aggregator_role_arn
         {
-            let rule = "is of no use without the aggregator";
+            let rule = "has no effect without the aggregator";
             return Err(InvalidOption::new("aggregator-role-arn", arn, rule));
         }
         if !self.alarms
             && let Some(arn) = &self.alarm_sns_topic
         {
-            return Err(InvalidOption::new("alarm-sns-topic", arn, "is of no use without alarms"));
+            return Err(InvalidOption::new("alarm-sns-topic", arn, "has no effect without alarms"));
         }
         Ok(())
     }
@@ -470,7 +471,7 @@ impl StackOptions {
         let is_arn = boundary.starts_with("arn:");
         let (boundary_arn, boundary_name) =
             if is_arn { (boundary, String::new()) } else { (String::new(), boundary) };
-        // In milliseconds, of seconds.
+        // In milliseconds; the timeout is in seconds.
         let alarming = self.lambda_timeout * 1_000 / 100 * DURATION_ALARM_PERCENT;
         let all = [
             ("EnableDeletionProtection", self.deletion_protection.to_string()),

@@ -1,7 +1,7 @@
-//! The aggregator as Lambda takes it: an executable called `bootstrap` in a zip.
+//! Packs the aggregator for Lambda: an executable called `bootstrap` in a zip.
 //!
-//! What Lambda could not start is refused here, before anything is uploaded: another processor than
-//! was asked for, or a C library newer than that of Amazon Linux 2023.
+//! Executables that Lambda could not start are rejected before the upload: those for another
+//! processor, and those that need a newer C library than that of Amazon Linux 2023.
 
 use std::io::{Cursor, Write as _};
 
@@ -14,13 +14,13 @@ use zip::{CompressionMethod, DateTime, ZipWriter};
 
 use crate::options::Architecture;
 
-/// The C library of `provided.al2023`.
+/// The version of the C library of `provided.al2023`.
 pub const GLIBC_MAX: Glibc = Glibc(2, 34);
 
-/// The most that Lambda takes of a function's code, unpacked.
+/// The most bytes of unpacked code that Lambda accepts.
 const UNPACKED_MAX: usize = 250 * 1_024 * 1_024;
 
-/// A release of the GNU C library.
+/// A version of the GNU C library: major and minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Glibc(pub u32, pub u32);
 
@@ -33,30 +33,30 @@ impl std::fmt::Display for Glibc {
 /// Why an executable cannot be the aggregator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PackageError {
-    /// It is no program for Linux.
+    /// It is not a Linux executable for a supported processor.
     #[error("it is not a Linux program for x86_64 or arm64")]
     NotLinux,
-    /// It is cut short, or garbled.
+    /// It is truncated or damaged.
     #[error("it is not a complete program: {0}")]
     Garbled(String),
-    /// It is for another processor.
+    /// It is built for another processor.
     #[error("it is built for {}, not for {}", found.as_str(), wanted.as_str())]
     Architecture {
-        /// What it is for.
+        /// The processor that it is built for.
         found: Architecture,
-        /// What was asked for.
+        /// The processor of the function.
         wanted: Architecture,
     },
-    /// Lambda's C library is too old for it.
+    /// It needs a newer C library than Lambda's.
     #[error("it needs glibc {needed}, and Lambda's provided.al2023 has {GLIBC_MAX}")]
     Glibc {
-        /// What it needs.
+        /// The version that it needs.
         needed: Glibc,
     },
-    /// Lambda takes no more than so much.
-    #[error("it has {size} bytes, and Lambda takes {UNPACKED_MAX}")]
+    /// It is too large for Lambda.
+    #[error("it has {size} bytes, and Lambda accepts {UNPACKED_MAX}")]
     TooLarge {
-        /// How large it is.
+        /// Its size in bytes.
         size: usize,
     },
 }
@@ -81,7 +81,7 @@ impl PackageError {
     }
 }
 
-/// An aggregator, ready to be uploaded.
+/// A packed aggregator, ready for the upload.
 #[derive(Clone)]
 pub struct Package {
     zip: Vec<u8>,
@@ -98,12 +98,12 @@ impl std::fmt::Debug for Package {
 }
 
 impl Package {
-    /// Packs an executable, for the processor that is wanted or for its own. The same one always gives
-    /// the same bytes.
+    /// Packs an executable, and checks that it is for the `wanted` processor if one is given. The
+    /// same executable always gives the same bytes.
     ///
     /// # Errors
     ///
-    /// [`PackageError`], when Lambda could not start it.
+    /// [`PackageError`] if Lambda could not start it.
     pub fn of(program: &[u8], wanted: Option<Architecture>) -> Result<Self, PackageError> {
         let (found, glibc) = inspect(program)?;
         if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
@@ -130,27 +130,27 @@ impl Package {
         &self.hash
     }
 
-    /// Where it is kept in the bucket: another executable is another object.
+    /// The key of the object in the bucket. It contains the hash, so each executable has its own.
     pub fn key(&self) -> String {
         format!("code/{}.zip", self.hash)
     }
 
-    /// How many bytes the executable has.
+    /// The size of the executable in bytes.
     pub fn unpacked_size(&self) -> usize {
         self.unpacked
     }
 
-    /// For which processor it is.
+    /// The processor that the executable is built for.
     pub fn architecture(&self) -> Architecture {
         self.architecture
     }
 
-    /// Which C library it needs; `None` for one that brings its own.
+    /// The version of the C library that it needs. `None` for a static executable.
     pub fn glibc(&self) -> Option<Glibc> {
         self.glibc
     }
 
-    /// How large it is, for people.
+    /// Both sizes as text.
     pub fn size_text(&self) -> String {
         let megabytes = |bytes: usize| format!("{}.{} MB", bytes / 1_000_000, bytes / 100_000 % 10);
         format!("{} ({} unpacked)", megabytes(self.zip.len()), megabytes(self.unpacked))
@@ -169,7 +169,7 @@ fn pack(program: &[u8]) -> zip::result::ZipResult<Vec<u8>> {
     Ok(zip.finish()?.into_inner())
 }
 
-/// For which processor a program is, and which C library it needs.
+/// The processor that a program is built for, and the C library that it needs.
 fn inspect(program: &[u8]) -> Result<(Architecture, Option<Glibc>), PackageError> {
     if !matches!(FileKind::parse(program), Ok(FileKind::Elf64)) {
         return Err(PackageError::NotLinux);
@@ -198,7 +198,7 @@ fn inspect(program: &[u8]) -> Result<(Architecture, Option<Glibc>), PackageError
     Ok((architecture, newest))
 }
 
-/// `GLIBC_2.34`. Versions of other libraries, and `GLIBC_PRIVATE`, say nothing.
+/// Parses `GLIBC_2.34`. `None` for versions of other libraries and `GLIBC_PRIVATE`.
 fn glibc_of(version: &str) -> Option<Glibc> {
     let mut numbers = version.strip_prefix("GLIBC_")?.split('.').map(str::parse::<u32>);
     Some(Glibc(numbers.next()?.ok()?, numbers.next()?.ok()?))
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_packed_as_bootstrap_and_can_be_run() {
+    fn a_program_is_packed_as_an_executable_bootstrap() {
         let program = a_program();
         let package = Package::of(&program, None).unwrap();
         let mut zip = zip::ZipArchive::new(Cursor::new(package.zip())).unwrap();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn another_processor_is_refused() {
+    fn a_program_for_another_processor_is_rejected() {
         let other = match here() {
             Architecture::X86_64 => Architecture::Arm64,
             Architecture::Arm64 => Architecture::X86_64,
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_program_is_refused() {
+    fn a_damaged_program_is_rejected() {
         let program = a_program();
         for garbage in [&b""[..], b"#!/bin/sh\n", &program[..40], &program[..program.len() / 2]] {
             assert!(Package::of(garbage, None).is_err());
@@ -262,11 +262,11 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_c_library_is_refused() {
+    fn a_program_that_needs_a_newer_c_library_is_rejected() {
         let program = a_program();
         let Some(needed) = Package::of(&program, None).unwrap().glibc() else { return };
         assert!(needed >= Glibc(2, 2), "{needed}");
-        // The name of the newest version it needs, with another number of the same length.
+        // Replaces the newest version that it needs by a later one of the same length.
         let (old, new) = (format!("GLIBC_{needed}\0"), "GLIBC_2.99\0");
         let patched = replace(&program, old.as_bytes(), new.as_bytes());
         let error = Package::of(&patched, None).expect_err("a newer C library");

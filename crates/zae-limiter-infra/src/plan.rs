@@ -1,4 +1,4 @@
-//! What is sent to CloudFormation.
+//! The request to CloudFormation: template, parameters and tags.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,18 @@ use crate::cloud::StackState;
 use crate::options::RetainTable;
 use crate::template::{TEMPLATE, template};
 
-/// A stack as it is to be.
+/// The desired state of a stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackPlan {
-    /// What it is called.
+    /// The stack's name.
     pub name: StackName,
-    /// The template.
+    /// The template, as YAML.
     pub template: String,
-    /// The template's parameters, without those that say where the aggregator's code is.
+    /// The template's parameters, without those that locate the aggregator's code.
     pub parameters: BTreeMap<String, String>,
     /// The stack's tags.
     pub tags: BTreeMap<String, String>,
-    /// Whether there is code to be uploaded.
+    /// Whether the stack has an aggregator, whose code is to be uploaded.
     pub has_aggregator: bool,
 }
 
@@ -27,7 +27,7 @@ impl StackPlan {
     /// The parameter that names the object with the aggregator's code.
     pub const CODE_KEY: &'static str = "AggregatorCodeKey";
 
-    /// This release's stack with the options that a stack has: what an upgrade makes of it.
+    /// The plan of an upgrade: this release's template, with the options of an existing stack.
     pub fn upgrade_of(state: &StackState, name: StackName) -> Self {
         let has = |name: &str| TEMPLATE.contains(&format!("\n  {name}:"));
         let known = state.parameters.iter().filter(|(name, _)| has(name));
@@ -36,7 +36,7 @@ impl StackPlan {
         let has_aggregator =
             state.parameters.get("EnableAggregator").is_some_and(|on| on == "true");
         let own = |(key, value): (&String, &String)| (key.clone(), value.clone());
-        // What AWS has added to the tags cannot be sent back.
+        // AWS rejects requests that contain its own tags.
         let others = state.tags.iter().filter(|(key, _)| !key.starts_with("aws:"));
         let mut tags: BTreeMap<String, String> = others.map(own).collect();
         tags.extend(tag::ours(&name, retain, has_aggregator));
@@ -50,19 +50,20 @@ impl StackPlan {
     }
 }
 
-/// Tags by which stacks are found. The keys are the Python client's, so that each finds the other's.
+/// Tags that identify a limiter's stack. The Python client uses the same keys, so that each client
+/// finds the other's stacks.
 pub mod tag {
     use zae_limiter_schema::records::Version;
 
     use super::{BTreeMap, RetainTable, StackName};
 
-    /// Who made the stack.
+    /// The program that created the stack.
     pub const MANAGED_BY: &str = "ManagedBy";
-    /// What [`MANAGED_BY`] says of ours.
+    /// The value of [`MANAGED_BY`] on a limiter's stack.
     pub const MANAGED_BY_US: &str = "zae-limiter";
-    /// What the limiter is called.
+    /// The limiter's name.
     pub const NAME: &str = "zae-limiter:name";
-    /// What kind of stack it is.
+    /// The kind of the stack.
     pub const KIND: &str = "zae-limiter:type";
     /// The release that deployed it.
     pub const VERSION: &str = "zae-limiter:version";
@@ -70,14 +71,14 @@ pub mod tag {
     pub const SCHEMA_VERSION: &str = "zae-limiter:schema-version";
     /// The release of the aggregator.
     pub const AGGREGATOR_VERSION: &str = "zae-limiter:lambda-version";
-    /// Whether the table stays when the stack goes.
+    /// Whether the table is kept when the stack is deleted.
     pub const RETAIN: &str = "zae-limiter:retain-table";
 
-    /// All of them.
+    /// All tags of this module.
     pub const ALL: [&str; 7] =
         [MANAGED_BY, NAME, KIND, VERSION, SCHEMA_VERSION, AGGREGATOR_VERSION, RETAIN];
 
-    /// The tags of every stack of ours.
+    /// The tags of a stack of this release.
     pub fn ours(
         name: &StackName,
         retain: RetainTable,

@@ -1,4 +1,4 @@
-//! What a new stack's table needs before anybody uses it.
+//! Reads and writes the table's version record.
 
 use zae_limiter_core::Timestamp;
 use zae_limiter_schema::records::Version;
@@ -8,18 +8,18 @@ use zae_limiter_schema::{Condition, Consistency, ItemKey, Table, TableError, Tab
 ///
 /// # Errors
 ///
-/// An error of the table; [`TableErrorKind::Incompatible`] when the record cannot be read.
+/// An error of the table. [`TableErrorKind::Incompatible`] if the record does not decode.
 pub async fn read_version(table: &dyn Table) -> Result<Option<Version>, TableError> {
     let read = table.read(&[ItemKey::version()], Consistency::Strong).await?;
     let Some(item) = read.items.into_iter().next() else { return Ok(None) };
     Version::decode(&item).map(Some).map_err(|malformed| {
-        let message = format!("the table does not say of which release it is: {malformed}");
+        let message = format!("the table's version record does not decode: {malformed}");
         TableError::new(TableErrorKind::Incompatible, message)
     })
 }
 
-/// Writes the version record where there is none. One that is there stays: only a migration changes
-/// the release of a table.
+/// Writes the version record if there is none. An existing record stays: only a migration changes
+/// the version of a table.
 ///
 /// # Errors
 ///
@@ -36,7 +36,7 @@ pub async fn ensure_version(table: &dyn Table, now: Timestamp) -> Result<Version
         updated_by: Some(format!("zae-limiter {}", crate::versions::PROGRAM)),
     };
     let mut update = version.update();
-    // Whoever was faster was faster.
+    // Another client may have created it first; either record is fine.
     update.conditions.push(Condition::Absent("PK".to_owned()));
     table.update(&update).await?;
     Ok(read_version(table).await?.unwrap_or(version))

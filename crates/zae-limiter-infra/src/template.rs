@@ -2,18 +2,17 @@
 
 use crate::options::RetainTable;
 
-/// The template as it is embedded. The table goes with the stack.
+/// The embedded template. Deleting the stack deletes the table.
 pub const TEMPLATE: &str = include_str!("template.yaml");
 
-/// The most that CloudFormation takes of a template that is sent with the call.
+/// The most bytes of a template that CloudFormation accepts in a request.
 #[cfg(test)]
 const BODY_MAX: usize = 51_200;
 
 const DELETED: &str = "    Type: AWS::DynamoDB::Table\n    DeletionPolicy: Delete\n";
 const RETAINED: &str = "    Type: AWS::DynamoDB::Table\n    DeletionPolicy: Retain\n";
 
-/// The template. What becomes of the table when the stack is deleted is the one thing that no
-/// parameter can say.
+/// The template, with the table's deletion policy. CloudFormation does not allow a parameter there.
 pub fn template(retain: RetainTable) -> String {
     match retain {
         RetainTable::No => TEMPLATE.to_owned(),
@@ -35,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn it_can_be_sent_with_the_call() {
+    fn the_template_is_small_enough_for_a_request() {
         assert!(TEMPLATE.len() < BODY_MAX, "{} bytes", TEMPLATE.len());
     }
 }

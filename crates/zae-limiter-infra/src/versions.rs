@@ -1,8 +1,8 @@
-//! Which releases meet in a stack, and what fits with what.
+//! Compares the versions of a stack with this program's.
 //!
-//! Four things have a release: this program, the stack (its template), the aggregator in it, and the
-//! format of the table. A newer program works with an older stack; an older one is never allowed to
-//! change a newer stack.
+//! Four things have a version: this program, the stack's template, its aggregator, and the format
+//! of the table. A newer program works with an older stack. An older program never changes a newer
+//! stack.
 
 use std::fmt;
 
@@ -11,30 +11,30 @@ use zae_limiter_schema::records::Version;
 use crate::cloud::StackState;
 use crate::plan::tag;
 
-/// The release of this program.
+/// The version of this program.
 pub const PROGRAM: &str = env!("CARGO_PKG_VERSION");
 
-/// The releases that meet in a stack.
+/// The versions of a stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Versions {
-    /// The release that deployed the stack.
+    /// The version of the program that deployed the stack.
     pub stack: Option<String>,
-    /// The release of the aggregator.
+    /// The version of the aggregator.
     pub aggregator: Option<String>,
-    /// The release of the table's format, by the table's own record.
+    /// The version of the table's format, from the table's version record.
     pub schema: Option<String>,
 }
 
-/// What fits, and what to do where it does not.
+/// Whether a stack is compatible with this program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Everything is of this release.
+    /// All versions are this program's.
     Current,
-    /// It works, and an upgrade would bring it up to date: these are behind.
+    /// Compatible. An upgrade would update these.
     Behind(Vec<String>),
-    /// The table is of an older format: it has to be migrated first.
+    /// The table has an older format and must be migrated first.
     NeedsMigration,
-    /// The stack or its table is of a later release than this program.
+    /// These are of a later release than this program.
     ProgramTooOld(Vec<String>),
 }
 
@@ -50,14 +50,14 @@ impl fmt::Display for Verdict {
         match self {
             Self::Current => f.write_str("up to date"),
             Self::Behind(what) => write!(f, "works; behind: {}", what.join(", ")),
-            Self::NeedsMigration => f.write_str("the table has to be migrated"),
+            Self::NeedsMigration => f.write_str("the table must be migrated"),
             Self::ProgramTooOld(what) => write!(f, "later than this program: {}", what.join(", ")),
         }
     }
 }
 
 impl Versions {
-    /// Of a stack and its table's record, where there are any.
+    /// The versions from a stack's tags and its table's version record.
     pub fn of(stack: Option<&StackState>, record: Option<&Version>) -> Self {
         let tag = |key: &str| stack.and_then(|stack| stack.tags.get(key)).cloned();
         Self {
@@ -67,7 +67,7 @@ impl Versions {
         }
     }
 
-    /// What fits with this program.
+    /// Compares the versions with this program's.
     pub fn verdict(&self) -> Verdict {
         self.verdict_of(PROGRAM, Version::SCHEMA)
     }
@@ -97,7 +97,7 @@ impl Versions {
     }
 }
 
-/// The numbers of a release. What is no number counts as a later one: it is not known here.
+/// The numbers of a version. Text that is not a number counts as a later release.
 fn number(version: &str) -> Vec<u64> {
     version.split('.').map(|part| part.parse().unwrap_or(u64::MAX)).collect()
 }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_with_what() {
+    fn later_versions_are_rejected_and_older_ones_are_behind() {
         let behind = |what: &str| Verdict::Behind(vec![what.to_owned()]);
         let late = |what: &str| Verdict::ProgramTooOld(vec![what.to_owned()]);
         assert_eq!(verdict("0.10.1", "0.10.1", "0.10.0"), Verdict::Current);

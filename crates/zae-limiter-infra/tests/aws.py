@@ -1,10 +1,10 @@
-"""An AWS on this machine: ministack from PyPI, on the loopback alone, with what it lacks for the stack.
+"""A local AWS: ministack from PyPI, on the loopback interface only, with what it lacks for the stack.
 
     $(tests/venv ministack==1.5.33 boto3 cbor2 cryptography)/bin/python tests/aws.py PORT
 
-It knows no alarms on expressions: those are kept as alarms on their first metric. It would make a
-table in the place of one that is there already: here that fails, as it does in AWS. It ends when its
-standard input does, so that it does not outlive a test.
+ministack supports no alarms on expressions: this script makes them alarms on their first metric. ministack
+replaces a table that exists already: here that fails, as in AWS. It ends when its standard input closes, so
+that it does not outlive a test.
 """
 import os
 import sys
@@ -15,7 +15,7 @@ os.environ.update(
     BIND_HOST="127.0.0.1",
     GATEWAY_PORT=port,
     SERVICES="cloudformation,cloudwatch,dynamodb,dynamodbstreams,iam,lambda,logs,monitoring,s3,sqs,sts",
-    # For what runs in it: functions must not go elsewhere.
+    # Functions that run in it must call this endpoint.
     AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}",
     IOT_MTLS_ENABLED="0",
     # Nothing here calls out.

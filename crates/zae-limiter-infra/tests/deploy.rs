@@ -1,4 +1,4 @@
-//! Deploying over the seam: what is asked of AWS in which order, what is told, and what is resumed.
+//! Deployments on a fake cloud: the calls and their order, the progress, and how they resume.
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 #[allow(dead_code, reason = "not every test uses all of it")]
@@ -12,11 +12,11 @@ use zae_limiter_infra::{
     StackOptions, StackState, Wait,
 };
 
-/// Remembers what it is told.
+/// Records the progress.
 #[derive(Default)]
-struct Told(Vec<String>);
+struct Recorded(Vec<String>);
 
-impl Progress for Told {
+impl Progress for Recorded {
     fn event(&mut self, event: &StackEvent) {
         self.0.push(format!("{} {}", event.resource, event.status));
     }
@@ -26,6 +26,7 @@ impl Progress for Told {
     }
 }
 
+/// A fake cloud with a deployer.
 struct Scene {
     cloud: Arc<FakeCloud>,
     deployer: Deployer,
@@ -41,10 +42,10 @@ impl Scene {
     }
 
     async fn deploy(&self, options: &StackOptions) -> (Result<Deployed, DeployError>, Vec<String>) {
-        let mut told = Told::default();
+        let mut progress = Recorded::default();
         let plan = options.plan().unwrap();
-        let deployed = self.deployer.deploy(&plan, Some(&self.package), &mut told).await;
-        (deployed, told.0)
+        let deployed = self.deployer.deploy(&plan, Some(&self.package), &mut progress).await;
+        (deployed, progress.0)
     }
 
     async fn state(&self) -> StackState {
@@ -59,19 +60,23 @@ fn options() -> StackOptions {
 #[tokio::test]
 async fn a_first_deployment_uploads_the_code_between_two_steps() {
     let scene = Scene::new();
-    let (deployed, told) = scene.deploy(&options()).await;
+    let (deployed, progress) = scene.deploy(&options()).await;
     assert!(matches!(deployed, Ok(Deployed::Created(_))), "{deployed:?}");
     let key = scene.package.key();
     assert_eq!(scene.cloud.calls(), ["create my-app", &format!("put {key}"), "update my-app"]);
-    assert!(scene.cloud.parts("my-app").contains(&"Aggregator".to_owned()));
-    let at = |what: &str| told.iter().position(|one| one.starts_with(what)).expect(what);
+    assert!(scene.cloud.resources("my-app").contains(&"Aggregator".to_owned()));
+    let at = |what: &str| progress.iter().position(|one| one.starts_with(what)).expect(what);
     assert!(at("Table CREATE_COMPLETE") < at("uploading the aggregator"));
     assert!(at("uploading the aggregator") < at("Aggregator CREATE_COMPLETE"));
-    assert_eq!(told.iter().filter(|one| *one == "Table CREATE_COMPLETE").count(), 1, "{told:?}");
+    assert_eq!(
+        progress.iter().filter(|one| *one == "Table CREATE_COMPLETE").count(),
+        1,
+        "{progress:?}"
+    );
 }
 
 #[tokio::test]
-async fn a_second_deployment_changes_nothing_and_says_so() {
+async fn a_second_deployment_changes_nothing() {
     let scene = Scene::new();
     scene.deploy(&options()).await.0.unwrap();
     scene.cloud.calls();
@@ -93,19 +98,19 @@ async fn changed_options_change_the_stack_and_upload_nothing_again() {
 }
 
 #[tokio::test]
-async fn without_aggregator_there_is_one_step_and_no_code() {
+async fn without_an_aggregator_one_step_suffices_and_no_code_is_uploaded() {
     let scene = Scene::new();
     scene.deploy(&options().no_aggregator()).await.0.unwrap();
     assert_eq!(scene.cloud.calls(), ["create my-app"]);
-    // It is added later, in two steps as well.
+    // Adding the aggregator later takes two steps as well.
     scene.deploy(&options()).await.0.unwrap();
     let key = scene.package.key();
     assert_eq!(scene.cloud.calls(), ["update my-app", &format!("put {key}"), "update my-app"]);
-    assert!(scene.cloud.parts("my-app").contains(&"Aggregator".to_owned()));
+    assert!(scene.cloud.resources("my-app").contains(&"Aggregator".to_owned()));
 }
 
 #[tokio::test]
-async fn a_failure_is_told_with_its_first_cause() {
+async fn a_failure_is_reported_with_its_first_cause() {
     let scene = Scene::new();
     scene.cloud.fail("Table", "my-app already exists in stack other");
     let (deployed, _) = scene.deploy(&options()).await;
@@ -117,16 +122,16 @@ async fn a_failure_is_told_with_its_first_cause() {
     assert_eq!(cause.resource, "Table");
     assert!(cause.reason.contains("already exists"));
     assert!(cause.hint().unwrap().contains("--name"));
-    // Nothing stands in the way of the next try.
+    // The next deployment succeeds.
     scene.cloud.calls();
-    let (deployed, told) = scene.deploy(&options()).await;
+    let (deployed, progress) = scene.deploy(&options()).await;
     assert!(matches!(deployed, Ok(Deployed::Created(_))), "{deployed:?}");
     assert_eq!(scene.cloud.calls()[..2], ["delete my-app", "create my-app"]);
-    assert!(told.iter().any(|one| one.contains("clearing it away")));
+    assert!(progress.iter().any(|one| one.contains("deleting what it left")));
 }
 
 #[tokio::test]
-async fn a_failed_change_is_rolled_back_and_can_be_tried_again() {
+async fn a_failed_update_is_rolled_back_and_can_be_repeated() {
     let scene = Scene::new();
     scene.deploy(&options().no_alarms()).await.0.unwrap();
     scene.cloud.fail("ErrorAlarm", "not authorized to perform: cloudwatch:PutMetricAlarm");
@@ -139,37 +144,38 @@ async fn a_failed_change_is_rolled_back_and_can_be_tried_again() {
 }
 
 #[tokio::test]
-async fn whoever_was_interrupted_deploys_again() {
+async fn an_interrupted_deployment_is_resumed_by_the_next_one() {
     let scene = Scene::new();
     let plan = options().plan().unwrap();
-    // Interrupted at once: the first step is under way, nobody watches.
+    // Interrupted at once: the first step is in progress.
     let no_wait = scene.deployer.clone().wait(Wait::No);
-    let started = no_wait.deploy(&plan, Some(&scene.package), &mut Told::default()).await.unwrap();
+    let started =
+        no_wait.deploy(&plan, Some(&scene.package), &mut Recorded::default()).await.unwrap();
     assert_eq!(started, Deployed::Started { unfinished: true });
     assert!(scene.state().await.status.is_under_way());
-    let (deployed, told) = scene.deploy(&options()).await;
+    let (deployed, progress) = scene.deploy(&options()).await;
     assert!(matches!(deployed, Ok(Deployed::Updated(_))), "{deployed:?}");
-    assert!(told[0].contains("waiting for that to end"), "{told:?}");
+    assert!(progress[0].contains("waiting until that is complete"), "{progress:?}");
     let key = scene.package.key();
     assert_eq!(scene.cloud.calls(), ["create my-app", &format!("put {key}"), "update my-app"]);
-    assert!(scene.cloud.parts("my-app").contains(&"Aggregator".to_owned()));
+    assert!(scene.cloud.resources("my-app").contains(&"Aggregator".to_owned()));
 }
 
 #[tokio::test]
-async fn looks_that_get_no_answer_are_repeated_a_few_times() {
+async fn failed_polls_are_retried_a_few_times() {
     for (lost, is_done) in [(4, true), (5, false)] {
         let scene = Scene::new();
-        scene.cloud.lose_looks(3, lost);
+        scene.cloud.fail_polls(3, lost);
         let (deployed, _) = scene.deploy(&options().no_aggregator()).await;
         assert_eq!(deployed.is_ok(), is_done, "{lost}: {deployed:?}");
-        // Whatever was lost, trying again finds everything as it should be.
+        // In both cases the next deployment succeeds.
         scene.deploy(&options().no_aggregator()).await.0.unwrap();
         assert_eq!(scene.cloud.calls()[0], "create my-app");
     }
 }
 
 #[tokio::test]
-async fn stacks_of_others_are_left_alone() {
+async fn stacks_of_other_programs_are_never_changed() {
     let scene = Scene::new();
     scene.cloud.put_foreign("my-app", "CREATE_COMPLETE", &[("team", "other")]);
     let (deployed, _) = scene.deploy(&options()).await;
@@ -186,17 +192,17 @@ async fn stacks_of_others_are_left_alone() {
 }
 
 #[tokio::test]
-async fn a_deleted_stack_names_what_was_kept() {
+async fn a_deletion_names_the_resources_that_were_kept() {
     let scene = Scene::new();
     scene.deploy(&options()).await.0.unwrap();
     scene.cloud.calls();
     let state = scene.deployer.ours("my-app").await.unwrap();
-    let deleted = scene.deployer.delete(&state, Wait::UntilDone, &mut Told::default()).await;
+    let deleted = scene.deployer.delete(&state, Wait::UntilDone, &mut Recorded::default()).await;
     let Ok(Deleted::Gone { kept }) = deleted else { panic!("{deleted:?}") };
     assert_eq!(scene.cloud.calls(), ["empty ref:CodeBucket", "delete my-app"]);
     assert!(kept.iter().any(|(kind, _)| kind == "AWS::S3::Bucket"), "{kept:?}");
-    let gone = scene.deployer.ours("my-app").await;
-    assert!(matches!(gone, Err(DeployError::NoStack { .. })), "{gone:?}");
+    let found = scene.deployer.ours("my-app").await;
+    assert!(matches!(found, Err(DeployError::NoStack { .. })), "{found:?}");
 }
 
 #[tokio::test]
@@ -205,14 +211,14 @@ async fn a_protected_stack_is_not_deleted() {
     scene.deploy(&options().enable_deletion_protection()).await.0.unwrap();
     scene.cloud.calls();
     let state = scene.deployer.ours("my-app").await.unwrap();
-    let deleted = scene.deployer.delete(&state, Wait::UntilDone, &mut Told::default()).await;
+    let deleted = scene.deployer.delete(&state, Wait::UntilDone, &mut Recorded::default()).await;
     let Err(DeployError::Stuck { hint, .. }) = deleted else { panic!("{deleted:?}") };
     assert!(hint.contains("--enable-deletion-protection"));
     assert_eq!(scene.cloud.calls(), [""; 0]);
 }
 
 #[test]
-fn a_cause_is_the_first_failure_that_is_no_consequence() {
+fn the_cause_is_the_first_failure_that_no_other_one_caused() {
     let event = |resource: &str, status: &str, reason: &str| StackEvent {
         id: String::new(),
         resource: resource.to_owned(),
@@ -241,7 +247,7 @@ async fn an_upgrade_keeps_every_option_and_tag() {
         .tag("team", "gateway");
     scene.deploy(&wanted).await.0.unwrap();
     let mut state = scene.state().await;
-    // As an older release has left it.
+    // As if an older release had deployed it.
     state.tags.insert("zae-limiter:version".to_owned(), "0.0.1".to_owned());
     state.tags.insert("aws:cloudformation:stack-name".to_owned(), "my-app".to_owned());
     state.parameters.insert("GoneInThisRelease".to_owned(), "x".to_owned());
@@ -283,13 +289,13 @@ async fn without_code_a_stack_keeps_the_aggregator_it_has() {
     let scene = Scene::new();
     scene.deploy(&options()).await.0.unwrap();
     let plan = options().lambda_memory(512).plan().unwrap();
-    let deployed = scene.deployer.deploy(&plan, None, &mut Told::default()).await;
+    let deployed = scene.deployer.deploy(&plan, None, &mut Recorded::default()).await;
     assert!(matches!(deployed, Ok(Deployed::Updated(_))), "{deployed:?}");
-    assert!(scene.cloud.parts("my-app").contains(&"Aggregator".to_owned()));
+    assert!(scene.cloud.resources("my-app").contains(&"Aggregator".to_owned()));
 }
 
 #[tokio::test]
-async fn what_an_index_holds_is_not_changed() {
+async fn the_projection_of_an_index_is_never_changed() {
     let scene = Scene::new();
     scene.deploy(&options()).await.0.unwrap();
     scene.cloud.calls();

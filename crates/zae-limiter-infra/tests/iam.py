@@ -1,11 +1,11 @@
-"""An AWS on this machine that enforces IAM on DynamoDB: moto from PyPI, on the loopback alone.
+"""A local AWS that enforces IAM on DynamoDB: moto from PyPI, on the loopback interface only.
 
     $(tests/venv 'moto[server,dynamodb,cloudformation,iam]==5.2.5')/bin/python tests/iam.py PORT
 
-moto checks actions, but neither partition keys nor the parts of a transaction; here both are checked,
-for users that have a key of their own. Whoever comes with the key `test` may do everything. moto does not
-keep calls apart that come at once; here those on tables go one after the other. It ends when its standard
-input does, so that it does not outlive a test.
+moto checks actions, but neither partition keys nor the operations of a transaction. This script checks both,
+for users with their own access key. The key `test` may do everything. moto is not safe for concurrent calls,
+so this script runs the calls on tables one after the other. It ends when its standard input closes, so that
+it does not outlive a test.
 """
 import fnmatch
 import json

@@ -1,4 +1,4 @@
-//! Every option changes what it should, and nothing wrong is sent.
+//! Every option reaches the template, and invalid ones are rejected before anything is sent.
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 #[allow(dead_code, reason = "not every test uses all of it")]
@@ -31,7 +31,7 @@ fn check(options: StackOptions, resource: &str, pointer: &str, wanted: Value) {
     let (before, after) = (stack(&self::options()), stack(&options));
     let at = |stack: &Stack| stack.properties(resource).pointer(pointer).cloned();
     assert_eq!(at(&after), Some(wanted.clone()));
-    assert_ne!(at(&before), Some(wanted), "that is what the default does");
+    assert_ne!(at(&before), Some(wanted), "the default does the same");
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn types(options: &StackOptions) -> Vec<String> {
 }
 
 #[test]
-fn what_is_switched_off_is_not_there() {
+fn disabled_features_create_no_resources() {
     let has = |options: &StackOptions, kind: &str| types(options).iter().any(|one| one == kind);
     for kind in
         ["AWS::Lambda::Function", "AWS::SQS::Queue", "AWS::S3::Bucket", "AWS::Logs::LogGroup"]
@@ -138,7 +138,7 @@ fn what_is_switched_off_is_not_there() {
 }
 
 #[test]
-fn without_code_there_is_everything_but_the_function() {
+fn without_code_the_stack_lacks_only_the_function() {
     let before = Stack::of(&options().plan().unwrap(), "");
     assert!(before.has("CodeBucket") && !before.has("Aggregator") && !before.has("StreamMapping"));
 }
@@ -158,7 +158,7 @@ fn every_alarm_notifies_the_topic() {
 }
 
 #[test]
-fn throttles_are_watched_on_the_table_and_all_its_indexes() {
+fn throttling_alarms_cover_the_table_and_all_its_indexes() {
     let stack = stack(&options());
     for (alarm, metric) in
         [("ReadThrottleAlarm", "ReadThrottleEvents"), ("WriteThrottleAlarm", "WriteThrottleEvents")]
@@ -180,7 +180,7 @@ fn throttles_are_watched_on_the_table_and_all_its_indexes() {
 }
 
 #[test]
-fn the_stream_brings_buckets_that_change_and_audit_events_that_expire() {
+fn the_stream_filter_passes_bucket_changes_and_expired_audit_events() {
     let stack = stack(&options());
     let filters = stack.properties("StreamMapping")["FilterCriteria"]["Filters"].clone();
     let patterns: Vec<Value> = filters.as_array().unwrap().iter().map(pattern).collect();
@@ -210,7 +210,7 @@ fn pattern(filter: &Value) -> Value {
     serde_json::from_str(filter["Pattern"].as_str().unwrap()).unwrap()
 }
 
-/// Lambda's filter rules, as far as they are used.
+/// Lambda's filter rules, as far as the template uses them.
 fn matches(pattern: &Value, event: &Value) -> bool {
     match pattern {
         Value::Object(all) => all.iter().all(|(key, inner)| matches(inner, &event[key])),
@@ -223,7 +223,7 @@ fn matches(pattern: &Value, event: &Value) -> bool {
 }
 
 #[test]
-fn wrong_options_are_refused_with_what_they_must_be() {
+fn invalid_options_are_rejected_with_the_rule() {
     let no_iam = || options().iam(Iam::None);
     let too_many = (0..46).fold(options(), |all, n| all.tag(format!("tag-{n}"), "x"));
     let cases: Vec<(StackOptions, &str, &str)> = vec![
@@ -250,7 +250,7 @@ fn wrong_options_are_refused_with_what_they_must_be() {
             "128",
         ),
         (options().tag("aws:x", "1"), "tag", "aws:"),
-        (options().tag("ManagedBy", "me"), "tag", "stacks are found"),
+        (options().tag("ManagedBy", "me"), "tag", "identifies limiter stacks"),
         (options().tag("", "1"), "tag", "1 to 128"),
         (options().tag("k", "v".repeat(257)), "tag", "256"),
         (options().tag("k", "a*b"), "tag", "letters"),
@@ -264,7 +264,7 @@ fn wrong_options_are_refused_with_what_they_must_be() {
 }
 
 #[test]
-fn limits_of_numbers_are_those_of_the_template() {
+fn the_bounds_of_numbers_equal_those_of_the_template() {
     let template = parse(TEMPLATE);
     for (name, least, most) in
         [("LambdaTimeout", 1, 900), ("LambdaMemory", 128, 10_240), ("PitrRecoveryDays", 1, 35)]
@@ -275,7 +275,7 @@ fn limits_of_numbers_are_those_of_the_template() {
 }
 
 #[test]
-fn defaults_are_those_of_the_template() {
+fn the_defaults_equal_those_of_the_template() {
     let template = parse(TEMPLATE);
     for (name, value) in options().plan().unwrap().parameters {
         assert_eq!(text(&template["Parameters"][&name]["Default"]), value, "{name}");
@@ -288,7 +288,7 @@ fn no_arn_names_a_partition() {
 }
 
 #[test]
-fn a_stack_is_found_by_its_tags() {
+fn a_stack_has_the_identifying_tags() {
     let plan = options().tag("team", "gateway").plan().unwrap();
     let tag = |key: &str| plan.tags[key].clone();
     assert_eq!(tag("ManagedBy"), "zae-limiter");

@@ -1,5 +1,5 @@
-//! Each policy is enough and no more. Real clients run on a simulated table, and every call they make
-//! is put before an evaluator of the template's policies, as IAM would do it.
+//! Each policy allows what its users need and nothing else. Real clients run on a simulated table,
+//! and an evaluator checks every call against the template's policies, as IAM does.
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 #[allow(dead_code, reason = "not every test uses all of it")]
@@ -21,10 +21,10 @@ use zae_limiter_schema::{
 };
 use zae_limiter_testkit::{SimTable, Split};
 
-/// As the template's functions are worked out here.
+/// The table's ARN, as the tests evaluate the template's functions.
 const TABLE_ARN: &str = "att:Table.Arn";
 
-/// A table that asks for permission.
+/// A table that checks every call against a policy.
 #[derive(Debug)]
 struct Guarded {
     table: SimTable,
@@ -44,7 +44,7 @@ impl fmt::Debug for Principal {
 }
 
 impl Principal {
-    /// Somebody with one of the template's policies.
+    /// A principal with one of the template's policies.
     fn with(policy: &str) -> Self {
         let options = StackOptions::new("my-app".parse().unwrap());
         let stack = Stack::of(&options.plan().unwrap(), "code/x.zip");
@@ -62,7 +62,7 @@ impl Principal {
         allows(&self.policy, &Request { action: &action, resource, leading_keys: keys, tag })
     }
 
-    fn ask(&self, action: &str, resource: &str, keys: &[String]) -> Result<(), TableError> {
+    fn check(&self, action: &str, resource: &str, keys: &[String]) -> Result<(), TableError> {
         if self.may(action, resource, keys) {
             return Ok(());
         }
@@ -75,11 +75,11 @@ fn leading<'a>(keys: impl IntoIterator<Item = &'a ItemKey>) -> Vec<String> {
     keys.into_iter().map(|key| key.pk.clone()).collect()
 }
 
-// What each call needs, as the adapter over the SDK makes it.
+// The permissions that each call of the SDK adapter needs.
 impl Table for Guarded {
     fn update<'a>(&'a self, update: &'a Update) -> BoxFuture<'a, Result<Updated, TableError>> {
         Box::pin(async move {
-            self.principal.ask("UpdateItem", TABLE_ARN, &leading([&update.key]))?;
+            self.principal.check("UpdateItem", TABLE_ARN, &leading([&update.key]))?;
             self.table.update(update).await
         })
     }
@@ -95,7 +95,7 @@ impl Table for Guarded {
                     Change::Delete(..) => "DeleteItem",
                     Change::Check(..) => "ConditionCheckItem",
                 };
-                self.principal.ask(action, TABLE_ARN, &leading([change.key()]))?;
+                self.principal.check(action, TABLE_ARN, &leading([change.key()]))?;
             }
             self.table.transact(changes).await
         })
@@ -107,7 +107,7 @@ impl Table for Guarded {
         consistency: Consistency,
     ) -> BoxFuture<'a, Result<BatchRead, TableError>> {
         Box::pin(async move {
-            self.principal.ask("BatchGetItem", TABLE_ARN, &leading(keys))?;
+            self.principal.check("BatchGetItem", TABLE_ARN, &leading(keys))?;
             self.table.read(keys, consistency).await
         })
     }
@@ -118,7 +118,7 @@ impl Table for Guarded {
                 Some(index) => format!("{TABLE_ARN}/index/{}", index.name()),
                 None => TABLE_ARN.to_owned(),
             };
-            self.principal.ask("Query", &resource, std::slice::from_ref(&query.partition))?;
+            self.principal.check("Query", &resource, std::slice::from_ref(&query.partition))?;
             let mut query = query.clone();
             if query.index.is_some() {
                 query.consistency = Consistency::Eventual;
@@ -129,7 +129,7 @@ impl Table for Guarded {
 
     fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>> {
         Box::pin(async move {
-            self.principal.ask("BatchWriteItem", TABLE_ARN, &leading(keys))?;
+            self.principal.check("BatchWriteItem", TABLE_ARN, &leading(keys))?;
             self.table.delete(keys).await
         })
     }
@@ -152,7 +152,7 @@ fn store(table: &SimTable, principal: Principal) -> Arc<DynamoStore> {
     Arc::new(DynamoStore::new(Arc::new(guarded), DynamoOptions::default()))
 }
 
-/// Whoever may only acquire, on a table that an administrator looks into.
+/// A store that may only acquire, next to one of an administrator who can read everything.
 async fn acquire_only() -> Arc<Split> {
     let table = SimTable::default();
     Arc::new(Split {
@@ -177,7 +177,7 @@ async fn open(
         .await
 }
 
-/// A table with a namespace `acme`, in it stored limits, a parent and a child.
+/// A table with a namespace `acme`, which has stored limits, a parent and a child.
 async fn given() -> (SimTable, RateLimiter) {
     let table = SimTable::default();
     let root = open(&table, Principal::with("FullPolicy"), "default").await.unwrap();
@@ -199,7 +199,7 @@ async fn take(limiter: &RateLimiter) -> Result<(), Error> {
     lease.commit().await
 }
 
-/// What changes anything but buckets.
+/// All calls that write to items other than buckets.
 async fn writes_outside_buckets(limiter: &RateLimiter) -> Vec<(&'static str, Result<(), Error>)> {
     let limit = || [Limit::per_minute("rpm", 5)];
     vec![
@@ -229,7 +229,7 @@ fn outside_buckets(table: &SimTable) -> Vec<zae_limiter_schema::Item> {
 }
 
 #[tokio::test]
-async fn acquire_only_takes_and_changes_nothing_else() {
+async fn the_acquire_policy_writes_only_to_buckets() {
     let (table, _) = given().await;
     let limiter = open(&table, Principal::with("AcquirePolicy"), "acme").await.unwrap();
     take(&limiter).await.unwrap();
@@ -238,7 +238,7 @@ async fn acquire_only_takes_and_changes_nothing_else() {
 }
 
 #[tokio::test]
-async fn read_only_reads_everything_and_writes_nothing() {
+async fn the_read_policy_reads_everything_and_writes_nothing() {
     let (table, acme) = given().await;
     take(&acme).await.unwrap();
     let limiter = open(&table, Principal::with("ReadPolicy"), "acme").await.unwrap();
@@ -277,7 +277,7 @@ async fn a_namespace_principal_stays_in_its_namespace() {
 }
 
 #[tokio::test]
-async fn namespace_acquire_and_read_are_as_narrow() {
+async fn namespace_policies_are_as_narrow_as_the_global_ones() {
     let (table, acme) = given().await;
     let id = acme.namespace_id().as_str().to_owned();
     let acquire = || Principal::of_namespace("NamespaceAcquirePolicy", &id);
@@ -308,9 +308,9 @@ async fn a_principal_without_the_tag_may_do_nothing() {
     }
 }
 
-/// Calls that no limiter makes, but somebody with its credentials could.
+/// Calls that no limiter makes, but that its credentials could be used for.
 #[test]
-fn what_no_limiter_does_is_denied_too() {
+fn calls_that_no_limiter_makes_are_denied() {
     let acquire = Principal::with("AcquirePolicy");
     let key = |text: &str| vec![text.to_owned()];
     let ns = "abcdefghijk";
@@ -332,7 +332,7 @@ fn what_no_limiter_does_is_denied_too() {
     }
     assert!(!acquire.may("GetItem", TABLE_ARN, &key(&format!("{ns}/AUDIT#key-1"))));
     assert!(!acquire.may("UpdateItem", TABLE_ARN, &key("_/SYSTEM#")));
-    // Without keys nothing can be said about them.
+    // A call without keys cannot meet a condition on keys.
     assert!(!acquire.may("UpdateItem", TABLE_ARN, &[]));
     assert!(!acquire.may("UpdateItem", "another-table", &bucket));
     let full = Principal::with("FullPolicy");
@@ -349,7 +349,7 @@ fn what_no_limiter_does_is_denied_too() {
 }
 
 #[test]
-fn the_aggregator_books_and_refills_and_no_more() {
+fn the_aggregator_may_book_and_refill_and_nothing_else() {
     let options = StackOptions::new("my-app".parse().unwrap());
     let stack = Stack::of(&options.plan().unwrap(), "code/x.zip");
     let policy = stack.properties("AggregatorRole")["Policies"][0]["PolicyDocument"].clone();
@@ -370,9 +370,9 @@ fn the_aggregator_books_and_refills_and_no_more() {
     }
 }
 
-/// Nothing of another namespace, by whatever call.
+/// No call reaches another namespace.
 #[test]
-fn a_namespace_policy_opens_no_other_namespace() {
+fn a_namespace_policy_gives_no_access_to_other_namespaces() {
     let (own, other) = ("abcdefghijk", "kjihgfedcba");
     let actions = [
         "BatchGetItem",

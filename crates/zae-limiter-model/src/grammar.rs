@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::{Limit, LimitName, LimitSet};
+use crate::{Invalid, Limit, LimitName, LimitSet};
 
 const RULE: &str = "write name:rate[/period][:burst], as in rpm:100, tpm:10000/min:15000 or \
                     uploads:3/5min; the period is sec, min (default), hour or day";
@@ -69,6 +69,12 @@ impl fmt::Display for ParseLimitError {
 }
 
 impl std::error::Error for ParseLimitError {}
+
+impl From<ParseLimitError> for Invalid {
+    fn from(error: ParseLimitError) -> Self {
+        Self::new("limit", error.input, error.rule)
+    }
+}
 
 /// Reads `name:rate[/period][:burst]`: `rpm:100`, `tpm:10000/min:15000`, `uploads:3/5min`. Digits may have `_` between
 /// them. The limit is checked: a text that parses is a valid limit.

@@ -1,7 +1,7 @@
 //! A bucket's item, and every way in which it is written.
 //!
 //! All limits of an item share one refill time `rf`. A write that moves `rf` adds to every limit what
-//! it has earned since. There are seven kinds of writes, and each pins what it relies on:
+//! it has earned since. Each kind of write pins what it relies on:
 //!
 //! | write | what it does | what it pins |
 //! | --- | --- | --- |
@@ -35,7 +35,7 @@ mod reshard;
 use zae_limiter_core::{Bucket, BucketKey, EntityId, LimitName, LimitSet, Rate, Timestamp};
 
 pub use item::{BucketItem, shards_seen, share_of};
-pub use reshard::{Halves, merge, restore, split};
+pub use reshard::{ShardPair, merge, restore, split};
 
 pub use count::{carry_shard_count, delete_together, further_shards};
 

@@ -77,7 +77,7 @@ pub fn has_schedule(item: &Item) -> bool {
 
 /// Whether the change has a new generation. Our clients change it when they split a bucket; other
 /// clients only raise the shard count.
-pub fn is_told_to_others(old: &Item, new: &Item) -> bool {
+pub fn changes_generation(old: &Item, new: &Item) -> bool {
     old.get(GENERATION) != new.get(GENERATION)
 }
 

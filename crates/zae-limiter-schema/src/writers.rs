@@ -281,7 +281,7 @@ mod tests {
 
     use super::*;
     use crate::bucket::{
-        After, Alive, Balances, BucketItem, Expiry, Halves, Movement, Owner, Since, add,
+        After, Alive, Balances, BucketItem, Expiry, Movement, Owner, ShardPair, Since, add,
         carry_shard_count, create, delete_together, merge, refill, restore, rewrite, split,
     };
     use crate::{
@@ -539,15 +539,15 @@ mod tests {
                     bucket: other.clone(),
                     ..shard_of(&first, 1, 1)
                 };
-                let alone = Halves { low: &first, high: None };
-                let beside = Halves { low: &later, high: Some(&retired) };
+                let alone = ShardPair { low: &first, high: None };
+                let beside = ShardPair { low: &later, high: Some(&retired) };
                 let now = at(1_500);
                 updates([split(&key(), alone, now), split(&key(), beside, now)])
             }
             "merge" => {
                 let (low, high) = (shard_of(&later, 0, 2), shard_of(&later, 1, 2));
-                let whole = merge(&key(), Halves { low: &low, high: Some(&high) }, at(9_000));
-                let alone = merge(&key(), Halves { low: &low, high: None }, at(9_000));
+                let whole = merge(&key(), ShardPair { low: &low, high: Some(&high) }, at(9_000));
+                let alone = merge(&key(), ShardPair { low: &low, high: None }, at(9_000));
                 updates(whole.into_iter().chain(alone))
             }
             _ => panic!("{writer} has no samples; add writes that show all it can do"),

@@ -1,4 +1,4 @@
-//! What the machine gives without a limiter: the measure for what the store adds to it.
+//! The baseline of benchmarks: plain SQLite writes on the same disk, without a limiter.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,23 +10,26 @@ use zae_limiter_core::StoreError;
 use crate::error::Failure;
 use crate::{Durability, SqliteStore};
 
-/// The best of so many rounds counts, each of so many operations, or fewer when they are slow.
-const ROUNDS: usize = 3;
+/// How many runs there are. The fastest counts.
+const RUNS: usize = 3;
+
+/// A run ends after so many operations, or after so much time.
 const OPERATIONS_MAX: u32 = 10_000;
-const ROUND_MAX: Duration = Duration::from_millis(300);
+const RUN_MAX: Duration = Duration::from_millis(300);
+
+/// Operations between two looks at the stopwatch.
 const LOOK_EVERY: u32 = 32;
 
 const UPDATE: &str =
     "UPDATE bucket SET rpm = rpm - 1, tpm = tpm - 10 WHERE id = ?1 AND rpm >= 1 AND tpm >= 10";
 
 impl SqliteStore {
-    /// How many hand-written `UPDATE`s per second one connection carries out in a transaction each,
-    /// with everything prepared and nothing else to do, on a file of its own beside `path`, which is
-    /// removed afterwards. `None` when `stopwatch` stands still.
+    /// Measures how many prepared `UPDATE`s per second one connection commits, each in its own
+    /// transaction, on a temporary file next to `path`. `None` if `stopwatch` does not advance.
     ///
     /// # Errors
     ///
-    /// When there is no room, or no permission, for another file in that folder.
+    /// If there is no room, or no permission, for another file in that folder.
     #[doc(hidden)]
     pub fn baseline_per_second(
         path: &Path,
@@ -36,11 +39,11 @@ impl SqliteStore {
         let file = path.with_file_name(format!("zae-limiter-baseline-{}.db", std::process::id()));
         let scratch = Scratch(file);
         measure(&scratch.0, durability, stopwatch)
-            .map_err(|failure| Arc::new(failure).told(&scratch.0))
+            .map_err(|failure| Arc::new(failure).to_store_error(&scratch.0))
     }
 }
 
-/// A file that goes with all that SQLite puts beside it.
+/// A file that is deleted on drop, together with SQLite's log files.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -48,7 +51,7 @@ impl Drop for Scratch {
         for suffix in ["", "-wal", "-shm"] {
             let mut file = self.0.clone().into_os_string();
             file.push(suffix);
-            // Most of the time SQLite has removed two of the three.
+            // SQLite has usually removed the two log files already.
             let _ = std::fs::remove_file(file);
         }
     }
@@ -71,13 +74,13 @@ fn measure(
     ))?;
     let mut statement = connection.prepare(UPDATE)?;
     let mut best: Option<f64> = None;
-    for _ in 0..ROUNDS {
+    for _ in 0..RUNS {
         let started = stopwatch();
         let mut operations = 0;
         while operations < OPERATIONS_MAX {
             statement.execute(["key"])?;
             operations += 1;
-            if operations % LOOK_EVERY == 0 && stopwatch().saturating_sub(started) >= ROUND_MAX {
+            if operations % LOOK_EVERY == 0 && stopwatch().saturating_sub(started) >= RUN_MAX {
                 break;
             }
         }
@@ -95,10 +98,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_left_of_it() {
+    fn the_baseline_leaves_no_files_behind() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("limits.db");
-        // A second passes with every look: a round is over at the first.
+        // A second passes with every look, so that a run ends at the first one.
         let looks = std::cell::Cell::new(0);
         let stopwatch = || Duration::from_secs(looks.replace(looks.get() + 1));
         for durability in [Durability::Normal, Durability::Full] {
@@ -112,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_an_error() {
+    fn a_missing_folder_is_an_error() {
         let missing = Path::new("/nowhere/at/all/limits.db");
         let still = || Duration::ZERO;
         assert!(SqliteStore::baseline_per_second(missing, Durability::Normal, &still).is_err());

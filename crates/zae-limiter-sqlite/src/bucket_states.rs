@@ -1,7 +1,7 @@
-//! The bucket states that the writer has loaded, each once, however many plans touch it.
+//! The writer's cache of bucket states, one entry per bucket.
 //!
-//! A bucket state stays here after its transaction for as long as no other connection writes to the
-//! file. Then the bucket state and its row are the same, except within a transaction.
+//! Entries outlive their transaction as long as no other connection writes to the file. Outside of
+//! a transaction an entry equals its row.
 
 use std::hash::BuildHasher;
 
@@ -14,11 +14,11 @@ use crate::codec::{decode_state, encode_state};
 use crate::error::Failure;
 use crate::records::{millis, optional_time};
 
-/// The most bucket states that are kept from one transaction to the next: about 250 MB, and only where
-/// that many buckets are busy. Reading one again costs more than everything else in an acquire.
+/// The most bucket states that are cached between transactions: about 250 MB, and only where that
+/// many buckets are busy. Reading one again costs more than everything else in an acquire.
 const STATES_MAX: usize = 1 << 20;
 
-/// Where a bucket state stands in [`Bucket states`].
+/// The index of a slot in [`BucketStates`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct At(usize);
 
@@ -26,34 +26,35 @@ pub(crate) struct At(usize);
 struct Slot {
     key: BucketKey,
     state: Option<BucketState>,
-    // The number of its row, which is then updated and not inserted.
+    // The number of its row. `None` means that the row has to be inserted.
     row: Option<i64>,
     is_dirty: bool,
 }
 
-/// See the module.
+/// The cache; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct BucketStates {
-    // Where the bucket states stand, found by their keys.
+    // Indexes into `slots`, hashed by key.
     places: HashTable<u32>,
     hashing: foldhash::fast::RandomState,
     slots: Vec<Slot>,
     dirty: Vec<usize>,
-    // Changes when another connection has written.
+    // SQLite changes this number when another connection has written.
     data_version: Option<i64>,
+    // Reused for every encoding.
     encoded: Vec<u8>,
 }
 
 impl BucketStates {
-    /// Forgets everything, after a transaction that did not come about.
+    /// Empties the cache, for example after a transaction that was rolled back.
     pub(crate) fn clear(&mut self) {
         self.places.clear();
         self.slots.clear();
         self.dirty.clear();
     }
 
-    /// At the start of a transaction: forgets what may be out of date. Says whether others have
-    /// written since the last one.
+    /// Starts a transaction: empties the cache if it may be stale or is full. Returns whether other
+    /// connections have written since the last transaction.
     pub(crate) fn begin(&mut self, conn: &Connection) -> Result<bool, Failure> {
         let version = conn
             .prepare_cached("PRAGMA data_version")?
@@ -66,7 +67,7 @@ impl BucketStates {
         Ok(others_wrote)
     }
 
-    /// Finds a bucket state, in memory or in the file.
+    /// Finds a bucket state in the cache, or loads it from the file.
     pub(crate) fn find(
         &mut self,
         conn: &Connection,
@@ -85,15 +86,15 @@ impl BucketStates {
         let (row, state) = match rows.next()? {
             Some(row) => {
                 let state = row.get_ref(2)?.as_blob().map_err(rusqlite::Error::from)?;
-                let known = target.map(Target::limits);
-                let state = decode_state(state, optional_time(row, 1)?, known)?;
+                let expected = target.map(Target::limits);
+                let state = decode_state(state, optional_time(row, 1)?, expected)?;
                 (Some(row.get(0)?), Some(state))
             }
             None => (None, None),
         };
         let at = self.slots.len();
         self.slots.push(Slot { key: key.clone(), state, row, is_dirty: false });
-        let place = u32::try_from(at).expect("a transaction adds few to the most that are kept");
+        let place = u32::try_from(at).expect("STATES_MAX and one batch are far below 2^32");
         let rehash = |&at: &u32| self.hashing.hash_one(&self.slots[at as usize].key);
         self.places.insert_unique(hash, place, rehash);
         Ok(At(at))
@@ -104,12 +105,12 @@ impl BucketStates {
         found.map(|&at| at as usize)
     }
 
-    /// The bucket state; there may be none.
+    /// The bucket state. `None` if the bucket does not exist.
     pub(crate) fn get(&self, at: At) -> Option<&BucketState> {
         self.slots[at.0].state.as_ref()
     }
 
-    /// Replaces the bucket state. It is written at the end of the transaction.
+    /// Replaces the bucket state. [`store`](Self::store) writes it.
     pub(crate) fn set(&mut self, at: At, state: BucketState) {
         let slot = &mut self.slots[at.0];
         slot.state = Some(state);
@@ -119,7 +120,7 @@ impl BucketStates {
         }
     }
 
-    /// Forgets a bucket state whose row has been deleted, or will not be written.
+    /// Removes a bucket state whose row has been deleted.
     pub(crate) fn remove(&mut self, key: &BucketKey) {
         if let Some(at) = self.place(self.hashing.hash_one(key), key) {
             let slot = &mut self.slots[at];
@@ -128,12 +129,12 @@ impl BucketStates {
         }
     }
 
-    /// Writes what was changed.
+    /// Writes all changed bucket states.
     pub(crate) fn store(&mut self, conn: &Connection) -> Result<(), Failure> {
         if self.dirty.is_empty() {
             return Ok(());
         }
-        // In the order of the file, neighbours find their page at hand.
+        // In the order of the rows, so that neighbours share a cached page.
         let slots = &mut self.slots;
         self.dirty.sort_unstable_by_key(|&at| slots[at].row);
         let mut update =
@@ -155,7 +156,7 @@ impl BucketStates {
     }
 }
 
-/// Writes a new row and gives its number.
+/// Inserts a row and returns its number.
 fn insert(
     conn: &Connection,
     key: &BucketKey,

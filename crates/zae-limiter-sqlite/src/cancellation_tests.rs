@@ -1,5 +1,5 @@
-//! A future that is dropped leaves no tokens taken, whenever that happens. The writer is stopped
-//! at a gate, so that "whenever" is an exact place.
+//! A dropped acquire leaves no tokens taken, whenever it is dropped. A gate stops the writer, so
+//! that each test drops the future at an exact point.
 
 use std::sync::mpsc;
 use std::task::{Context, Poll, Waker};
@@ -12,7 +12,7 @@ use super::*;
 
 const NOW: Timestamp = Timestamp::from_millis(1_794_752_736_789);
 
-/// A writer that stands in the middle of a transaction.
+/// Stops the writer within a transaction.
 struct Gate {
     reached: mpsc::Receiver<()>,
     open: mpsc::Sender<()>,
@@ -60,13 +60,13 @@ fn plan(targets: &[&Arc<Target>], tokens: u64) -> Plan {
     Plan { now: NOW, legs: targets.iter().map(leg).collect() }
 }
 
-/// Polls once; the answer cannot be there yet.
+/// Polls once. The reply cannot be there yet.
 fn submit<T>(future: &mut BoxFuture<'_, Result<T, StoreError>>) {
     let mut context = Context::from_waker(Waker::noop());
     assert!(matches!(future.as_mut().poll(&mut context), Poll::Pending));
 }
 
-/// All that was submitted before this is done.
+/// Waits until all jobs that were submitted before are done.
 async fn barrier(store: &SqliteStore) {
     store.settle(&[], NOW).await.unwrap();
 }
@@ -94,7 +94,7 @@ async fn a_future_that_was_never_polled_has_done_nothing() {
 }
 
 #[tokio::test]
-async fn an_acquire_dropped_while_it_waits_is_never_done() {
+async fn an_acquire_dropped_in_the_queue_is_never_carried_out() {
     let (_folder, store) = open();
     let target = target("key-1");
     let plan = plan(&[&target], 3);
@@ -109,7 +109,7 @@ async fn an_acquire_dropped_while_it_waits_is_never_done() {
 }
 
 #[tokio::test]
-async fn an_acquire_dropped_while_it_is_done_is_given_back() {
+async fn an_acquire_dropped_within_its_transaction_is_refunded() {
     let (_folder, store) = open();
     let (child, parent) = (target("child"), target("parent"));
     let plan = plan(&[&child, &parent], 3);
@@ -130,7 +130,7 @@ async fn an_acquire_dropped_while_it_is_done_is_given_back() {
 }
 
 #[tokio::test]
-async fn an_acquire_dropped_with_its_answer_unread_is_given_back() {
+async fn an_acquire_dropped_with_its_reply_unread_is_refunded() {
     let (_folder, store) = open();
     let target = target("key-1");
     let plan = plan(&[&target], 3);
@@ -144,7 +144,7 @@ async fn an_acquire_dropped_with_its_answer_unread_is_given_back() {
 }
 
 #[tokio::test]
-async fn an_acquire_that_was_answered_stays_taken() {
+async fn an_acquire_whose_reply_was_read_stays_taken() {
     let (_folder, store) = open();
     let target = target("key-1");
     let plan = plan(&[&target], 3);
@@ -156,7 +156,7 @@ async fn an_acquire_that_was_answered_stays_taken() {
 }
 
 #[tokio::test]
-async fn a_refused_acquire_that_was_dropped_gives_nothing_back() {
+async fn a_refused_acquire_that_was_dropped_refunds_nothing() {
     let (_folder, store) = open();
     let target = target("key-1");
     store.acquire(&plan(&[&target], 8)).await.unwrap();
@@ -184,14 +184,14 @@ async fn a_settle_that_was_polled_is_carried_out() {
     submit(&mut settle);
     drop(settle);
     gate.open();
-    // Not even the end of the store comes in between.
+    // Closing the store does not lose it.
     drop(store);
     let store = SqliteStore::open(folder.path().join("limits.db")).unwrap();
     assert_eq!(tokens(&store, &target).await, Some(5));
 }
 
 #[tokio::test]
-async fn what_is_given_back_is_so_before_the_store_ends() {
+async fn refunds_are_written_before_the_store_closes() {
     let (folder, store) = open();
     let target = target("key-1");
     let plan = plan(&[&target], 3);
@@ -218,7 +218,7 @@ async fn the_threads_end_with_the_last_handle() {
 }
 
 #[tokio::test]
-async fn a_batch_takes_what_came_while_the_last_one_was_done() {
+async fn a_batch_takes_all_calls_queued_during_the_last_one() {
     let (_folder, store) = open();
     let target = target("key-1");
     let plan = plan(&[&target], 1);
@@ -246,7 +246,7 @@ async fn charge_of_two(store: &SqliteStore) -> (Arc<Target>, [Settlement; 1]) {
     (target, [settlement])
 }
 
-/// Submits a settlement into a transaction that fails, and waits until the writer gets there.
+/// Queues a settlement and a failure behind a gate, so that both go into one transaction.
 fn submit_to_fail<'a>(
     store: &'a SqliteStore,
     settlements: &'a [Settlement],
@@ -259,13 +259,13 @@ fn submit_to_fail<'a>(
     (settle, gate)
 }
 
-/// The failing transaction is over. This one may have come into it, and is then told so.
+/// Waits until the failing transaction is over. This call may be part of it and fail as well.
 async fn failed(store: &SqliteStore) {
     let _ = store.settle(&[], NOW).await;
 }
 
 #[tokio::test]
-async fn a_settle_whose_caller_has_gone_survives_a_failed_transaction() {
+async fn a_settle_whose_caller_left_survives_a_failed_transaction() {
     let (_folder, store) = open();
     let (target, settlements) = charge_of_two(&store).await;
     let (settle, gate) = submit_to_fail(&store, &settlements);
@@ -289,7 +289,7 @@ async fn a_settle_dropped_with_its_failure_unread_is_carried_out() {
 }
 
 #[tokio::test]
-async fn a_settle_whose_caller_was_told_of_a_failure_is_left_to_the_caller() {
+async fn a_settle_whose_caller_got_the_error_is_not_retried() {
     let (_folder, store) = open();
     let (target, settlements) = charge_of_two(&store).await;
     let (settle, gate) = submit_to_fail(&store, &settlements);
@@ -301,11 +301,11 @@ async fn a_settle_whose_caller_was_told_of_a_failure_is_left_to_the_caller() {
 }
 
 #[tokio::test]
-async fn a_forked_child_is_told_to_open_the_store_itself() {
+async fn calls_in_a_forked_child_are_rejected() {
     let (_folder, mut store) = open();
     let (target, settlements) = charge_of_two(&store).await;
     let (writer, reader) = (Arc::clone(&store.shared.writer), Arc::clone(&store.shared.reader));
-    // From now on this is another process than the one that opened the store.
+    // Pretends that another process opened the store.
     Arc::get_mut(&mut store.shared).expect("the only handle").process += 1;
     let errors = [
         store.acquire(&plan(&[&target], 1)).await.map(drop),
@@ -317,13 +317,13 @@ async fn a_forked_child_is_told_to_open_the_store_itself() {
         store.delete(&[Key::Bucket(target.key().clone())]).await,
     ];
     for (call, error) in errors.into_iter().enumerate() {
-        let error = error.expect_err("nobody would answer");
+        let error = error.expect_err("no thread would reply");
         assert_eq!(error.kind(), StoreErrorKind::Rejected, "call {call}");
         assert!(error.to_string().contains("open the store in the child"), "{error}");
     }
-    // It waits for no thread, because there is none.
+    // The drop waits for no thread, because the child has none.
     drop(store);
-    assert!(!writer.is_closed() && !reader.is_closed(), "they are the parent's");
+    assert!(!writer.is_closed() && !reader.is_closed(), "the queues are the parent's");
     writer.close();
     reader.close();
 }

@@ -1,9 +1,10 @@
 //! The bytes of a bucket's state, of a set of limits and of a usage record.
 //!
-//! Every encoding starts with a version. Numbers are LEB128, signed ones zigzag, names have a
-//! length before them. There is one way to write a value: the decoder refuses everything else, so
-//! that bytes which decode are bytes that were written here. It allocates no more than a few times
-//! the input, and never panics.
+//! Every encoding starts with a version byte. Numbers are LEB128, signed ones zigzag first. A
+//! length byte precedes each name. Every value has exactly one encoding, and the decoder rejects
+//! all others. The decoder allocates at most a few times the size of its input, and never panics.
+//!
+//! `docs/sqlite-format.md` has the layouts and a worked example.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,12 +17,12 @@ use zae_limiter_core::{
 
 const VERSION: u8 = 1;
 
-/// Why bytes are not what was expected.
+/// Why bytes do not decode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Malformed(&'static str);
 
-/// Writes a bucket state without its expiry, which has a column of its own.
+/// Encodes a bucket state. Its expiry is not included: that has a column of its own.
 pub(crate) fn encode_state(state: &BucketState, out: &mut Vec<u8>) {
     let bucket = &state.bucket;
     out.clear();
@@ -39,19 +40,19 @@ pub(crate) fn encode_state(state: &BucketState, out: &mut Vec<u8>) {
     }
 }
 
-/// Reads a bucket state. `known` are the limits it probably has: when they are, the bucket state shares
-/// them and no name is allocated.
+/// Decodes a bucket state. If it has exactly the `expected` limits, it shares them, and the decoder
+/// allocates no names.
 pub(crate) fn decode_state(
     bytes: &[u8],
     expires_at: Option<Timestamp>,
-    known: Option<&Arc<LimitSet>>,
+    expected: Option<&Arc<LimitSet>>,
 ) -> Result<BucketState, Malformed> {
     let mut input = Input::versioned(bytes)?;
     let refilled_at = Timestamp::from_millis(input.signed()?);
     let hour = input.signed()?;
     let events = input.number()?;
     let count = input.limit_count()?;
-    let mut limits = Limits::new(known.filter(|known| known.len() == count));
+    let mut limits = Limits::new(expected.filter(|expected| expected.len() == count));
     let mut cells: SmallVec<[Cell; 2]> = SmallVec::new();
     for _ in 0..count {
         let (name, rate) = input.limit()?;
@@ -76,7 +77,7 @@ pub(crate) fn decode_state(
     Ok(BucketState { bucket, expires_at, hour, events })
 }
 
-/// Writes a set of limits.
+/// Encodes a set of limits.
 pub(crate) fn encode_limits(limits: &LimitSet) -> Vec<u8> {
     let mut out = vec![VERSION];
     put_number(&mut out, limits.len() as u64);
@@ -86,7 +87,7 @@ pub(crate) fn encode_limits(limits: &LimitSet) -> Vec<u8> {
     out
 }
 
-/// Reads a set of limits.
+/// Decodes a set of limits.
 pub(crate) fn decode_limits(bytes: &[u8]) -> Result<LimitSet, Malformed> {
     let mut input = Input::versioned(bytes)?;
     let count = input.limit_count()?;
@@ -99,7 +100,7 @@ pub(crate) fn decode_limits(bytes: &[u8]) -> Result<LimitSet, Malformed> {
     Ok(Arc::unwrap_or_clone(limits.finish()?))
 }
 
-/// Writes what was consumed of each limit.
+/// Encodes the consumption of a usage record, limit by limit.
 pub(crate) fn encode_consumed(consumed: &BTreeMap<LimitName, Millitokens>) -> Vec<u8> {
     let mut out = vec![VERSION];
     put_number(&mut out, consumed.len() as u64);
@@ -110,7 +111,7 @@ pub(crate) fn encode_consumed(consumed: &BTreeMap<LimitName, Millitokens>) -> Ve
     out
 }
 
-/// Reads what was consumed of each limit.
+/// Decodes the consumption of a usage record.
 pub(crate) fn decode_consumed(bytes: &[u8]) -> Result<BTreeMap<LimitName, Millitokens>, Malformed> {
     let mut input = Input::versioned(bytes)?;
     let mut consumed = BTreeMap::new();
@@ -153,28 +154,28 @@ fn limit_name(text: &str) -> Result<LimitName, Malformed> {
     LimitName::new(text).map_err(|_| Malformed("a limit has an invalid name"))
 }
 
-/// Limits as they are read: the known ones as long as nothing differs, then a list of its own.
+/// Collects limits while they are decoded: shares the expected ones until one differs, then copies.
 struct Limits<'a> {
-    known: Option<&'a Arc<LimitSet>>,
+    expected: Option<&'a Arc<LimitSet>>,
     matched: usize,
     own: Vec<(LimitName, Rate)>,
 }
 
 impl<'a> Limits<'a> {
-    fn new(known: Option<&'a Arc<LimitSet>>) -> Self {
-        Self { known, matched: 0, own: Vec::new() }
+    fn new(expected: Option<&'a Arc<LimitSet>>) -> Self {
+        Self { expected, matched: 0, own: Vec::new() }
     }
 
     fn push(&mut self, name: &str, rate: Rate) -> Result<(), Malformed> {
-        if let Some(known) = self.known {
+        if let Some(expected) = self.expected {
             let at = self.matched;
-            if known.names()[at].as_str() == name && known.rates()[at] == rate {
+            if expected.names()[at].as_str() == name && expected.rates()[at] == rate {
                 self.matched += 1;
                 return Ok(());
             }
-            let matched = known.iter().take(at);
+            let matched = expected.iter().take(at);
             self.own = matched.map(|(name, rate)| (name.clone(), *rate)).collect();
-            self.known = None;
+            self.expected = None;
         }
         if self.own.last().is_some_and(|(last, _)| last.as_str() >= name) {
             return Err(Malformed("the limits are not in order"));
@@ -184,8 +185,8 @@ impl<'a> Limits<'a> {
     }
 
     fn finish(self) -> Result<Arc<LimitSet>, Malformed> {
-        match self.known {
-            Some(known) => Ok(Arc::clone(known)),
+        match self.expected {
+            Some(expected) => Ok(Arc::clone(expected)),
             None => match LimitSet::from_rates(self.own) {
                 Ok(limits) => Ok(Arc::new(limits)),
                 Err(_) => Err(Malformed("the limits are not valid")),
@@ -194,20 +195,21 @@ impl<'a> Limits<'a> {
     }
 }
 
-/// What is left to read.
+/// The bytes that are not decoded yet.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
     fn versioned(bytes: &'a [u8]) -> Result<Self, Malformed> {
         match bytes.split_first() {
             Some((&VERSION, rest)) => Ok(Self(rest)),
-            Some(_) => Err(Malformed("the encoding is not of this release")),
-            None => Err(Malformed("there is nothing")),
+            Some(_) => Err(Malformed("the encoding has an unsupported version")),
+            None => Err(Malformed("the encoding is empty")),
         }
     }
 
     fn byte(&mut self) -> Result<u8, Malformed> {
-        let (&first, rest) = self.0.split_first().ok_or(Malformed("it ends too early"))?;
+        let (&first, rest) =
+            self.0.split_first().ok_or(Malformed("the encoding ends too early"))?;
         self.0 = rest;
         Ok(first)
     }
@@ -218,7 +220,7 @@ impl<'a> Input<'a> {
             let byte = self.byte()?;
             let bits = u64::from(byte & 0x7f);
             let is_last = byte < 0x80;
-            // The tenth byte has room for one bit; a final zero would be a second spelling.
+            // The tenth byte has room for one bit. A final zero byte would be a second encoding.
             if (shift == 63 && bits > 1) || (is_last && bits == 0 && shift > 0) {
                 break;
             }
@@ -237,9 +239,10 @@ impl<'a> Input<'a> {
 
     fn name(&mut self) -> Result<&'a str, Malformed> {
         let length = usize::from(self.byte()?);
-        let (name, rest) = self.0.split_at_checked(length).ok_or(Malformed("it ends too early"))?;
+        let (name, rest) =
+            self.0.split_at_checked(length).ok_or(Malformed("the encoding ends too early"))?;
         self.0 = rest;
-        std::str::from_utf8(name).map_err(|_| Malformed("a name is not text"))
+        std::str::from_utf8(name).map_err(|_| Malformed("a name is not UTF-8"))
     }
 
     fn limit_count(&mut self) -> Result<usize, Malformed> {
@@ -260,7 +263,11 @@ impl<'a> Input<'a> {
     }
 
     fn end(&self) -> Result<(), Malformed> {
-        if self.0.is_empty() { Ok(()) } else { Err(Malformed("it goes on after its end")) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(Malformed("bytes follow the end of the encoding"))
+        }
     }
 }
 
@@ -312,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_comes_back_as_it_was_written() {
+    fn a_state_decodes_to_what_was_encoded() {
         let check = |state: BucketState| {
             let bytes = encoded(&state);
             let plain = decode_state(&bytes, state.expires_at, None);
@@ -329,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_were_only_guessed_do_not_leak_into_the_state() {
+    fn expected_limits_that_differ_never_end_up_in_the_state() {
         let check = |(state, guess): (BucketState, BucketState)| {
             let bytes = encoded(&state);
             let read = decode_state(&bytes, state.expires_at, Some(guess.bucket.limits()));
@@ -350,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_bytes_are_refused_or_are_a_valid_state() {
+    fn changed_bytes_are_rejected_or_are_a_valid_state() {
         let changes = (states(), any::<prop::sample::Index>(), any::<u8>(), any::<usize>());
         let check = |(state, at, byte, cut): (BucketState, prop::sample::Index, u8, usize)| {
             let whole = encoded(&state);
@@ -368,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_are_refused_or_are_the_only_spelling() {
+    fn any_bytes_are_rejected_or_are_the_only_encoding_of_a_state() {
         let check = |mut bytes: Vec<u8>| {
             if let Some(first) = bytes.first_mut() {
                 *first %= 3;
@@ -384,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_one_spelling() {
+    fn numbers_have_one_encoding() {
         for number in [0, 1, 127, 128, 1 << 20, u64::MAX - 1, u64::MAX] {
             let mut bytes = Vec::new();
             put_number(&mut bytes, number);
@@ -402,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_consumed_comes_back_as_it_was_written() {
+    fn consumption_decodes_to_what_was_encoded() {
         let maps = prop::collection::btree_map("[a-z]{1,9}x", any::<i64>(), 0..9);
         let check = |map: BTreeMap<String, i64>| {
             let pairs = map.into_iter();

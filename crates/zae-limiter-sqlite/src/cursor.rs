@@ -1,24 +1,24 @@
-//! Where a page ended: the key of its last row, as text.
+//! Cursors: the key of a page's last row, as text.
 //!
-//! `{list}|{value}|{value}…`, where a value is `i` and a number or `t` and a text in which `%` and
-//! `|` are written `%25` and `%7C`.
+//! The format is `{list}|{value}|{value}…`. A value is `i` and a number, or `t` and a text in which
+//! `%` is written `%25` and `|` is written `%7C`.
 
 use rusqlite::types::Value;
 use zae_limiter_core::{Cursor, PageRequest};
 
 use crate::error::Failure;
 
-const NOT_OURS: Failure =
+const WRONG_CURSOR: Failure =
     Failure::Rejected("the cursor is not from this list; start again at the first page");
 
-/// What kind of value a column of a key holds.
+/// The type of a key's column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Number,
     Text,
 }
 
-/// Writes a cursor of a list.
+/// Writes a cursor for a list.
 pub(crate) fn write(list: &str, values: &[Value]) -> Cursor {
     let mut place = list.to_owned();
     for value in values {
@@ -35,7 +35,7 @@ pub(crate) fn write(list: &str, values: &[Value]) -> Cursor {
     Cursor::new(place)
 }
 
-/// Which list a page goes on with, and its values; `None` for the first page.
+/// Splits a page's cursor into the list's name and the values. `None` for the first page.
 pub(crate) fn split(page: &PageRequest) -> Option<(&str, &str)> {
     page.after.as_ref().map(|cursor| {
         let place = cursor.as_str();
@@ -43,26 +43,26 @@ pub(crate) fn split(page: &PageRequest) -> Option<(&str, &str)> {
     })
 }
 
-/// The values of a cursor, one of each kind.
+/// Parses the values of a cursor, one for each of `kinds`.
 pub(crate) fn values(text: &str, kinds: &[Kind]) -> Result<Vec<Value>, Failure> {
     let mut parts = text.split('|');
     let mut values = Vec::with_capacity(kinds.len());
     for kind in kinds {
-        let part = parts.next().ok_or(NOT_OURS)?;
+        let part = parts.next().ok_or(WRONG_CURSOR)?;
         values.push(match (kind, part.split_at_checked(1)) {
             (Kind::Number, Some(("i", number))) => {
-                Value::Integer(number.parse().map_err(|_| NOT_OURS)?)
+                Value::Integer(number.parse().map_err(|_| WRONG_CURSOR)?)
             }
             (Kind::Text, Some(("t", text))) => {
                 Value::Text(text.replace("%7C", "|").replace("%25", "%"))
             }
-            _ => return Err(NOT_OURS),
+            _ => return Err(WRONG_CURSOR),
         });
     }
-    if parts.next().is_some() { Err(NOT_OURS) } else { Ok(values) }
+    if parts.next().is_some() { Err(WRONG_CURSOR) } else { Ok(values) }
 }
 
-/// The values with which a page of a list starts; `None` for the first page.
+/// The values after which a page of a list starts. `None` for the first page.
 pub(crate) fn read(
     page: &PageRequest,
     list: &str,
@@ -71,7 +71,7 @@ pub(crate) fn read(
     match split(page) {
         None => Ok(None),
         Some((name, text)) if name == list => values(text, kinds).map(Some),
-        Some(_) => Err(NOT_OURS),
+        Some(_) => Err(WRONG_CURSOR),
     }
 }
 
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_comes_back_as_it_was_written() {
+    fn a_cursor_reads_back_what_was_written() {
         let kinds = [Kind::Text, Kind::Number, Kind::Text];
         for case in ["", "a", "a|b", "%7C", "%", "100%25|"] {
             let text = |text: &str| Value::Text(text.to_owned());
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_cursor_is_refused() {
+    fn a_cursor_of_another_list_is_rejected() {
         for place in
             ["", "x", "list", "list|", "list|t", "list|ia", "list|i1|i2", "other|i1", "é|é"]
         {

@@ -1,4 +1,4 @@
-//! What went wrong in SQLite, and what a caller of the store is told about it.
+//! The store's internal error, and how it becomes a [`StoreError`].
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,34 +9,34 @@ use zae_limiter_core::{Invalid, Overflow, StoreError, StoreErrorKind};
 
 use crate::codec::Malformed;
 
-/// Why something could not be done.
+/// Why a job failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// SQLite said no.
+    /// An error of SQLite.
     #[error(transparent)]
     Sqlite(#[from] rusqlite::Error),
     /// A row does not decode.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// A row holds a name or number that breaks a rule.
+    /// A row holds an invalid name or number.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// A row holds JSON that is none.
+    /// A row holds invalid JSON.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// A debt beyond all bounds.
+    /// A balance would leave the range of 64 bits.
     #[error(transparent)]
     Overflow(#[from] Overflow),
-    /// The call makes no sense.
+    /// The call is invalid.
     #[error("{0}")]
     Rejected(&'static str),
-    /// The file is not one that this release can use.
+    /// The file cannot be used. The message continues the file's name.
     #[error("{1}")]
     Unusable(StoreErrorKind, &'static str),
 }
 
 impl Failure {
-    /// Whether somebody else holds a lock, so that trying again soon is the thing to do.
+    /// Whether another connection holds a lock, so that a retry can succeed soon.
     pub(crate) fn is_busy(&self) -> bool {
         matches!(self.code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
     }
@@ -46,7 +46,7 @@ impl Failure {
         self.kind() == StoreErrorKind::Full
     }
 
-    /// Whether the whole store is concerned, and not one row.
+    /// Whether the failure concerns the whole store, and not one job or row.
     pub(crate) fn is_outage(&self) -> bool {
         use StoreErrorKind::{Denied, Full, Unavailable};
         matches!(self.kind(), Unavailable | Full | Denied)
@@ -68,8 +68,8 @@ impl Failure {
         }
     }
 
-    /// What the caller is told. Shared, because one failure can end many calls.
-    pub(crate) fn told(self: &Arc<Self>, file: &Path) -> StoreError {
+    /// The error for a caller. In an `Arc`, because one failure can end many calls.
+    pub(crate) fn to_store_error(self: &Arc<Self>, file: &Path) -> StoreError {
         let kind = self.kind();
         let file = file.display();
         let message = match (&**self, kind) {
@@ -77,7 +77,7 @@ impl Failure {
             (Self::Rejected(message), _) => (*message).to_owned(),
             (Self::Overflow(overflow), _) => overflow.to_string(),
             (_, StoreErrorKind::Full) => {
-                format!("{file} cannot grow; free some space, or lift the file size limit")
+                format!("{file} cannot grow; free some space, or raise the file size limit")
             }
             (_, StoreErrorKind::Denied) => {
                 format!(
@@ -87,9 +87,11 @@ impl Failure {
             (_, StoreErrorKind::Corrupt) => {
                 format!("{file} is damaged; restore it from a backup, or move it away")
             }
-            (_, StoreErrorKind::Rejected) => format!("{file} cannot hold this; ask for less"),
+            (_, StoreErrorKind::Rejected) => {
+                format!("{file} cannot hold a value this large; send a smaller one")
+            }
             _ if self.is_busy() => {
-                format!("{file} is locked by another program; try again, or end that program")
+                format!("{file} is locked by another program; try again, or stop that program")
             }
             _ => format!("{file} cannot be read or written now; check the disk and try again"),
         };
@@ -103,12 +105,12 @@ impl Failure {
 
 fn sqlite_kind(error: &rusqlite::Error) -> StoreErrorKind {
     let rusqlite::Error::SqliteFailure(inner, _) = error else {
-        // Everything else is a column that does not hold what it should.
+        // All other errors of rusqlite are about columns of the wrong type.
         return StoreErrorKind::Corrupt;
     };
     match inner.code {
         ErrorCode::DiskFull => StoreErrorKind::Full,
-        // SQLite tells a full disk apart, but not a file size limit or a quota.
+        // SQLite reports a full disk as such, but a file size limit or quota as an I/O error.
         ErrorCode::SystemIoFailure => match inner.extended_code {
             ffi::SQLITE_IOERR_WRITE | ffi::SQLITE_IOERR_SHMSIZE | ffi::SQLITE_IOERR_TRUNCATE => {
                 StoreErrorKind::Full
@@ -119,7 +121,7 @@ fn sqlite_kind(error: &rusqlite::Error) -> StoreErrorKind {
         | ErrorCode::CannotOpen
         | ErrorCode::PermissionDenied
         | ErrorCode::AuthorizationForStatementDenied => StoreErrorKind::Denied,
-        // `Unknown` is SQL that does not fit the tables: somebody changed them.
+        // `Unknown` is SQL that does not fit the tables: another program has changed them.
         ErrorCode::DatabaseCorrupt
         | ErrorCode::NotADatabase
         | ErrorCode::SchemaChanged
@@ -135,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_of_sqlite_has_its_kind() {
+    fn every_code_of_sqlite_maps_to_its_kind() {
         use StoreErrorKind::{Corrupt, Denied, Full, Rejected, Unavailable};
         for (code, kind) in [
             (ffi::SQLITE_BUSY, Unavailable),
@@ -156,10 +158,10 @@ mod tests {
             (ffi::SQLITE_TOOBIG, Rejected),
         ] {
             let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
-            let told = Arc::new(Failure::from(error)).told(Path::new("limits.db"));
-            assert_eq!(told.kind(), kind, "code {code}");
-            assert!(std::error::Error::source(&told).is_some());
-            assert!(told.to_string().contains("limits.db"), "{told}");
+            let error = Arc::new(Failure::from(error)).to_store_error(Path::new("limits.db"));
+            assert_eq!(error.kind(), kind, "code {code}");
+            assert!(std::error::Error::source(&error).is_some());
+            assert!(error.to_string().contains("limits.db"), "{error}");
         }
     }
 }

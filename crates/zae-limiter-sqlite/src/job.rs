@@ -1,4 +1,4 @@
-//! What the writer is asked to do, and how it answers.
+//! The writer's jobs and their replies.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use zae_limiter_core::{
 
 use crate::error::Failure;
 
-/// What a caller waits for.
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+/// The sending side of a caller's reply.
+pub(crate) type ReplySender<T> = oneshot::Sender<Result<T, StoreError>>;
 
-/// Where a caller waits, and what it will be told once the transaction is in the file.
+/// A waiting caller, and the outcome that it gets once the transaction is committed.
 #[derive(Debug)]
 pub(crate) struct Caller<T> {
-    reply: Reply<T>,
+    reply: ReplySender<T>,
     outcome: Option<Result<T, Arc<Failure>>>,
 }
 
-/// Whether the file holds what was done.
+/// How a transaction ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Commit<'a> {
-    /// It does.
+    /// Committed.
     Done,
-    /// Nothing of it.
+    /// Rolled back: the file holds nothing of it.
     Undone(&'a Arc<Failure>),
-    /// Nobody knows.
+    /// `COMMIT` failed: the file may hold all of it or nothing.
     Unknown(&'a Arc<Failure>),
 }
 
@@ -42,42 +42,42 @@ impl<T> Caller<T> {
         self.outcome = Some(outcome.map_err(Arc::new));
     }
 
-    /// Tells the caller; gives back what it would have been told when it has gone away.
-    fn tell(self, commit: Commit<'_>, file: &Path) -> Option<T> {
-        let answer = match commit {
-            // Not decided means that the caller had gone away before.
-            Commit::Done => self.outcome?.map_err(|failure| failure.told(file)),
-            Commit::Undone(failure) => Err(failure.told(file)),
-            Commit::Unknown(failure) => Err(failure.told(file).maybe_applied()),
+    /// Sends the reply. Returns the value if the caller no longer waits for it.
+    fn reply(self, commit: Commit<'_>, file: &Path) -> Option<T> {
+        let reply = match commit {
+            // There is no outcome if the caller left before the job was done.
+            Commit::Done => self.outcome?.map_err(|failure| failure.to_store_error(file)),
+            Commit::Undone(failure) => Err(failure.to_store_error(file)),
+            Commit::Unknown(failure) => Err(failure.to_store_error(file).maybe_applied()),
         };
-        self.reply.send(answer).err()?.ok()
+        self.reply.send(reply).err()?.ok()
     }
 }
 
-/// Something to do in the next transaction.
+/// A job for the next transaction.
 #[derive(Debug)]
 pub(crate) enum Job {
     Acquire(Plan, Caller<Admission>),
-    /// Without a caller it is owed: the refund of an acquire whose caller has gone away, or a settlement
-    /// whose caller had gone before it could be told of a failure.
+    /// Without a caller it is a background job: the refund of an acquire whose caller left, or a
+    /// settlement whose caller left before it got the error.
     Settle(Vec<Settlement>, Timestamp, Option<Caller<()>>),
     Reconfigure(Target, Timestamp, Caller<()>),
     Write(Vec<Write>, Caller<Written>),
     Delete(Vec<Key>, Caller<()>),
-    /// Books the unbooked usage of some of these buckets; answers where to go on.
+    /// Books the unbooked usage of some of these buckets. Replies with the key to go on after.
     Book(BucketQuery, Option<BucketKey>, Caller<Option<BucketKey>>),
-    /// Stops the writer in the middle of a transaction until the test lets it go.
+    /// Blocks the writer within a transaction until the test opens the gate.
     #[cfg(test)]
     Gate(std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>),
-    /// Ends the transaction as a disk that cannot be written does.
+    /// Fails the transaction like a disk that cannot be written.
     #[cfg(test)]
     Fail,
 }
 
 impl Job {
-    /// The job that undoes an acquire.
-    pub(crate) fn give_back(plan: &Plan) -> Self {
-        let back = |leg: &zae_limiter_core::Leg| Settlement {
+    /// The job that refunds an acquire.
+    pub(crate) fn refund(plan: &Plan) -> Self {
+        let refund = |leg: &zae_limiter_core::Leg| Settlement {
             target: Arc::clone(&leg.target),
             placement: Placement::default(),
             differences: leg
@@ -86,11 +86,10 @@ impl Job {
                 .map(|take| Take { cell: take.cell, amount: -take.amount })
                 .collect(),
         };
-        Self::Settle(plan.legs.iter().map(back).collect(), plan.now, None)
+        Self::Settle(plan.legs.iter().map(refund).collect(), plan.now, None)
     }
 
-    /// Whether nobody waits for it any more and it need not be done. A settlement is owed whoever
-    /// waits for it.
+    /// Whether the job can be dropped because its caller left. A settlement is always carried out.
     pub(crate) fn is_abandoned(&self) -> bool {
         match self {
             Self::Acquire(_, caller) => caller.reply.is_closed(),
@@ -103,37 +102,37 @@ impl Job {
         }
     }
 
-    /// Tells the caller what became of the job. What comes back is still owed: the undoing of an
-    /// acquire, or a settlement, whose caller has gone away.
-    pub(crate) fn answer(self, commit: Commit<'_>, file: &Path) -> Option<Self> {
+    /// Replies to the caller. Returns a background job if one is still to be done: the refund of an
+    /// acquire, or a settlement, whose caller left.
+    pub(crate) fn reply(self, commit: Commit<'_>, file: &Path) -> Option<Self> {
         match self {
-            Self::Acquire(plan, caller) => match caller.tell(commit, file)? {
-                Admission::Taken(_) => return Some(Self::give_back(&plan)),
+            Self::Acquire(plan, caller) => match caller.reply(commit, file)? {
+                Admission::Taken(_) => return Some(Self::refund(&plan)),
                 Admission::Refused(_) => {}
             },
             Self::Settle(settlements, now, Some(caller)) => match commit {
-                // A caller that is told tries again itself.
+                // A caller that gets the error retries itself.
                 Commit::Undone(failure) if failure.is_outage() => {
-                    let gone = caller.reply.send(Err(failure.told(file))).is_err();
-                    return gone.then_some(Self::Settle(settlements, now, None));
+                    let has_left = caller.reply.send(Err(failure.to_store_error(file))).is_err();
+                    return has_left.then_some(Self::Settle(settlements, now, None));
                 }
                 _ => {
-                    let _ = caller.tell(commit, file);
+                    let _ = caller.reply(commit, file);
                 }
             },
             Self::Settle(_, _, None) => match commit {
                 Commit::Done => {}
                 Commit::Undone(failure) if failure.is_outage() => return Some(self),
-                // Either it can never be done, or it may have been, and must not be twice.
+                // A retry would fail again, or might apply the settlement twice.
                 Commit::Undone(failure) | Commit::Unknown(failure) => {
-                    tracing::warn!(%failure, "a settlement without a caller may be lost");
+                    tracing::warn!(%failure, "a background settlement may be lost");
                 }
             },
             Self::Reconfigure(_, _, caller) | Self::Delete(_, caller) => {
-                let _ = caller.tell(commit, file);
+                let _ = caller.reply(commit, file);
             }
-            Self::Write(_, caller) => drop(caller.tell(commit, file)),
-            Self::Book(_, _, caller) => drop(caller.tell(commit, file)),
+            Self::Write(_, caller) => drop(caller.reply(commit, file)),
+            Self::Book(_, _, caller) => drop(caller.reply(commit, file)),
             #[cfg(test)]
             Self::Gate(..) | Self::Fail => {}
         }

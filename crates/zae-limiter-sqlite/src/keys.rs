@@ -1,4 +1,4 @@
-//! The keys of all that belongs together, table after table.
+//! Lists the keys of an entity or a namespace, table after table.
 
 use rusqlite::types::Value;
 use rusqlite::{Connection, Row, params_from_iter};
@@ -9,11 +9,12 @@ use crate::error::Failure;
 use crate::list::size;
 use crate::records;
 
-/// A walk through one table. The columns of the key within the scope come first.
+/// A walk through one table.
 struct Walk {
-    /// How its cursors start.
+    /// The prefix of its cursors.
     name: &'static str,
     sql: &'static str,
+    /// The columns of the key within the scope. The query selects them first.
     key: &'static [Kind],
     read: fn(&Row<'_>) -> Result<Key, Failure>,
 }
@@ -117,7 +118,7 @@ const OF_NAMESPACE: &[Walk] = &[
     },
 ];
 
-/// Before the first key. No number in a key is that small.
+/// Values that sort before every key. No number in a key is `i64::MIN`.
 fn before_all(key: &[Kind]) -> Vec<Value> {
     let first = |kind: &Kind| match kind {
         Kind::Number => Value::Integer(i64::MIN),

@@ -1,8 +1,8 @@
-//! What a job does to the file, within a transaction.
+//! Carries out jobs on the file, within a transaction.
 //!
-//! Hot jobs change bucket states in memory, which are written together at the end: a job that fails
-//! leaves no trace, and the others go on. Cold jobs write at once; if one fails halfway, the whole
-//! transaction does.
+//! Acquires, settlements and reconfigurations are hot jobs: they change cached bucket states, which
+//! are written together at the end. A hot job that fails changes nothing, and the others go on.
+//! All other jobs are cold: they write at once, and if one fails halfway the transaction fails.
 
 use rusqlite::{Connection, params};
 use smallvec::SmallVec;
@@ -16,16 +16,16 @@ use crate::bucket_states::{At, BucketStates};
 use crate::error::Failure;
 use crate::records;
 
-/// How many buckets one job looks through for unbooked usage.
+/// The most buckets that one job searches for unbooked usage.
 const BOOK_MAX: usize = 256;
 
-/// The writer's connection with what it remembers.
+/// The writer's connection and its cache.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     pub(crate) conn: Connection,
     pub(crate) states: BucketStates,
     settings: UsageSettings,
-    // What has to be booked before the end of the transaction.
+    // Usage that `store` adds to the usage records before the transaction ends.
     bookings: Vec<(BucketKey, Booking)>,
 }
 
@@ -34,14 +34,14 @@ impl Ledger {
         Self { conn, states: BucketStates::default(), settings, bookings: Vec::new() }
     }
 
-    /// Forgets what a transaction that did not come about has left in memory.
-    pub(crate) fn forget(&mut self) {
+    /// Drops everything in memory after a transaction that was rolled back.
+    pub(crate) fn clear(&mut self) {
         self.states.clear();
         self.bookings.clear();
     }
 
-    /// SQLite ends a transaction by itself after some errors. What follows must not be written
-    /// outside of it.
+    /// Fails if SQLite has ended the transaction, which it does after some errors. Otherwise the
+    /// next jobs would write outside of it.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         if self.conn.is_autocommit() {
             let message = "could not be read; check the disk and try again";
@@ -50,7 +50,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Writes what hot jobs have changed.
+    /// Writes the changes of all hot jobs so far.
     pub(crate) fn store(&mut self) -> Result<(), Failure> {
         self.states.store(&self.conn)?;
         for (key, booking) in std::mem::take(&mut self.bookings) {
@@ -64,7 +64,7 @@ impl Ledger {
         for leg in &plan.legs {
             places.push(self.states.find(&self.conn, leg.target.key(), Some(&leg.target))?);
         }
-        // Decided on copies: a refused plan must leave nothing behind.
+        // On copies, because a refused plan must change nothing.
         let copies = plan.legs.iter().zip(&places).map(|(leg, at)| match self.states.get(*at) {
             Some(state) => state.clone(),
             None => BucketState::open(&leg.target, plan.now),
@@ -105,7 +105,7 @@ impl Ledger {
             let state = &mut changed[place].1;
             settle(settlement, state, now, |b| booked.push((target.key().clone(), b)))?;
         }
-        // Only now that all of them fit is any of them applied.
+        // Applied only now that all of them have succeeded.
         for (at, state) in changed {
             if let Some(state) = state {
                 self.states.set(at, state);
@@ -128,10 +128,10 @@ impl Ledger {
     }
 
     pub(crate) fn write(&mut self, batch: &[Write]) -> Result<Written, Failure> {
-        // Hot jobs before this one may have made or changed a bucket that it asks about.
+        // A precondition may concern a bucket that an earlier hot job has created or changed.
         self.store()?;
         for (at, write) in batch.iter().enumerate() {
-            let held = match write {
+            let holds = match write {
                 Write::Put(record, precondition) => {
                     records::holds(&self.conn, &record.key(), *precondition)?
                 }
@@ -139,7 +139,7 @@ impl Ledger {
                     records::holds(&self.conn, key, *precondition)?
                 }
             };
-            if !held {
+            if !holds {
                 return Ok(Written::Conflict(at));
             }
         }
@@ -166,8 +166,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Books the unbooked usage of the next buckets after a key; says where it stopped, unless that
-    /// was the end.
+    /// Books the unbooked usage of the next buckets after a key. Returns the last key, or `None` at
+    /// the end.
     pub(crate) fn book_next(
         &mut self,
         of: &BucketQuery,
@@ -177,7 +177,7 @@ impl Ledger {
         let keys = self.bucket_keys(of, after)?;
         let last = (keys.len() == BOOK_MAX).then(|| keys.last().cloned()).flatten();
         for key in keys {
-            // A row that does not decode has no usage to show; whoever acquires from it is told.
+            // A damaged row has no usage to book. The next acquire from it reports the damage.
             let Ok(at) = self.states.find(&self.conn, &key, None) else { continue };
             let Some(state) = self.states.get(at).filter(|state| state.events > 0) else {
                 continue;

@@ -8,13 +8,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Callers hand their plans to one writer thread, which puts all that wait into one transaction,
-//! decides them one after the other, commits, and only then answers. A second thread reads. Both
-//! end with the last handle of the store.
+//! Callers queue their plans for one writer thread. The writer puts all queued plans into one
+//! transaction, decides them in order, commits, and only then replies. A second thread reads. Both
+//! threads end with the last handle of the store.
 //!
-//! Every process that opens the same file takes from the same budget: SQLite's lock makes their
-//! transactions follow each other. A process that forks opens the store again in the child, which has
-//! none of its parent's threads; calls on the inherited handle are rejected there.
+//! All processes that open the same file share one budget: SQLite's lock serialises their
+//! transactions. A process that forks must open the store again in the child, because the child has
+//! none of its parent's threads. Calls on the inherited handle are rejected there.
+//!
+//! `docs/sqlite-format.md` describes the file.
 
 mod baseline;
 mod bucket_states;
@@ -35,6 +37,8 @@ mod writer;
 
 #[cfg(test)]
 mod cancellation_tests;
+#[cfg(test)]
+mod format_tests;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -54,35 +58,34 @@ pub use crate::options::{Durability, SqliteOptions};
 use crate::error::Failure;
 use crate::job::{Caller, Job};
 use crate::queue::{Closed, Queue};
-use crate::reader::Question;
+use crate::reader::ReadJob;
 
-/// How many keys one transaction deletes.
+/// The most keys that one transaction deletes.
 const DELETE_MAX: usize = 256;
 
 /// A [`Store`] in one SQLite file. Clones are handles to the same store.
 ///
-/// When the last handle is dropped the store carries out what it has accepted and closes the file;
-/// the drop waits for that, but not much longer than ten seconds for another program that keeps
-/// the file locked.
+/// Dropping the last handle finishes all accepted calls and closes the file. The drop waits for
+/// that, but only about ten seconds for another program that keeps the file locked.
 #[derive(Clone)]
 pub struct SqliteStore {
     shared: Arc<Shared>,
 }
 
-/// What all handles share.
+/// State that all handles share.
 struct Shared {
     file: PathBuf,
     writer: Arc<Queue<Job>>,
-    reader: Arc<Queue<Box<dyn Question>>>,
-    // Both joined when the last handle goes.
+    reader: Arc<Queue<Box<dyn ReadJob>>>,
+    // Both are joined when the last handle is dropped.
     write_thread: Option<JoinHandle<()>>,
     read_thread: Option<JoinHandle<()>>,
-    // The process that has these threads; a child that it forks off has not.
+    // The process that has these threads. A forked child does not have them.
     process: u32,
 }
 
 impl SqliteStore {
-    /// Opens a file with the default options; creates it where there is none.
+    /// Opens a file with the default options, and creates it if it does not exist.
     ///
     /// # Errors
     ///
@@ -91,7 +94,7 @@ impl SqliteStore {
         SqliteOptions::new(path).open()
     }
 
-    /// The file.
+    /// The absolute path of the file.
     pub fn path(&self) -> &Path {
         &self.shared.file
     }
@@ -106,11 +109,11 @@ impl fmt::Debug for SqliteStore {
 impl Drop for Shared {
     fn drop(&mut self) {
         if self.was_forked() {
-            // The threads, and whoever may hold the queues' locks, are in the other process.
+            // The threads are in the parent, and so may be the holders of the queues' locks.
             return;
         }
-        // The writer goes last and alone: the last connection tidies the log away, and of two that
-        // close at once neither would be the last.
+        // The writer closes last and alone. SQLite removes the log when the last connection closes,
+        // and of two that close at once neither is the last.
         self.reader.close();
         join(self.read_thread.take());
         self.writer.close();
@@ -119,10 +122,10 @@ impl Drop for Shared {
 }
 
 fn join(thread: Option<JoinHandle<()>>) {
-    // A waker may own the last handle and be dropped by the thread that woke it.
+    // A waker may own the last handle, and the store's own thread may drop that waker.
     let other = thread.filter(|thread| thread.thread().id() != std::thread::current().id());
     if other.is_some_and(|thread| thread.join().is_err()) {
-        tracing::error!("a thread of the store has panicked");
+        tracing::error!("a thread of the SQLite store panicked");
     }
 }
 
@@ -131,7 +134,7 @@ impl Shared {
         self.process != std::process::id()
     }
 
-    /// Nobody would ever answer in a forked child.
+    /// Rejects calls in a forked child: no thread there would ever reply.
     fn check_process(&self) -> Result<(), StoreError> {
         if !self.was_forked() {
             return Ok(());
@@ -141,56 +144,56 @@ impl Shared {
         Err(StoreError::new(StoreErrorKind::Rejected, message))
     }
 
-    /// Has the writer do something that nobody waits for.
-    fn owe(&self, job: Job) {
+    /// Queues a job for the writer whose reply nobody awaits.
+    fn submit_detached(&self, job: Job) {
         if !self.was_forked() {
-            // A writer that has ended can do nothing any more, as after a crash.
+            // If the writer has ended, the job is lost as after a crash.
             let _ = self.writer.put_always(job);
         }
     }
 
-    fn refused(&self, closed: Closed) -> StoreError {
+    fn closed_error(&self, closed: Closed) -> StoreError {
         let file = self.file.display();
         let message = match closed {
-            Closed::Full => format!("too many calls wait for {file}; try again later"),
+            Closed::Full => format!("too many calls are queued for {file}; try again later"),
             Closed::Ended => {
-                format!("the thread that works on {file} has ended; open the store again")
+                format!("the store's thread for {file} has ended; open the store again")
             }
         };
         StoreError::new(StoreErrorKind::Unavailable, message)
     }
 
-    /// Waits for an answer.
-    async fn answer<T>(
+    /// Waits for a reply. A channel that closes without one means that the thread has ended.
+    async fn wait_for<T>(
         &self,
-        answer: oneshot::Receiver<Result<T, StoreError>>,
+        reply: &mut oneshot::Receiver<Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        match answer.await {
-            Ok(answer) => answer,
-            Err(_) => Err(self.refused(Closed::Ended).maybe_applied()),
+        match reply.await {
+            Ok(reply) => reply,
+            Err(_) => Err(self.closed_error(Closed::Ended).maybe_applied()),
         }
     }
 
-    /// Has the writer do something.
+    /// Queues a job for the writer and waits for the reply.
     async fn submit<T>(&self, job: impl FnOnce(Caller<T>) -> Job) -> Result<T, StoreError> {
         self.check_process()?;
-        let (caller, answer) = Caller::new();
-        self.writer.put(job(caller)).map_err(|closed| self.refused(closed))?;
-        self.answer(answer).await
+        let (caller, mut reply) = Caller::new();
+        self.writer.put(job(caller)).map_err(|closed| self.closed_error(closed))?;
+        self.wait_for(&mut reply).await
     }
 
-    /// Has the reader read something.
+    /// Queues a read for the reader and waits for the reply.
     async fn read<T: Send + 'static>(
         &self,
         read: impl FnMut(&rusqlite::Connection) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.check_process()?;
-        let (question, answer) = reader::question(read);
-        self.reader.put(question).map_err(|closed| self.refused(closed))?;
-        self.answer(answer).await
+        let (job, mut reply) = reader::read_job(read);
+        self.reader.put(job).map_err(|closed| self.closed_error(closed))?;
+        self.wait_for(&mut reply).await
     }
 
-    /// Has the writer book all unbooked usage of these buckets, in small steps.
+    /// Makes the writer book all unbooked usage of these buckets, a bounded number at a time.
     async fn book(&self, of: &BucketQuery) -> Result<(), StoreError> {
         let mut after = None;
         loop {
@@ -203,52 +206,54 @@ impl Shared {
     }
 }
 
-/// The answer to an acquire, on its way. Dropped before it was read, it gives back what was taken.
-struct Acquiring<'a> {
+/// An acquire whose reply is awaited. If it is dropped with the reply unread, the store refunds
+/// what the plan took.
+struct PendingAcquire<'a> {
     shared: &'a Shared,
     plan: &'a Plan,
-    answer: oneshot::Receiver<Result<Admission, StoreError>>,
+    reply: oneshot::Receiver<Result<Admission, StoreError>>,
 }
 
-impl Drop for Acquiring<'_> {
+impl Drop for PendingAcquire<'_> {
     fn drop(&mut self) {
-        // After this the writer sees that nobody waits. Before it, the answer lies here.
-        self.answer.close();
-        if let Ok(Ok(Admission::Taken(_))) = self.answer.try_recv() {
-            self.shared.owe(Job::give_back(self.plan));
+        // From here on the writer sees a closed channel. An earlier reply is still in it.
+        self.reply.close();
+        if let Ok(Ok(Admission::Taken(_))) = self.reply.try_recv() {
+            self.shared.submit_detached(Job::refund(self.plan));
         }
     }
 }
 
-/// The answer to a settlement, on its way. Dropped before a failure was read, it settles again: what was
-/// polled once is carried out.
-struct Settling<'a> {
+/// A settlement whose reply is awaited. Once polled, a settlement is carried out: if it is dropped
+/// with a transient failure unread, the store queues it again.
+struct PendingSettlement<'a> {
     shared: &'a Shared,
     settlements: &'a [Settlement],
     now: Timestamp,
-    answer: oneshot::Receiver<Result<(), StoreError>>,
+    reply: oneshot::Receiver<Result<(), StoreError>>,
 }
 
-impl Drop for Settling<'_> {
+impl Drop for PendingSettlement<'_> {
     fn drop(&mut self) {
-        // After this the writer sees that nobody waits. Before it, the answer lies here.
-        self.answer.close();
-        let Ok(Err(error)) = self.answer.try_recv() else { return };
-        let may_pass = error.is_transient() || error.kind() == StoreErrorKind::Denied;
-        if may_pass && error.applied() == Applied::No {
-            self.shared.owe(Job::Settle(self.settlements.to_vec(), self.now, None));
+        // From here on the writer sees a closed channel. An earlier reply is still in it.
+        self.reply.close();
+        let Ok(Err(error)) = self.reply.try_recv() else { return };
+        // Permissions can be mended while the store is open.
+        let can_succeed_later = error.is_transient() || error.kind() == StoreErrorKind::Denied;
+        if can_succeed_later && error.applied() == Applied::No {
+            self.shared.submit_detached(Job::Settle(self.settlements.to_vec(), self.now, None));
         }
     }
 }
 
-/// Plans and settlements that cannot be carried out end here and not in the writer, where others
-/// would suffer.
+/// Rejects invalid plans and settlements before the writer gets them: there they would fail the
+/// batch of other callers.
 fn check_takes(target: &Target, takes: &[Take], least: Millitokens) -> Result<(), StoreError> {
     let sound = |take: &Take| take.cell < target.limits().len() && take.amount >= least;
     if takes.iter().all(sound) {
         return Ok(());
     }
-    let message = "an amount is out of bounds or names no limit of its bucket";
+    let message = "an amount is out of bounds, or its limit is not in the bucket";
     Err(StoreError::new(StoreErrorKind::Rejected, message))
 }
 
@@ -267,7 +272,7 @@ fn check_batch(len: usize) -> Result<(), StoreError> {
     if len <= BATCH_MAX {
         return Ok(());
     }
-    let message = format!("{len} records in one call; use at most {BATCH_MAX}");
+    let message = format!("{len} records in one call; send at most {BATCH_MAX}");
     Err(StoreError::new(StoreErrorKind::Rejected, message))
 }
 
@@ -285,14 +290,11 @@ impl Store for SqliteStore {
             check_plan(plan)?;
             let shared = &*self.shared;
             shared.check_process()?;
-            let (caller, answer) = Caller::new();
+            let (caller, reply) = Caller::new();
             let put = shared.writer.put(Job::Acquire(plan.clone(), caller));
-            put.map_err(|closed| shared.refused(closed))?;
-            let mut acquiring = Acquiring { shared, plan, answer };
-            match (&mut acquiring.answer).await {
-                Ok(answer) => answer,
-                Err(_) => Err(shared.refused(Closed::Ended).maybe_applied()),
-            }
+            put.map_err(|closed| shared.closed_error(closed))?;
+            let mut pending = PendingAcquire { shared, plan, reply };
+            shared.wait_for(&mut pending.reply).await
         })
     }
 
@@ -308,14 +310,11 @@ impl Store for SqliteStore {
             }
             let shared = &*self.shared;
             shared.check_process()?;
-            let (caller, answer) = Caller::new();
+            let (caller, reply) = Caller::new();
             let job = Job::Settle(settlements.to_vec(), now, Some(caller));
-            shared.writer.put_always(job).map_err(|closed| shared.refused(closed))?;
-            let mut settling = Settling { shared, settlements, now, answer };
-            match (&mut settling.answer).await {
-                Ok(answer) => answer,
-                Err(_) => Err(shared.refused(Closed::Ended).maybe_applied()),
-            }
+            shared.writer.put_always(job).map_err(|closed| shared.closed_error(closed))?;
+            let mut pending = PendingSettlement { shared, settlements, now, reply };
+            shared.wait_for(&mut pending.reply).await
         })
     }
 
@@ -378,7 +377,7 @@ impl Store for SqliteStore {
         page: &'a PageRequest,
     ) -> BoxFuture<'a, Result<Page<Record>, StoreError>> {
         Box::pin(async move {
-            // What is booked for the first page is there for the others.
+            // Booking once is enough: later pages read the same records.
             if page.after.is_none() {
                 match query {
                     Query::UsageOfEntity(ns, entity, ..) => {
@@ -433,7 +432,7 @@ impl Store for SqliteStore {
     }
 }
 
-/// Decodes bytes in every way the store does, for fuzzing: any input gives a value or an error.
+/// Runs every decoder on the bytes, for fuzzing: any input must give a value or an error.
 #[doc(hidden)]
 pub fn fuzz_decode(bytes: &[u8]) {
     let _ = codec::decode_state(bytes, None, None);

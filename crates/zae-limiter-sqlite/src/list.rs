@@ -1,5 +1,5 @@
-//! Lists, a page at a time: each page starts after the key with which the last one ended, so that
-//! what is removed or added meanwhile moves nothing else.
+//! Lists, a page at a time. Each page starts after the last key of the one before, so that rows
+//! that are deleted or added meanwhile do not shift the others.
 
 use rusqlite::types::Value;
 use rusqlite::{Connection, Row, params, params_from_iter};
@@ -23,12 +23,12 @@ pub(crate) fn size(page: &PageRequest) -> usize {
 
 /// A list that is one query.
 struct List<T> {
-    /// How its cursors start.
+    /// The prefix of its cursors.
     name: &'static str,
-    /// `LIMIT` is its last parameter.
+    /// The last parameter is the `LIMIT`.
     sql: String,
     values: Vec<Value>,
-    /// Which columns are the key of a row within the list.
+    /// The columns that are the key of a row within the list.
     key: &'static [usize],
     read: fn(&Row<'_>) -> Result<T, Failure>,
 }
@@ -36,7 +36,7 @@ struct List<T> {
 impl<T> List<T> {
     fn page(mut self, conn: &Connection, page: &PageRequest) -> Result<Page<T>, Failure> {
         let size = size(page);
-        // One more tells whether there is a next page.
+        // One row more than the page shows whether there is a next page.
         self.values.push(Value::Integer(i64::try_from(size).unwrap_or(i64::MAX) + 1));
         let mut statement = conn.prepare_cached(&self.sql)?;
         let mut rows = statement.query(params_from_iter(self.values))?;
@@ -59,7 +59,7 @@ fn text(value: impl AsRef<str>) -> Value {
     Value::Text(value.as_ref().to_owned())
 }
 
-/// The values before the place, then the place itself.
+/// The `fixed` parameters of a query, then the key to start after.
 fn from_place<const N: usize>(
     fixed: [Value; N],
     place: Option<Vec<Value>>,
@@ -187,11 +187,11 @@ fn usage(query: &Query, page: &PageRequest) -> Result<List<Record>, Failure> {
                 Value::Integer(window_number(*window)),
                 number(range.end),
             ];
-            // Every entity sorts after none, so the first window is among them.
+            // Every entity id sorts after the empty text, so the first window is included.
             let values = from_place(fixed, place, [number(range.start), text("")]);
             ("usage-of", sql, values, &[4, 1])
         }
-        _ => unreachable!("only asked for usage"),
+        _ => unreachable!("only called for usage queries"),
     };
     Ok(List { name, sql, values, key, read: records::usage })
 }
@@ -231,8 +231,8 @@ fn stored_bucket(row: &Row<'_>) -> Result<StoredBucket, Failure> {
     Ok(StoredBucket { key: bucket_key(row)?, bucket: state.bucket, expires_at })
 }
 
-/// A page of resources that have limits. Each name is one seek, however many entities have limits
-/// on it.
+/// A page of resources that have limits. Each name costs one seek, however many entities have
+/// limits on it.
 pub(crate) fn resources(
     conn: &Connection,
     ns: &NamespaceId,

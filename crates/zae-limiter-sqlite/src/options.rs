@@ -1,4 +1,4 @@
-//! How a store is opened.
+//! Options, and opening a store with them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::queue::Queue;
 use crate::writer::Writer;
 use crate::{Shared, SqliteStore, reader, schema};
 
-/// What survives a power cut. The end of the process, however sudden, loses nothing either way, and
-/// the file is always consistent.
+/// What survives a power cut. In both modes the file stays consistent, and a process that crashes
+/// or is killed loses no completed call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Durability {
-    /// All but the last moments. The operating system writes to the disk when it sees fit.
+    /// A power cut may lose the last calls: the operating system decides when to write to the disk.
     #[default]
     Normal,
-    /// All that was answered: every commit waits for the disk.
+    /// A power cut loses no completed call: every commit waits for the disk.
     Full,
 }
 
@@ -32,7 +32,7 @@ pub struct SqliteOptions {
 }
 
 impl SqliteOptions {
-    /// Opens this file.
+    /// Options for the file at `path`, with default durability and usage settings.
     pub fn new(path: impl AsRef<Path>) -> Self {
         Self {
             path: path.as_ref().to_owned(),
@@ -41,40 +41,41 @@ impl SqliteOptions {
         }
     }
 
-    /// What survives a power cut.
+    /// Sets what survives a power cut.
     #[must_use]
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
         self
     }
 
-    /// Which usage records are kept, and for how long.
+    /// Sets which usage records the store keeps, and for how long.
     #[must_use]
     pub fn usage(mut self, usage: UsageSettings) -> Self {
         self.usage = usage;
         self
     }
 
-    /// Opens the file; creates it where there is none. An existing file is changed only if it is
-    /// a limiter's.
+    /// Opens the file, and creates it if it does not exist. A file of another program is never
+    /// changed.
     ///
     /// # Errors
     ///
-    /// `Denied` for a path that cannot be written, `Corrupt` for a file that is damaged or not a
-    /// limiter's, `Incompatible` for one of a later release, `Unavailable` for one that another
-    /// program keeps locked.
+    /// - `Denied` if the path cannot be written;
+    /// - `Corrupt` if the file is damaged, or belongs to another program;
+    /// - `Incompatible` if a later release has written the file;
+    /// - `Unavailable` if another program keeps the file locked.
     pub fn open(self) -> Result<SqliteStore, StoreError> {
-        // Absolute, so that a later change of the working folder moves nothing.
+        // Absolute, so that a later change of the working folder does not matter.
         let file = std::path::absolute(&self.path).map_err(|error| {
             let message = format!("{} is not a path; name a file", self.path.display());
             StoreError::new(StoreErrorKind::Denied, message).caused_by(error)
         })?;
-        let told = |failure: Failure| Arc::new(failure).told(&file);
-        let conn = schema::open_writer(&file, self.durability).map_err(told)?;
-        let read_conn = schema::open_reader(&file).map_err(told)?;
+        let store_error = |failure: Failure| Arc::new(failure).to_store_error(&file);
+        let conn = schema::open_writer(&file, self.durability).map_err(store_error)?;
+        let read_conn = schema::open_reader(&file).map_err(store_error)?;
 
         let (writer, reader) = (Arc::new(Queue::new()), Arc::new(Queue::new()));
-        // From here on, dropping `shared` ends whatever was started.
+        // From here on, dropping `shared` ends the threads that have started.
         let mut shared = Shared {
             file: file.clone(),
             writer: Arc::clone(&writer),
@@ -94,7 +95,7 @@ impl SqliteOptions {
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StoreError> {
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
     thread.map_err(|error| {
-        let message = "no thread can be started; lift the limit on processes and threads";
+        let message = "cannot start a thread; raise the limit on processes and threads";
         StoreError::new(StoreErrorKind::Unavailable, message).caused_by(error)
     })
 }

@@ -3,38 +3,38 @@
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The most jobs that wait. More callers than this at once are told that the store is unavailable.
-pub(crate) const WAITING_MAX: usize = 65_536;
+/// The most jobs in a queue. Further calls fail with `Unavailable`.
+pub(crate) const QUEUED_MAX: usize = 65_536;
 
-/// Why a job was not taken.
+/// Why the queue does not accept a job.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Closed {
     /// The thread has ended.
     Ended,
-    /// Too many jobs wait.
+    /// The queue is full.
     Full,
 }
 
-/// First in, first out; many put, one takes.
+/// A first-in, first-out queue with many producers and one consumer.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
-    // A std mutex: it is never held across an await, nor while anything is done.
+    // A std mutex: it is never held across an await, nor while a job runs.
     state: Mutex<State<T>>,
     ready: Condvar,
 }
 
 #[derive(Debug)]
 struct State<T> {
-    waiting: VecDeque<T>,
-    // Set when the last handle goes: what waits is still taken.
+    queued: VecDeque<T>,
+    // Nothing more is accepted. The consumer still takes what is queued.
     is_closed: bool,
-    // So that a put without a sleeper costs no system call.
+    // Whether the consumer waits. If not, `put` saves the system call that wakes it.
     sleeps: bool,
 }
 
 impl<T> Queue<T> {
     pub(crate) fn new() -> Self {
-        let state = State { waiting: VecDeque::new(), is_closed: false, sleeps: false };
+        let state = State { queued: VecDeque::new(), is_closed: false, sleeps: false };
         Self { state: Mutex::new(state), ready: Condvar::new() }
     }
 
@@ -43,25 +43,25 @@ impl<T> Queue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a job at the end, unless too many wait.
+    /// Appends a job, unless the queue is full.
     pub(crate) fn put(&self, job: T) -> Result<(), Closed> {
-        self.put_within(job, WAITING_MAX)
+        self.put_within(job, QUEUED_MAX)
     }
 
-    /// Puts a job at the end however many wait: for what must not be lost.
+    /// Appends a job even to a full queue: for jobs that must not be lost.
     pub(crate) fn put_always(&self, job: T) -> Result<(), Closed> {
         self.put_within(job, usize::MAX)
     }
 
-    fn put_within(&self, job: T, waiting_max: usize) -> Result<(), Closed> {
+    fn put_within(&self, job: T, queued_max: usize) -> Result<(), Closed> {
         let mut state = self.state();
         if state.is_closed {
             return Err(Closed::Ended);
         }
-        if state.waiting.len() >= waiting_max {
+        if state.queued.len() >= queued_max {
             return Err(Closed::Full);
         }
-        state.waiting.push_back(job);
+        state.queued.push_back(job);
         let wake = std::mem::take(&mut state.sleeps);
         drop(state);
         if wake {
@@ -70,22 +70,22 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// Moves what waits to the end of `into`, and says how much it was.
+    /// Moves all queued jobs to the end of `into`, and returns their number.
     pub(crate) fn take(&self, into: &mut VecDeque<T>) -> usize {
         let mut state = self.state();
-        let taken = state.waiting.len();
+        let taken = state.queued.len();
         if into.is_empty() {
-            std::mem::swap(into, &mut state.waiting);
+            std::mem::swap(into, &mut state.queued);
         } else {
-            into.append(&mut state.waiting);
+            into.append(&mut state.queued);
         }
         taken
     }
 
-    /// Waits until there is something to take. `false` when there never will be.
+    /// Waits for a job. Returns `false` if the queue is closed and empty.
     pub(crate) fn wait(&self) -> bool {
         let mut state = self.state();
-        while state.waiting.is_empty() {
+        while state.queued.is_empty() {
             if state.is_closed {
                 return false;
             }
@@ -96,20 +96,20 @@ impl<T> Queue<T> {
         true
     }
 
-    /// Lets nothing more in, and wakes the thread so that it can finish.
+    /// Closes the queue for new jobs, and wakes the consumer so that it can finish.
     pub(crate) fn close(&self) {
         self.state().is_closed = true;
         self.ready.notify_all();
     }
 
-    /// Whether nothing more comes in.
+    /// Whether the queue is closed for new jobs.
     pub(crate) fn is_closed(&self) -> bool {
         self.state().is_closed
     }
 }
 
-/// Closes the queue and drops what waits when its thread ends, however it ends: a caller must not
-/// wait for a thread that has panicked.
+/// Closes the queue and drops its jobs when the consumer ends, even by a panic: a caller must not
+/// wait for a thread that has ended.
 #[derive(Debug)]
 pub(crate) struct EndOfThread<'a, T>(pub(crate) &'a Queue<T>);
 
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_put_before_the_end_is_taken_and_no_more() {
+    fn a_closed_queue_keeps_its_jobs_and_accepts_no_more() {
         let queue = Queue::new();
         assert_eq!(queue.put(1), Ok(()));
         assert_eq!(queue.put_always(2), Ok(()));
@@ -140,9 +140,9 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_takes_only_what_must_not_be_lost() {
+    fn a_full_queue_accepts_only_jobs_that_must_not_be_lost() {
         let queue = Queue::new();
-        for n in 0..WAITING_MAX {
+        for n in 0..QUEUED_MAX {
             assert_eq!(queue.put(n), Ok(()));
         }
         assert_eq!(queue.put(0), Err(Closed::Full));

@@ -1,4 +1,4 @@
-//! The reader: one thread, one connection, so that no async worker waits for the disk.
+//! The reader: one thread with one connection, so that no async worker waits for the disk.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -14,27 +14,27 @@ use crate::error::Failure;
 use crate::queue::{EndOfThread, Queue};
 use crate::records::optional_time;
 
-/// How long SQLite waits for a lock before the reader looks whether its caller is still there.
-/// Readers wait for nobody in WAL mode, except while another process repairs the log.
+/// How long SQLite waits for a lock before the reader checks whether its caller still waits. In WAL
+/// mode readers wait only while another process recovers the log.
 const BUSY_WAIT: Duration = Duration::from_millis(20);
 
-/// A question to the file.
-pub(crate) trait Question: Send {
-    /// Reads and answers. `false` when the file was busy and the caller still waits.
-    fn ask(&mut self, conn: &Connection, file: &std::path::Path) -> bool;
+/// A read for the reader's queue.
+pub(crate) trait ReadJob: Send {
+    /// Reads and replies. Returns `false` if the file was busy and the caller still waits.
+    fn run(&mut self, conn: &Connection, file: &std::path::Path) -> bool;
 }
 
-struct Asked<T, F> {
+struct Job<T, F> {
     read: F,
     reply: Option<oneshot::Sender<Result<T, StoreError>>>,
 }
 
-impl<T, F> Question for Asked<T, F>
+impl<T, F> ReadJob for Job<T, F>
 where
     T: Send,
     F: FnMut(&Connection) -> Result<T, Failure> + Send,
 {
-    fn ask(&mut self, conn: &Connection, file: &std::path::Path) -> bool {
+    fn run(&mut self, conn: &Connection, file: &std::path::Path) -> bool {
         let Some(reply) = self.reply.take().filter(|reply| !reply.is_closed()) else {
             return true;
         };
@@ -43,47 +43,48 @@ where
                 self.reply = Some(reply);
                 false
             }
-            // A caller that has gone away misses nothing.
             read => {
-                let _ = reply.send(read.map_err(|failure| Arc::new(failure).told(file)));
+                let read = read.map_err(|failure| Arc::new(failure).to_store_error(file));
+                // The caller may have left meanwhile.
+                let _ = reply.send(read);
                 true
             }
         }
     }
 }
 
-/// A question and where its answer will be.
-pub(crate) fn question<T: Send + 'static>(
+/// A job for the reader, and the receiver of its reply.
+pub(crate) fn read_job<T: Send + 'static>(
     read: impl FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
-) -> (Box<dyn Question>, oneshot::Receiver<Result<T, StoreError>>) {
-    let (reply, answer) = oneshot::channel();
-    (Box::new(Asked { read, reply: Some(reply) }), answer)
+) -> (Box<dyn ReadJob>, oneshot::Receiver<Result<T, StoreError>>) {
+    let (reply, receiver) = oneshot::channel();
+    (Box::new(Job { read, reply: Some(reply) }), receiver)
 }
 
-/// Reads everything as of one moment.
+/// Runs a read in a transaction, so that it sees the file as of one moment.
 fn in_snapshot<T>(
     conn: &Connection,
     read: &mut impl FnMut(&Connection) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     conn.prepare_cached("BEGIN")?.execute([])?;
-    let answer = read(conn);
+    let result = read(conn);
     if !conn.is_autocommit() {
         conn.prepare_cached("ROLLBACK")?.execute([])?;
     }
-    answer
+    result
 }
 
-/// Answers questions until the queue is closed and empty.
-pub(crate) fn run(file: PathBuf, queue: Arc<Queue<Box<dyn Question>>>, conn: Connection) {
+/// Runs jobs until the queue is closed and empty.
+pub(crate) fn run(file: PathBuf, queue: Arc<Queue<Box<dyn ReadJob>>>, conn: Connection) {
     let _end = EndOfThread(&queue);
-    let mut waiting: VecDeque<Box<dyn Question>> = VecDeque::new();
+    let mut pending: VecDeque<Box<dyn ReadJob>> = VecDeque::new();
     if let Err(failure) = conn.busy_timeout(BUSY_WAIT) {
-        tracing::warn!(%failure, "the reader waits longer than it should");
+        tracing::warn!(%failure, "could not set the busy timeout of the reader");
     }
     while queue.wait() {
-        queue.take(&mut waiting);
-        for mut question in waiting.drain(..) {
-            while !question.ask(&conn, &file) {
+        queue.take(&mut pending);
+        for mut job in pending.drain(..) {
+            while !job.run(&conn, &file) {
                 if queue.is_closed() {
                     return;
                 }
@@ -92,7 +93,7 @@ pub(crate) fn run(file: PathBuf, queue: Arc<Queue<Box<dyn Question>>>, conn: Con
     }
 }
 
-/// Reads a bucket, unless it is absent or has expired.
+/// Reads a bucket. `None` if it is absent or has expired.
 pub(crate) fn peek(
     conn: &Connection,
     key: &BucketKey,

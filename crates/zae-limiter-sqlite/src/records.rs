@@ -59,7 +59,7 @@ pub(crate) fn window(row: &Row<'_>, at: usize) -> Result<Window, Failure> {
     Ok(found.ok_or_else(|| Invalid::new("window", number, "use 0, 1 or 2"))?)
 }
 
-/// A level as it is kept: its number, the entity and the resource, empty where there is none.
+/// The columns of a level: its number, the entity and the resource, empty where it has none.
 pub(crate) fn level_columns(level: &ConfigLevel) -> (i64, &str, &str) {
     match level {
         ConfigLevel::System => (0, "", ""),
@@ -161,7 +161,7 @@ fn first<T>(
     rows.next()?.map(read).transpose()
 }
 
-/// Where a key's row stands: the table, and the condition with its values.
+/// Calls `then` with the `FROM` and `WHERE` clause that finds a key's row, and its parameters.
 fn with_row<T>(key: &Key, then: impl FnOnce(&str, &[&dyn ToSql]) -> T) -> T {
     match key {
         Key::Entity(ns, id) => {
@@ -196,7 +196,7 @@ fn with_row<T>(key: &Key, then: impl FnOnce(&str, &[&dyn ToSql]) -> T) -> T {
     }
 }
 
-/// Reads the record under a key. Buckets are no records.
+/// Reads the record under a key. `None` for a bucket: buckets are not records.
 pub(crate) fn get(conn: &Connection, key: &Key) -> Result<Option<Record>, Failure> {
     type Read = fn(&Row<'_>) -> Result<Record, Failure>;
     let (columns, read): (&str, Read) = match key {
@@ -211,7 +211,7 @@ pub(crate) fn get(conn: &Connection, key: &Key) -> Result<Option<Record>, Failur
     with_row(key, |row, params| first(conn, &format!("{columns}{row}"), params, read))
 }
 
-/// Whether the condition holds for what is stored under the key.
+/// Whether the precondition holds for the row under the key.
 pub(crate) fn holds(
     conn: &Connection,
     key: &Key,
@@ -220,7 +220,7 @@ pub(crate) fn holds(
     if precondition == Precondition::Always {
         return Ok(true);
     }
-    // Only the version is looked at, so that a damaged record can still be replaced.
+    // Reads only the version, so that a damaged record can still be replaced.
     let column = if matches!(key, Key::Config(..)) { "SELECT version" } else { "SELECT NULL" };
     let version: Option<Option<i64>> = with_row(key, |row, params| {
         let mut statement = conn.prepare_cached(&format!("{column}{row}"))?;
@@ -234,7 +234,7 @@ pub(crate) fn holds(
     })
 }
 
-/// Removes what is stored under the key, if anything is.
+/// Deletes the row under the key, if there is one.
 pub(crate) fn delete(conn: &Connection, key: &Key) -> Result<(), Failure> {
     with_row(key, |row, params| {
         conn.prepare_cached(&format!("DELETE{row}"))?.execute(params)?;
@@ -242,7 +242,7 @@ pub(crate) fn delete(conn: &Connection, key: &Key) -> Result<(), Failure> {
     })
 }
 
-/// Stores the record in place of what is there.
+/// Inserts the record, or replaces the one under its key.
 pub(crate) fn put(conn: &Connection, record: &Record) -> Result<(), Failure> {
     let run = |sql, params: &[&dyn ToSql]| conn.prepare_cached(sql)?.execute(params);
     match record {

@@ -1,6 +1,6 @@
-//! The file: how it is recognised, created and opened.
+//! Recognises, creates and opens the file. `docs/sqlite-format.md` describes its contents.
 //!
-//! A file that is not ours, damaged, or from a later release is left as it is.
+//! A file of another program, a damaged one, or one of a later release is never changed.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,39 +13,41 @@ use zae_limiter_core::StoreErrorKind;
 use crate::Durability;
 use crate::error::Failure;
 
-/// `zael` in ASCII: marks a file as one of ours.
+/// `zael` in ASCII, SQLite's `application_id`: marks a file as a limiter's.
 const APPLICATION_ID: i32 = 0x7a61_656c;
 
-/// The release of the tables below.
+/// The version of the tables below, kept in SQLite's `user_version`.
 const SCHEMA_VERSION: i32 = 2;
 
-/// What the tables of the first release lack.
+/// The oldest version that can be upgraded, and the statement that upgrades it.
 const FIRST_VERSION: i32 = 1;
 const FROM_FIRST: &str = "ALTER TABLE config ADD COLUMN audit_retention_days INTEGER";
 
-/// How long SQLite waits for another program that holds the file, creating it perhaps, and how
-/// often that is tried: where two would wait for each other, SQLite does not wait at all.
+/// How long SQLite waits for another program's lock, for example while that program creates the
+/// file.
 const OPEN_WAIT: Duration = Duration::from_millis(50);
+
+/// How often opening is tried. SQLite reports a busy file at once, without waiting, where two
+/// programs would wait for each other.
 const OPEN_TRIES_MAX: usize = 100;
 
-/// Most writes change one row, and a whole page goes into the log for it. Small pages make it
-/// short.
+/// Most writes change one row, but SQLite logs the whole page. Small pages keep the log short.
 const PAGE_BYTES: u32 = 1_024;
 
-/// Pages in the log before they are carried over into the file, which costs two syncs and one
-/// scattered write for each page: a page that changed often since the last time costs it once. Up
-/// to 128 MiB on disk, and only where many buckets are busy.
+/// Pages in the log before a checkpoint copies them into the file: at most 128 MiB, and only where
+/// many buckets are busy. A checkpoint costs two syncs and one scattered write per changed page.
+/// A page that changed often since the last checkpoint is copied once.
 const LOG_PAGES_MAX: u32 = 131_072;
 
-/// A negative cache size is in KiB.
+/// Page caches. A negative `cache_size` is in KiB.
 const WRITER_CACHE_KIB: i32 = 64 << 10;
 const READER_CACHE_KIB: i32 = 8 << 10;
 
 const STATEMENTS_MAX: usize = 128;
 
-/// Tables are clustered by their keys, except that of the buckets: a writer that remembers a
-/// bucket's number finds its row in a shallow tree of numbers, with no text to compare. Only columns
-/// that never change are indexed, so that the frequent change of a bucket touches one page.
+/// All tables but `bucket` are clustered by their keys. The writer caches a bucket's `number` and
+/// finds its row by that, without comparing text. Only columns that never change are indexed, so
+/// that updating a bucket changes one page.
 const TABLES: &str = "
 CREATE TABLE bucket (
     number INTEGER PRIMARY KEY,
@@ -97,7 +99,7 @@ CREATE TABLE namespace_name (
 ) WITHOUT ROWID, STRICT;
 ";
 
-/// Touches every table and column, so that a file that lacks one is found out when it is opened.
+/// Names every table and column, so that opening a file that lacks one fails.
 const TABLES_CHECK: &[&str] = &[
     "SELECT number, ns, entity, resource, expires_at, state FROM bucket LIMIT 0",
     "SELECT ns, id, name, parent, cascade, metadata, created_at FROM entity LIMIT 0",
@@ -110,14 +112,14 @@ const TABLES_CHECK: &[&str] = &[
     "SELECT name, id FROM namespace_name LIMIT 0",
 ];
 
-/// Opens the file for the writer; creates it where there is none.
+/// Opens the file for the writer, and creates it if it does not exist.
 pub(crate) fn open_writer(path: &Path, durability: Durability) -> Result<Connection, Failure> {
-    patiently(|| try_open_writer(path, durability))
+    retry_while_busy(|| try_open_writer(path, durability))
 }
 
-/// Opens the file for the reader, after the writer has.
+/// Opens the file for the reader. The writer must have opened it before.
 pub(crate) fn open_reader(path: &Path) -> Result<Connection, Failure> {
-    patiently(|| {
+    retry_while_busy(|| {
         let conn = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         conn.execute_batch(&format!(
             "PRAGMA query_only = ON; PRAGMA cache_size = -{READER_CACHE_KIB};"
@@ -126,7 +128,7 @@ pub(crate) fn open_reader(path: &Path) -> Result<Connection, Failure> {
     })
 }
 
-fn patiently(open: impl Fn() -> Result<Connection, Failure>) -> Result<Connection, Failure> {
+fn retry_while_busy(open: impl Fn() -> Result<Connection, Failure>) -> Result<Connection, Failure> {
     for _ in 1..OPEN_TRIES_MAX {
         match open() {
             Err(failure) if failure.is_busy() => std::thread::park_timeout(OPEN_WAIT / 10),
@@ -137,12 +139,12 @@ fn patiently(open: impl Fn() -> Result<Connection, Failure>) -> Result<Connectio
 }
 
 fn try_open_writer(path: &Path, durability: Durability) -> Result<Connection, Failure> {
-    look_at(path)?;
+    check_header(path)?;
     let conn = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE)?;
     if conn.is_readonly("main")? {
         return Err(DENIED);
     }
-    if glance(&conn)? != Found::Ours {
+    if inspect(&conn)? != Found::Current {
         create(&conn)?;
     }
     for sql in TABLES_CHECK {
@@ -162,7 +164,7 @@ fn try_open_writer(path: &Path, durability: Durability) -> Result<Connection, Fa
          PRAGMA cache_size = -{WRITER_CACHE_KIB};
          PRAGMA wal_autocheckpoint = {LOG_PAGES_MAX};"
     ))?;
-    // From here on the writer waits in its own way.
+    // From here on the writer itself waits for locks, so that callers can leave meanwhile.
     conn.busy_timeout(Duration::ZERO)?;
     Ok(conn)
 }
@@ -181,16 +183,16 @@ const NEWER: Failure = Failure::Unusable(
 );
 
 fn connect(path: &Path, flags: OpenFlags) -> Result<Connection, Failure> {
-    // No mutex: each connection belongs to one thread.
+    // No mutex: one thread owns each connection.
     let conn = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     conn.busy_timeout(OPEN_WAIT)?;
     conn.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
     Ok(conn)
 }
 
-/// Looks at the first bytes before SQLite does: merely opening somebody else's database may carry
-/// over its log.
-fn look_at(path: &Path) -> Result<(), Failure> {
+/// Checks the path and the first 100 bytes before SQLite opens the file. Merely opening another
+/// program's database could checkpoint its log.
+fn check_header(path: &Path) -> Result<(), Failure> {
     let denied = |message| Err(Failure::Unusable(StoreErrorKind::Denied, message));
     if path.is_dir() {
         return denied("is a folder; name a file in it");
@@ -198,8 +200,8 @@ fn look_at(path: &Path) -> Result<(), Failure> {
     if path.parent().is_some_and(|folder| !folder.is_dir()) {
         return denied("is in a folder that does not exist; create it first");
     }
-    // To open a pipe would be to wait for whoever writes into it, and SQLite would put its own files
-    // beside a device.
+    // Opening a pipe would block until somebody writes to it, and SQLite would create its log files
+    // next to a device.
     if path.metadata().is_ok_and(|found| !found.is_file()) {
         return denied("is not a regular file; name another one");
     }
@@ -231,16 +233,16 @@ fn look_at(path: &Path) -> Result<(), Failure> {
 
 #[derive(PartialEq, Eq)]
 enum Found {
-    Nothing,
+    Empty,
     Older,
-    Ours,
+    Current,
 }
 
-/// Looks at a file that another process may be creating at this moment.
-fn glance(conn: &Connection) -> Result<Found, Failure> {
+/// Recognises a file that another process may be creating at this moment.
+fn inspect(conn: &Connection) -> Result<Found, Failure> {
     conn.execute_batch("BEGIN")?;
     let found = recognise(conn);
-    // SQLite may have ended the transaction with the error, and that is the one that counts.
+    // After some errors SQLite ends the transaction itself. The first error is the one to report.
     if !conn.is_autocommit() {
         let ended = conn.execute_batch("ROLLBACK");
         found.and_then(|found| Ok(ended.map(|()| found)?))
@@ -249,42 +251,42 @@ fn glance(conn: &Connection) -> Result<Found, Failure> {
     }
 }
 
-/// Within a transaction: all three as of one moment.
+/// Must run within a transaction, so that it reads all three as of one moment.
 fn recognise(conn: &Connection) -> Result<Found, Failure> {
     let number = |sql| conn.query_row(sql, [], |row| row.get::<_, i32>(0));
     let id = number("PRAGMA application_id")?;
     let version = number("PRAGMA user_version")?;
     let tables = number("SELECT count(*) FROM sqlite_schema")?;
     match (id, version, tables) {
-        (APPLICATION_ID, SCHEMA_VERSION, _) => Ok(Found::Ours),
+        (APPLICATION_ID, SCHEMA_VERSION, _) => Ok(Found::Current),
         (APPLICATION_ID, FIRST_VERSION, _) => Ok(Found::Older),
         (APPLICATION_ID, version, _) if version > SCHEMA_VERSION => Err(NEWER),
-        (0, 0, 0) => Ok(Found::Nothing),
+        (0, 0, 0) => Ok(Found::Empty),
         _ => Err(FOREIGN),
     }
 }
 
-/// Makes all tables, or what an older release's lack, in one transaction, unless another process was faster. A
-/// new file is not yet in WAL mode, so that its mark is in it from the first moment.
+/// Creates or upgrades the tables in one transaction, unless another process did so first. A new
+/// file is not in WAL mode yet, so that its header carries the application id from the start.
 fn create(conn: &Connection) -> Result<(), Failure> {
     conn.execute_batch(&format!("PRAGMA page_size = {PAGE_BYTES}; BEGIN IMMEDIATE"))?;
-    let made = recognise(conn).and_then(|found| {
+    let created = recognise(conn).and_then(|found| {
         match found {
-            Found::Nothing => {
+            Found::Empty => {
                 conn.execute_batch(TABLES)?;
                 conn.pragma_update(None, "application_id", APPLICATION_ID)?;
             }
             Found::Older => conn.execute_batch(FROM_FIRST)?,
-            Found::Ours => {}
+            Found::Current => {}
         }
-        if found != Found::Ours {
+        if found != Found::Current {
             conn.pragma_update(None, "user_version", SCHEMA_VERSION)?;
         }
         Ok(conn.execute_batch("COMMIT")?)
     });
-    if made.is_err() && !conn.is_autocommit() {
-        // What counts is the first error; closing the connection rolls back as well.
+    if created.is_err() && !conn.is_autocommit() {
+        // The first error is the one to report. Closing the connection rolls back as well.
         let _ = conn.execute_batch("ROLLBACK");
     }
-    made
+    created
 }

@@ -1,7 +1,7 @@
-//! Removes what has expired, a few rows at a time.
+//! The sweeper: deletes expired buckets, usage records and audit events, a few rows at a time.
 //!
-//! An index on the expiry would have to be changed with every acquire. Instead the sweeper walks
-//! through the tables in the order of their keys, and starts over at the end.
+//! An index on the expiry would change with every acquire. Instead the sweeper walks through the
+//! tables in the order of their keys, and starts over at the end.
 
 use rusqlite::types::Value;
 use rusqlite::{Row, params_from_iter};
@@ -11,14 +11,16 @@ use crate::error::Failure;
 use crate::ledger::{Ledger, bucket_key};
 use crate::records;
 
-/// How many rows one step looks at.
-const SWEEP_MAX: usize = 100;
+/// The most rows that one step reads.
+pub(crate) const SWEEP_MAX: usize = 100;
 
-/// Clocks differ between processes: what expired only just is left alone.
-const SWEEP_DELAY_MS: i64 = 3_600_000;
+/// One hour: how long after its expiry a row stays, because the clocks of processes differ.
+pub(crate) const SWEEP_DELAY_MS: i64 = 3_600_000;
 
+/// A walk through one table in the order of its key.
 struct Walk {
     sql: &'static str,
+    /// How many columns the key has. They come first, then the expiry.
     columns: usize,
     key: fn(&Row<'_>) -> Result<Key, Failure>,
 }
@@ -53,7 +55,7 @@ const WALKS: [Walk; 3] = [
     },
 ];
 
-/// Where the sweeper stands.
+/// The sweeper's position: the table, and the last key that it has read there.
 #[derive(Debug, Default)]
 pub(crate) struct Sweeper {
     walk: usize,
@@ -61,7 +63,7 @@ pub(crate) struct Sweeper {
 }
 
 impl Sweeper {
-    /// One step, within a transaction.
+    /// Does one step, within a transaction.
     pub(crate) fn step(&mut self, ledger: &mut Ledger, now: Timestamp) -> Result<(), Failure> {
         let walk = &WALKS[self.walk];
         let limit = now.as_millis().saturating_sub(SWEEP_DELAY_MS);
@@ -80,7 +82,7 @@ impl Sweeper {
                     self.after = Some(columns.collect::<Result<_, _>>()?);
                 }
                 let expiry: Option<i64> = row.get(walk.columns)?;
-                // A row that cannot be read is somebody else's to find: this is only tidying up.
+                // The sweeper skips damaged rows: the next call that reads one reports it.
                 if expiry.is_some_and(|expiry| expiry <= limit)
                     && let Ok(key) = (walk.key)(row)
                 {
@@ -93,15 +95,15 @@ impl Sweeper {
         }
         for key in &expired {
             if let Key::Bucket(key) = key {
-                book_first(ledger, key)?;
+                book_usage(ledger, key)?;
             }
         }
         ledger.delete(&expired)
     }
 }
 
-/// Usage that no record holds yet must not go with its bucket.
-fn book_first(ledger: &mut Ledger, key: &BucketKey) -> Result<(), Failure> {
+/// Books a bucket's usage before the bucket is deleted.
+fn book_usage(ledger: &mut Ledger, key: &BucketKey) -> Result<(), Failure> {
     let Ok(at) = ledger.states.find(&ledger.conn, key, None) else { return Ok(()) };
     let booking = ledger.states.get(at).cloned().and_then(|mut state| state.take_booking());
     booking.map_or(Ok(()), |booking| ledger.book(key, &booking))

@@ -1,4 +1,4 @@
-//! The writer: one thread, one connection, many jobs in one transaction.
+//! The writer: one thread with one connection, which puts many jobs into one transaction.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -13,24 +13,24 @@ use crate::ledger::Ledger;
 use crate::queue::{EndOfThread, Queue};
 use crate::sweep::Sweeper;
 
-/// The most jobs in one transaction: other processes wait meanwhile.
+/// The most jobs in one transaction. Other processes wait for it to end.
 const BATCH_MAX: usize = 1_024;
 
-/// How often the writer lets other threads go first, as long as that brings more jobs.
-const GATHER_MAX: usize = 16;
+/// The most times that the writer yields to other threads before a batch, while that brings jobs.
+const COLLECT_MAX: usize = 16;
 
-/// One step of the sweeper after so many transactions.
-const SWEEP_EVERY: u64 = 64;
+/// Transactions between two steps of the sweeper.
+pub(crate) const SWEEP_EVERY: u64 = 64;
 
-/// How long the writer waits for another process's transaction before it looks again: short at
-/// first, because such transactions are; longer for somebody who sits on the lock.
+/// Pauses between two tries to lock a file that another process has locked. Short at first, because
+/// most transactions are short; longer for a process that keeps the lock.
 const BUSY_WAITS: [Duration; 3] =
     [Duration::from_micros(100), Duration::from_millis(1), Duration::from_millis(5)];
 
-/// How often each of them is waited before the next.
+/// How many tries use each of these pauses. The last one is used from then on.
 const BUSY_TRIES: u32 = 100;
 
-/// How often an ending writer looks before it gives up what is left: about ten seconds.
+/// How often the writer tries to lock the file after the store was closed: about ten seconds.
 const BUSY_TRIES_AT_END_MAX: u32 = 2_000;
 
 /// The writer's state.
@@ -40,15 +40,15 @@ pub(crate) struct Writer {
     queue: Arc<Queue<Job>>,
     ledger: Ledger,
     sweeper: Sweeper,
-    // Taken from the queue and not begun.
+    // Taken from the queue, but not carried out yet.
     pending: VecDeque<Job>,
-    // Could not be done and must not be lost: goes along with the next batch.
-    owed: VecDeque<Job>,
-    // So many jobs are carried out one by one, because one of them spoiled a batch.
-    single: usize,
+    // Background jobs whose transaction failed. They go into the next batch.
+    retries: VecDeque<Job>,
+    // How many of the next jobs get a transaction of their own, because one of them failed a batch.
+    one_by_one: usize,
     transactions: u64,
-    // Another process wrote since the last transaction.
-    has_company: bool,
+    // Whether another process has written since the last transaction.
+    others_write: bool,
 }
 
 impl Writer {
@@ -59,10 +59,10 @@ impl Writer {
             ledger,
             sweeper: Sweeper::default(),
             pending: VecDeque::new(),
-            owed: VecDeque::new(),
-            single: 0,
+            retries: VecDeque::new(),
+            one_by_one: 0,
             transactions: 0,
-            has_company: false,
+            others_write: false,
         }
     }
 
@@ -71,24 +71,24 @@ impl Writer {
         let queue = Arc::clone(&self.queue);
         let _end = EndOfThread(&queue);
         while !self.pending.is_empty() || self.queue.wait() {
-            self.gather();
+            self.collect();
             match self.begin() {
                 Ok(true) => self.carry_out(),
                 Ok(false) => {}
                 Err(failure) => {
                     let all = std::mem::take(&mut self.pending);
-                    self.answer(all, Commit::Undone(&Arc::new(failure)));
+                    self.reply(all, Commit::Undone(&Arc::new(failure)));
                 }
             }
         }
-        self.settle_up();
+        self.retry_at_end();
     }
 
-    /// Takes what waits. Callers that were just answered are about to ask again: one commit for all
-    /// of them is worth a moment.
-    fn gather(&mut self) {
+    /// Collects a batch. Callers that just got a reply often call again at once, so a short wait
+    /// lets one commit serve all of them.
+    fn collect(&mut self) {
         self.queue.take(&mut self.pending);
-        for _ in 0..GATHER_MAX {
+        for _ in 0..COLLECT_MAX {
             std::thread::yield_now();
             if self.queue.take(&mut self.pending) == 0 {
                 break;
@@ -101,11 +101,11 @@ impl Writer {
         self.pending.retain(|job| !job.is_abandoned());
     }
 
-    /// Begins a transaction, however long another process holds the file, as long as somebody waits
-    /// for it. `false` when nobody does.
+    /// Begins a transaction. Retries while another process holds the lock and a caller waits.
+    /// Returns `false` if no caller is left.
     fn begin(&mut self) -> Result<bool, Failure> {
-        if self.has_company {
-            // The others wait in the same way; without a pause one process could hog the file.
+        if self.others_write {
+            // Without a pause one process could keep the others from getting the lock.
             std::thread::park_timeout(BUSY_WAITS[0]);
         }
         let mut tries: u32 = 0;
@@ -120,7 +120,7 @@ impl Writer {
                     }
                 }
                 begun => {
-                    self.has_company = begun?;
+                    self.others_write = begun?;
                     return Ok(true);
                 }
             }
@@ -132,7 +132,7 @@ impl Writer {
         }
     }
 
-    /// Says whether others have written since the last transaction.
+    /// Returns whether others have written since the last transaction.
     fn try_begin(&mut self) -> Result<bool, Failure> {
         self.ledger.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         let begun = self.ledger.states.begin(&self.ledger.conn);
@@ -142,32 +142,32 @@ impl Writer {
         begun
     }
 
-    /// Puts jobs into the transaction that has begun, ends it, and answers.
+    /// Carries out a batch in the transaction that has begun, ends it, and replies.
     fn carry_out(&mut self) {
         self.queue.take(&mut self.pending);
-        let size = if self.single > 0 { 1 } else { self.pending.len().min(BATCH_MAX) };
-        let mut batch: VecDeque<Job> = self.owed.drain(..).collect();
+        let size = if self.one_by_one > 0 { 1 } else { self.pending.len().min(BATCH_MAX) };
+        let mut batch: VecDeque<Job> = self.retries.drain(..).collect();
         batch.extend(self.pending.drain(..size));
-        self.single = self.single.saturating_sub(1);
+        self.one_by_one = self.one_by_one.saturating_sub(1);
 
         let mut now = None;
         match self.transact(&mut batch, &mut now) {
             Ok(()) => match self.commit() {
-                Ok(()) => self.answer(batch, Commit::Done),
+                Ok(()) => self.reply(batch, Commit::Done),
                 Err(failure) => {
                     self.roll_back_after(&failure);
-                    self.answer(batch, Commit::Unknown(&Arc::new(failure)));
+                    self.reply(batch, Commit::Unknown(&Arc::new(failure)));
                 }
             },
             Err(failure) => {
                 self.roll_back_after(&failure);
                 if batch.len() > 1 && !failure.is_outage() {
-                    // One job alone is to blame: each gets a transaction of its own.
-                    self.single = batch.len();
+                    // One job has failed the others: each now gets a transaction of its own.
+                    self.one_by_one = batch.len();
                     batch.append(&mut self.pending);
                     self.pending = batch;
                 } else {
-                    self.answer(batch, Commit::Undone(&Arc::new(failure)));
+                    self.reply(batch, Commit::Undone(&Arc::new(failure)));
                 }
             }
         }
@@ -199,7 +199,7 @@ impl Writer {
                     if let Some(caller) = caller {
                         caller.decide(settled);
                     } else if let Err(failure) = settled {
-                        tracing::warn!(%failure, "a settlement without a caller is lost");
+                        tracing::warn!(%failure, "a background settlement is lost");
                     }
                 }
                 Job::Reconfigure(target, now, caller) => {
@@ -212,7 +212,7 @@ impl Writer {
                 }
                 #[cfg(test)]
                 Job::Gate(reached, open) => {
-                    // A test that has failed meanwhile holds nothing up.
+                    // Both fail at once if the test has panicked meanwhile.
                     let _ = reached.send(());
                     let _ = open.recv();
                 }
@@ -234,49 +234,49 @@ impl Writer {
     }
 
     fn roll_back(&mut self) {
-        self.ledger.forget();
+        self.ledger.clear();
         if !self.ledger.conn.is_autocommit()
             && let Err(failure) = self.ledger.conn.execute_batch("ROLLBACK")
         {
-            tracing::warn!(%failure, "a transaction could not be rolled back");
+            tracing::warn!(%failure, "could not roll back a transaction");
         }
     }
 
     fn roll_back_after(&mut self, failure: &Failure) {
         self.roll_back();
-        // A log that was carried over can be written anew from its start, which needs no room.
+        // After a checkpoint the log is written again from its start, which needs no more room.
         if failure.is_full() {
             let sql = "PRAGMA wal_checkpoint(TRUNCATE)";
             if let Err(failure) = self.ledger.conn.query_row(sql, [], |_| Ok(())) {
-                tracing::warn!(%failure, "the log of a full disk could not be shortened");
+                tracing::warn!(%failure, "could not truncate the log on a full disk");
             }
         }
     }
 
-    fn answer(&mut self, batch: VecDeque<Job>, commit: Commit<'_>) {
-        let owed = batch.into_iter().filter_map(|job| job.answer(commit, &self.file));
+    fn reply(&mut self, batch: VecDeque<Job>, commit: Commit<'_>) {
+        let left = batch.into_iter().filter_map(|job| job.reply(commit, &self.file));
         match commit {
-            Commit::Done => self.pending.extend(owed),
-            Commit::Undone(_) | Commit::Unknown(_) => self.owed.extend(owed),
+            Commit::Done => self.pending.extend(left),
+            Commit::Undone(_) | Commit::Unknown(_) => self.retries.extend(left),
         }
     }
 
-    /// Tidies up in a transaction of its own, so that it cannot spoil anybody's call.
+    /// Runs a step of the sweeper in a transaction of its own, so that it cannot fail a call.
     fn sweep(&mut self, now: Timestamp) {
         if self.try_begin().is_err() {
             return;
         }
         let swept = self.sweeper.step(&mut self.ledger, now).and_then(|()| self.commit());
         if let Err(failure) = swept {
-            tracing::warn!(%failure, "expired rows were not removed");
+            tracing::warn!(%failure, "could not delete expired rows");
             self.roll_back();
         }
     }
 
-    /// The last chance for what could not be done before.
-    fn settle_up(&mut self) {
-        if !self.owed.is_empty() {
-            self.pending.append(&mut self.owed);
+    /// Tries once more to carry out background jobs that failed before.
+    fn retry_at_end(&mut self) {
+        if !self.retries.is_empty() {
+            self.pending.append(&mut self.retries);
             if let Ok(true) = self.begin() {
                 self.carry_out();
             }

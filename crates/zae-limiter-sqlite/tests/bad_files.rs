@@ -1,4 +1,4 @@
-//! Files that cannot be used are told apart, left as they are, and lose nothing.
+//! Files that cannot be used give a typed error, stay unchanged, and lose no data.
 #![allow(clippy::unwrap_used, reason = "only tests are here")]
 
 mod common;
@@ -13,13 +13,13 @@ use rusqlite::Connection;
 use zae_limiter_core::{Admission, Store, StoreErrorKind};
 use zae_limiter_sqlite::{Durability, SqliteOptions, SqliteStore};
 
-/// Opening fails in this way, with a sentence that names the file, and changes nothing.
-fn check(file: &Path, kind: StoreErrorKind, says: &str) {
+/// Opening the file fails with this kind and text, names the file, and does not change it.
+fn check(file: &Path, kind: StoreErrorKind, text: &str) {
     let before = fs::read(file).ok();
     let error = SqliteStore::open(file).unwrap_err();
     assert_eq!(error.kind(), kind, "{error:?}");
-    let told = error.to_string();
-    assert!(told.contains(says) && told.contains(file.to_str().unwrap()), "{told}");
+    let message = error.to_string();
+    assert!(message.contains(text) && message.contains(file.to_str().unwrap()), "{message}");
     assert_eq!(fs::read(file).ok(), before, "the file was changed");
 }
 
@@ -29,7 +29,7 @@ async fn a_used_file(folder: &Folder) {
     assert!(take(&store, &plan(&target("key-1", 10), 3)).await);
 }
 
-async fn is_as_before(folder: &Folder) {
+async fn check_unchanged(folder: &Folder) {
     let store = SqliteStore::open(folder.file()).unwrap();
     assert_eq!(tokens(&store, &target("key-1", 10), NOW).await, Some(7));
     drop(store);
@@ -51,7 +51,7 @@ async fn an_empty_file_becomes_a_limiters() {
     let folder = Folder::new();
     fs::write(folder.file(), b"").unwrap();
     a_used_file(&folder).await;
-    is_as_before(&folder).await;
+    check_unchanged(&folder).await;
 }
 
 #[tokio::test]
@@ -64,7 +64,7 @@ async fn a_truncated_file_is_damaged() {
         check(&folder.file(), StoreErrorKind::Corrupt, "damaged");
     }
     fs::write(folder.file(), &whole).unwrap();
-    is_as_before(&folder).await;
+    check_unchanged(&folder).await;
 }
 
 #[tokio::test]
@@ -121,18 +121,18 @@ async fn a_file_of_a_later_release_is_left_alone() {
     let conn = Connection::open(folder.file()).unwrap();
     conn.execute_batch("PRAGMA user_version = 2").unwrap();
     drop(conn);
-    is_as_before(&folder).await;
+    check_unchanged(&folder).await;
 }
 
 #[tokio::test]
-async fn a_file_of_the_first_release_is_brought_up_to_date() {
+async fn a_file_of_the_first_release_is_upgraded() {
     let folder = Folder::new();
     a_used_file(&folder).await;
     let conn = Connection::open(folder.file()).unwrap();
     let back = "ALTER TABLE config DROP COLUMN audit_retention_days; PRAGMA user_version = 1";
     conn.execute_batch(back).unwrap();
     drop(conn);
-    is_as_before(&folder).await;
+    check_unchanged(&folder).await;
     let conn = Connection::open(folder.file()).unwrap();
     let version = conn.query_row("PRAGMA user_version", [], |row| row.get::<_, i32>(0)).unwrap();
     assert_eq!(version, 2);
@@ -174,7 +174,7 @@ async fn a_read_only_file_is_denied() {
 }
 
 #[tokio::test]
-async fn a_locked_file_keeps_callers_waiting_and_takes_nothing_from_those_who_leave() {
+async fn callers_wait_for_a_locked_file_and_those_who_leave_take_nothing() {
     let folder = Folder::new();
     let store = SqliteStore::open(folder.file()).unwrap();
     let bucket = target("key-1", 10);
@@ -186,8 +186,8 @@ async fn a_locked_file_keeps_callers_waiting_and_takes_nothing_from_those_who_le
     let (leaves, stays) = (plan(&bucket, 2), plan(&bucket, 1));
     let mut leaving = store.acquire(&leaves);
     let mut staying = store.acquire(&stays);
-    let back = [give_back(&bucket, 1)];
-    let mut settling = store.settle(&back, NOW);
+    let refunds = [refund(&bucket, 1)];
+    let mut settling = store.settle(&refunds, NOW);
     assert!(matches!(leaving.as_mut().poll(&mut context), Poll::Pending));
     assert!(matches!(staying.as_mut().poll(&mut context), Poll::Pending));
     assert!(matches!(settling.as_mut().poll(&mut context), Poll::Pending));
@@ -201,7 +201,7 @@ async fn a_locked_file_keeps_callers_waiting_and_takes_nothing_from_those_who_le
     store.settle(&[], NOW).await.unwrap();
     assert_eq!(tokens(&store, &bucket, NOW).await, Some(7));
     drop(store);
-    is_as_before(&folder).await;
+    check_unchanged(&folder).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -226,7 +226,8 @@ async fn many_openings_of_a_new_file_at_once_all_succeed() {
 
 const FULL_DISK: &str = "ZAEL_TEST_FULL_DISK";
 
-/// Run by the next test with a small file size limit: writes until nothing more fits.
+/// Other tests run this one as a child process with a small file size limit. It writes until
+/// nothing more fits.
 #[tokio::test]
 async fn child_writes_until_the_disk_is_full() {
     let Ok(file) = std::env::var(FULL_DISK) else { return };
@@ -249,13 +250,13 @@ async fn child_writes_until_the_disk_is_full() {
                 }
             }
         }
-        // Who does not write is not concerned.
+        // Reads still work.
         store.peek(&[bucket_key("key-1", "gpt-4")], NOW).await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_even_be_opened_for_lack_of_room_is_not_called_damaged() {
+async fn a_file_that_cannot_be_opened_for_lack_of_room_is_not_reported_as_damaged() {
     let folder = Folder::new();
     a_used_file(&folder).await;
     let test = std::env::current_exe().unwrap();
@@ -267,16 +268,16 @@ async fn a_file_that_cannot_even_be_opened_for_lack_of_room_is_not_called_damage
         );
         let mut command = Command::new("sh");
         command.args(["-c", &script]).env(FULL_DISK, folder.file()).stderr(Stdio::inherit());
-        let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        let printed = String::from_utf8(command.output().unwrap().stdout).unwrap();
         // Which of the two depends on the file that SQLite could not write first.
-        let [full, busy] = ["Full", "Unavailable"].map(|kind| said.matches(kind).count());
-        assert_eq!(full + busy, 2, "{blocks} blocks: {said}");
+        let [full, busy] = ["Full", "Unavailable"].map(|kind| printed.matches(kind).count());
+        assert_eq!(full + busy, 2, "{blocks} blocks: {printed}");
     }
-    is_as_before(&folder).await;
+    check_unchanged(&folder).await;
 }
 
 #[tokio::test]
-async fn nothing_is_left_beside_the_file_when_it_is_closed() {
+async fn closing_the_store_leaves_only_the_file() {
     for _ in 0..20 {
         let folder = Folder::new();
         a_used_file(&folder).await;
@@ -290,7 +291,7 @@ async fn nothing_is_left_beside_the_file_when_it_is_closed() {
 
 #[cfg(unix)]
 #[test]
-fn only_a_regular_file_will_do() {
+fn only_a_regular_file_can_be_opened() {
     let folder = Folder::new();
     let pipe = folder.file();
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -302,7 +303,7 @@ fn only_a_regular_file_will_do() {
 }
 
 #[tokio::test]
-async fn a_full_disk_is_told_and_loses_nothing_that_was_answered() {
+async fn a_full_disk_is_reported_and_loses_no_completed_call() {
     let folder = Folder::new();
     a_used_file(&folder).await;
     let test = std::env::current_exe().unwrap();
@@ -316,18 +317,18 @@ async fn a_full_disk_is_told_and_loses_nothing_that_was_answered() {
         .stderr(Stdio::inherit())
         .output()
         .unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{said}");
-    assert_eq!(said.matches("ended with Full").count(), 2, "{said}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{printed}");
+    assert_eq!(printed.matches("ended with Full").count(), 2, "{printed}");
     let store = SqliteStore::open(folder.file()).unwrap();
-    let taken: Vec<_> = said.lines().filter_map(|line| line.split_once("took ")).collect();
-    assert!(taken.len() > 50, "{said}");
+    let taken: Vec<_> = printed.lines().filter_map(|line| line.split_once("took ")).collect();
+    assert!(taken.len() > 50, "{printed}");
     for (_, id) in taken {
         let bucket = target(id.trim(), 10);
         assert_eq!(tokens(&store, &bucket, NOW).await, Some(7), "{id}");
     }
-    // There is room again, and all goes on.
+    // There is room again, and writes succeed.
     assert!(take(&store, &plan(&target("key-2", 10), 3)).await);
     drop(store);
-    is_as_before(&folder).await;
+    check_unchanged(&folder).await;
 }

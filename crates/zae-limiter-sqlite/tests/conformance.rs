@@ -1,4 +1,4 @@
-//! The store fulfils the contract that all stores do.
+//! Runs the conformance suite that every store must pass.
 
 use std::sync::Arc;
 

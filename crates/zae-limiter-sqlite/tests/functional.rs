@@ -1,4 +1,4 @@
-//! The store does what the contract says, on one file.
+//! Every method of the store, on one file.
 #![allow(clippy::unwrap_used, reason = "only tests are here")]
 
 mod common;
@@ -24,7 +24,7 @@ fn open() -> (Folder, SqliteStore) {
 }
 
 #[tokio::test]
-async fn what_is_taken_is_gone_and_comes_back_with_time() {
+async fn tokens_that_were_taken_refill_with_time() {
     let (_folder, store) = open();
     let bucket = target("key-1", 60);
     assert!(take(&store, &plan(&bucket, 60)).await);
@@ -42,7 +42,7 @@ async fn what_is_taken_is_gone_and_comes_back_with_time() {
 }
 
 #[tokio::test]
-async fn a_chain_is_taken_whole_or_not_at_all() {
+async fn a_chain_takes_from_all_buckets_or_from_none() {
     let (_folder, store) = open();
     let (child, parent) = (target("child", 10), target("parent", 5));
     let both = |tokens| plan_at(NOW, &[(&child, tokens), (&parent, tokens)]);
@@ -56,13 +56,13 @@ async fn a_chain_is_taken_whole_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn a_refused_plan_leaves_nothing_behind() {
+async fn a_refused_plan_changes_nothing() {
     let (folder, store) = open();
     let bucket = target("key-1", 10);
     let absent = target("key-2", 10);
     assert!(take(&store, &plan(&bucket, 10)).await);
     let before = peek(&store, &bucket, NOW).await;
-    // Other limits, a later time, another hour: all of it would change the row.
+    // Other limits, a later time, another hour: each of them would change the row.
     let other = Target::new(
         bucket.key().clone(),
         limits([Limit::per_minute("rpm", 1), Limit::per_day("tpd", 3)]),
@@ -79,7 +79,7 @@ async fn a_refused_plan_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn what_was_answered_is_there_after_opening_again() {
+async fn completed_calls_survive_reopening() {
     let (folder, store) = open();
     let bucket = target("key-1", 10);
     assert!(take(&store, &plan(&bucket, 7)).await);
@@ -89,29 +89,29 @@ async fn what_was_answered_is_there_after_opening_again() {
     assert!(!take(&store, &plan(&bucket, 4)).await);
     drop(store);
     assert!(is_sound(&folder.file()));
-    assert!(!folder.path().join("limits.db-wal").exists(), "the last handle tidies up");
+    assert!(!folder.path().join("limits.db-wal").exists(), "the last handle removes the log");
 }
 
 #[tokio::test]
-async fn settling_charges_and_gives_back() {
+async fn settling_charges_and_refunds() {
     let (_folder, store) = open();
     let (bucket, absent) = (target("key-1", 10), target("key-2", 10));
     assert!(take(&store, &plan(&bucket, 5)).await);
-    store.settle(&[give_back(&absent, 1)], NOW).await.unwrap();
+    store.settle(&[refund(&absent, 1)], NOW).await.unwrap();
     assert_eq!(tokens(&store, &absent, NOW).await, None);
     store.settle(&[charge(&bucket, 20), charge(&absent, 1)], NOW).await.unwrap();
     assert_eq!(tokens(&store, &bucket, NOW).await, Some(-15));
     assert_eq!(tokens(&store, &absent, NOW).await, Some(9));
-    let back = [give_back(&bucket, 10), give_back(&bucket, 10)];
+    let back = [refund(&bucket, 10), refund(&bucket, 10)];
     store.settle(&back, NOW).await.unwrap();
     assert_eq!(tokens(&store, &bucket, NOW).await, Some(5));
-    store.settle(&[give_back(&bucket, 50)], NOW).await.unwrap();
+    store.settle(&[refund(&bucket, 50)], NOW).await.unwrap();
     assert_eq!(tokens(&store, &bucket, NOW).await, Some(10));
     store.settle(&[], NOW).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_debt_beyond_all_bounds_is_rejected_as_a_whole() {
+async fn a_settlement_that_overflows_is_rejected_as_a_whole() {
     let (_folder, store) = open();
     let (bucket, other) = (target("key-1", 10), target("key-2", 10));
     assert!(take(&store, &plan(&bucket, 1)).await);
@@ -126,7 +126,7 @@ async fn a_debt_beyond_all_bounds_is_rejected_as_a_whole() {
 }
 
 #[tokio::test]
-async fn senseless_calls_are_rejected_and_hurt_nobody() {
+async fn invalid_calls_are_rejected_and_affect_no_other_call() {
     let (_folder, store) = open();
     let bucket = target("key-1", 10);
     let rejected = |error: StoreError| assert_eq!(error.kind(), StoreErrorKind::Rejected);
@@ -158,7 +158,7 @@ async fn an_expired_bucket_counts_as_absent() {
     assert!(take(&store, &plan(&bucket, 10)).await);
     assert_eq!(tokens(&store, &bucket, at(9)).await, Some(0));
     assert_eq!(tokens(&store, &bucket, at(10)).await, None);
-    store.settle(&[give_back(&bucket, 3)], at(10)).await.unwrap();
+    store.settle(&[refund(&bucket, 3)], at(10)).await.unwrap();
     store.reconfigure(&bucket, at(10)).await.unwrap();
     assert_eq!(tokens(&store, &bucket, NOW).await, Some(0));
     assert!(take(&store, &plan_at(at(10), &[(&bucket, 10)])).await);
@@ -246,7 +246,7 @@ fn a_namespace(id: &str, deleted_at: Option<Timestamp>) -> Record {
 }
 
 #[tokio::test]
-async fn every_kind_of_record_comes_back_as_it_was_written() {
+async fn every_kind_of_record_reads_back_as_written() {
     let (_folder, store) = open();
     let records = vec![
         an_entity("root", None),
@@ -277,7 +277,7 @@ async fn every_kind_of_record_comes_back_as_it_was_written() {
 }
 
 #[tokio::test]
-async fn a_batch_happens_whole_or_not_at_all() {
+async fn a_batch_is_written_completely_or_not_at_all() {
     let (_folder, store) = open();
     let system = |version| a_config(ConfigLevel::System, version);
     let key = system(1).key();
@@ -365,7 +365,7 @@ async fn all<T: Clone + PartialEq + std::fmt::Debug>(
 }
 
 #[tokio::test]
-async fn lists_are_in_order_and_name_everything_once() {
+async fn lists_are_in_order_and_name_every_record_once() {
     let (_folder, store) = open();
     let mut records = vec![a_namespace("AbCdEfGhIj_", None), a_namespace("_bCdEfGhIj_", Some(NOW))];
     for id in ["b", "a", "c"] {
@@ -449,7 +449,7 @@ async fn buckets_are_listed_by_entity_and_by_resource() {
 }
 
 #[tokio::test]
-async fn keys_of_all_that_belongs_together_are_listed_while_it_is_deleted() {
+async fn keys_of_a_scope_can_be_deleted_while_they_are_listed() {
     let (_folder, store) = open();
     let other = zae_limiter_core::NamespaceId::new("Other______").unwrap();
     let mut records = vec![
@@ -498,7 +498,7 @@ async fn keys_of_all_that_belongs_together_are_listed_while_it_is_deleted() {
 }
 
 #[tokio::test]
-async fn usage_shows_all_that_was_answered_before() {
+async fn usage_includes_all_calls_that_completed_before() {
     let folder = Folder::new();
     let settings = UsageSettings {
         windows: vec![Window::Hourly, Window::Daily],
@@ -509,7 +509,7 @@ async fn usage_shows_all_that_was_answered_before() {
     for (second, tokens) in [(0, 1), (1, 2), (3_600, 4)] {
         assert!(take(&store, &plan_at(at(second), &[(&bucket, tokens)])).await);
     }
-    store.settle(&[give_back(&bucket, 1)], at(3_601)).await.unwrap();
+    store.settle(&[refund(&bucket, 1)], at(3_601)).await.unwrap();
     let usage = async |window: Window| {
         let query = Query::UsageOfEntity(
             ns(),
@@ -558,7 +558,7 @@ async fn usage_of_many_buckets_is_booked_in_steps() {
 }
 
 #[tokio::test]
-async fn what_has_long_expired_is_removed_and_its_usage_booked() {
+async fn rows_that_expired_an_hour_ago_are_deleted_and_their_usage_is_booked() {
     let (folder, store) = open();
     let idle = |id: &str| {
         let limits = limits([Limit::per_day("rpm", 10)]);
@@ -573,7 +573,7 @@ async fn what_has_long_expired_is_removed_and_its_usage_booked() {
         .await
         .unwrap();
     let later = at(2 * 3_600);
-    // Enough transactions for the sweeper to come round, each with a clock that is ahead.
+    // Enough transactions for the sweeper to pass all tables, at a time after the expiry.
     let busy = target("busy", 1_000_000);
     for _ in 0..1_000 {
         assert!(take(&store, &plan_at(later, &[(&busy, 1)])).await);
@@ -592,7 +592,7 @@ async fn what_has_long_expired_is_removed_and_its_usage_booked() {
 }
 
 #[tokio::test]
-async fn two_stores_on_one_file_see_each_other_at_once() {
+async fn two_stores_on_one_file_see_each_others_writes_at_once() {
     let (folder, store) = open();
     let other = SqliteStore::open(folder.file()).unwrap();
     let bucket = target("key-1", 10);
@@ -602,7 +602,7 @@ async fn two_stores_on_one_file_see_each_other_at_once() {
     }
     assert!(!take(&store, &plan(&bucket, 1)).await);
     assert!(!take(&other, &plan(&bucket, 1)).await);
-    other.settle(&[give_back(&bucket, 1)], NOW).await.unwrap();
+    other.settle(&[refund(&bucket, 1)], NOW).await.unwrap();
     assert!(take(&store, &plan(&bucket, 1)).await);
     other.delete(&[Key::Bucket(bucket.key().clone())]).await.unwrap();
     assert!(take(&store, &plan(&bucket, 10)).await);
@@ -610,7 +610,7 @@ async fn two_stores_on_one_file_see_each_other_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_tasks_take_exactly_what_is_there() {
+async fn many_tasks_together_take_exactly_the_capacity() {
     let (_folder, store) = open();
     let (hot, parent) = (target("hot", 500), target("parent", 300));
     let tasks = (0..64).map(|n: u64| {
@@ -637,7 +637,7 @@ async fn many_tasks_take_exactly_what_is_there() {
 }
 
 #[tokio::test]
-async fn a_damaged_row_spoils_only_its_own_call() {
+async fn a_damaged_row_fails_only_calls_that_read_it() {
     let (folder, store) = open();
     let (good, bad) = (target("good", 10), target("bad", 10));
     assert!(take(&store, &plan(&bad, 1)).await);
@@ -658,13 +658,13 @@ async fn a_damaged_row_spoils_only_its_own_call() {
     let keys = [bad.key().clone()];
     assert_eq!(store.peek(&keys, NOW).await.unwrap_err().kind(), StoreErrorKind::Corrupt);
     assert_eq!(tokens(&store, &good, NOW).await, Some(9));
-    // Whoever mends the row finds it usable at once.
+    // Deleting the row repairs the bucket at once.
     store.delete(&[Key::Bucket(bad.key().clone())]).await.unwrap();
     assert!(take(&store, &plan(&bad, 10)).await);
 }
 
 #[tokio::test]
-async fn a_table_that_refuses_one_write_spoils_only_that_write() {
+async fn a_write_that_a_table_refuses_fails_no_other_call() {
     let (folder, store) = open();
     let conn = rusqlite::Connection::open(folder.file()).unwrap();
     let sql = "CREATE TRIGGER no BEFORE INSERT ON entity WHEN new.id = 'bad'

@@ -1,4 +1,4 @@
-//! Many processes, one file, one budget; also when they are killed.
+//! Many processes share one file and one budget, also when some of them are killed.
 #![allow(clippy::unwrap_used, reason = "only tests are here")]
 
 mod common;
@@ -14,10 +14,10 @@ use zae_limiter_sqlite::SqliteStore;
 const FILE: &str = "ZAEL_TEST_PROCESS_FILE";
 const CAPACITY: u64 = 1_000;
 const TASKS: usize = 64;
-const ROUNDS: u64 = 50;
+const RUNS: u64 = 50;
 
-/// Run by the other tests as a process of its own: takes one token at a time until there are none,
-/// and says so line by line.
+/// The other tests run this one as a child process. It takes one token at a time until none is
+/// left, and prints a line for each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child_takes_all_it_can() {
     let Ok(file) = std::env::var(FILE) else { return };
@@ -28,7 +28,7 @@ async fn child_takes_all_it_can() {
         tokio::spawn(async move {
             while take(&store, &plan(&bucket, 1)).await {
                 let mut out = std::io::stdout().lock();
-                // The parent may have killed us; a broken pipe is how that looks like.
+                // A broken pipe means that the parent has stopped reading.
                 if out.write_all(b"admitted\n").and_then(|()| out.flush()).is_err() {
                     return;
                 }
@@ -49,7 +49,7 @@ fn start(file: &Path) -> Child {
         .unwrap()
 }
 
-/// Counts what the child says it was admitted, and kills it after so many.
+/// Counts the admissions that the child prints. Kills the child after `kill_after` of them.
 fn watch(mut child: Child, kill_after: Option<usize>) -> usize {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut admitted = 0;
@@ -62,7 +62,7 @@ fn watch(mut child: Child, kill_after: Option<usize>) -> usize {
             break;
         }
     }
-    // What was said before the end counts.
+    // Lines that the child printed before it was killed count.
     admitted += lines.map_while(Result::ok).filter(|line| line.ends_with("admitted")).count();
     let status = child.wait().unwrap();
     assert!(killed || status.success());
@@ -78,7 +78,7 @@ fn run(file: &Path, kills: [Option<usize>; 4]) -> [usize; 4] {
 }
 
 #[tokio::test]
-async fn four_processes_are_admitted_exactly_what_is_there() {
+async fn four_processes_together_take_exactly_the_capacity() {
     let folder = Folder::new();
     let admitted = run(&folder.file(), [None; 4]);
     eprintln!("admitted by each process: {admitted:?}");
@@ -90,8 +90,8 @@ async fn four_processes_are_admitted_exactly_what_is_there() {
 }
 
 #[tokio::test]
-async fn killed_processes_leave_a_sound_file_and_admit_no_more_than_there_was() {
-    for seed in 0..ROUNDS {
+async fn killed_processes_leave_a_sound_file_and_never_over_admit() {
+    for seed in 0..RUNS {
         let mut random = fastrand::Rng::with_seed(seed);
         let folder = Folder::new();
         let kills = std::array::from_fn(|_| Some(random.usize(1..400)));
@@ -102,9 +102,9 @@ async fn killed_processes_leave_a_sound_file_and_admit_no_more_than_there_was() 
         let (left, consumed) = (bucket.cells()[0].tokens, bucket.cells()[0].consumed);
         let capacity = i64::try_from(CAPACITY).unwrap();
         assert_eq!(left.whole_tokens() + consumed.whole_tokens(), capacity, "seed {seed}");
-        let said = i64::try_from(admitted.iter().sum::<usize>()).unwrap();
-        assert!(said <= consumed.whole_tokens(), "seed {seed}: {said} of {consumed:?}");
-        // The rest is there for whoever comes next.
+        let printed = i64::try_from(admitted.iter().sum::<usize>()).unwrap();
+        assert!(printed <= consumed.whole_tokens(), "seed {seed}: {printed} of {consumed:?}");
+        // The next process can take the rest, and no more.
         let rest = u64::try_from(left.whole_tokens()).unwrap();
         assert!(rest == 0 || take(&store, &plan(&target("shared", CAPACITY), rest)).await);
         assert!(!take(&store, &plan(&target("shared", CAPACITY), 1)).await);

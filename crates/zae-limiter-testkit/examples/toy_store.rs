@@ -256,7 +256,7 @@ impl State {
         Written::Done
     }
 
-    /// Books what all buckets have not booked yet, because somebody is about to look.
+    /// Books the unbooked usage of all buckets, before usage records are read.
     fn book_all(&mut self) {
         let waiting = self.buckets.iter_mut().map(|(key, a)| (key.clone(), a.take_booking()));
         for (key, booking) in waiting.collect::<Vec<_>>() {

@@ -1,6 +1,6 @@
-//! The checks, by topic. Each is given a fresh, empty store.
+//! The checks of the conformance suite, by topic. Each gets a fresh, empty store.
 
-#![allow(missing_docs, reason = "the name of a check is the sentence it proves")]
+#![allow(missing_docs, reason = "the name of a check states the rule")]
 
 pub mod admission;
 pub mod cancellation;

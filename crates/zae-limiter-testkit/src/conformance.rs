@@ -1,4 +1,18 @@
-//! The macros that turn the checks into tests, and what the tests run on.
+//! The conformance suite: the contract of [`Store`](zae_limiter_core::Store) as executable checks.
+//!
+//! The modules in `checks` contain the checks. A check is an async function that gets a fresh,
+//! empty store and panics if the store breaks the rule that the function's name states. The macros
+//! here turn the checks into tests, one per check. Each test makes its own store and runtime.
+//!
+//! - [`conformance_tests!`](crate::conformance_tests) is for every store;
+//! - [`usage_conformance_tests!`](crate::usage_conformance_tests) is for stores that keep usage
+//!   records themselves;
+//! - [`one_step_conformance_tests!`](crate::one_step_conformance_tests) is for stores that change
+//!   several buckets in one step;
+//! - [`bucket_conformance_tests!`](crate::bucket_conformance_tests) has only the checks that need
+//!   no more than the permission to acquire.
+//!
+//! A new check must be listed in one of the macros. A test at the end of this file ensures that.
 
 use std::any::Any;
 use std::fmt;
@@ -8,8 +22,8 @@ use std::sync::Arc;
 use tokio::runtime::{Builder, Runtime};
 use zae_limiter_core::Store;
 
-/// A fresh, empty store, and whatever must live as long as it does: a temporary directory, a
-/// server process. Made from an `Arc` of a store, or a pair of that and the guard.
+/// A fresh, empty store, and a guard that must outlive it, such as a temporary directory. It can be
+/// converted from an `Arc` of a store, or from a pair of that and the guard.
 pub struct Fixture {
     store: Arc<dyn Store>,
     // Only dropped, after the store.
@@ -17,7 +31,7 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    /// A store that needs nothing beside it.
+    /// A store without a guard.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self::guarded(store, ())
     }
@@ -88,20 +102,19 @@ fn run_on<Made, Check>(
     Check: Future<Output = ()>,
 {
     runtime.block_on(async {
-        // The store is made, used and dropped within the runtime, which it may spawn tasks on.
+        // The store is made, used and dropped within the runtime, because it may spawn tasks on it.
         let fixture: Fixture = make().await.into();
         check(Arc::clone(&fixture.store)).await;
         drop(fixture);
     });
 }
 
-/// Tests a store against the whole contract of [`Store`](zae_limiter_core::Store), usage records
-/// that the store books itself excepted.
+/// Tests the whole contract of [`Store`](zae_limiter_core::Store), except usage records that the
+/// store books itself.
 ///
-/// The first argument names the module in which the tests will stand. The second is a closure or
-/// function without arguments whose future gives a fresh, empty store: an `Arc` of it, or a pair of
-/// that and a guard that has to live as long, or a [`Fixture`]. It is called once for each test, on
-/// the tokio runtime of that test.
+/// The first argument is the name of the module for the tests. The second is an async function or
+/// closure without arguments. It returns a fresh, empty store: an `Arc` of it, a pair of that and a
+/// guard that must outlive it, or a [`Fixture`]. Each test calls it once, on its own tokio runtime.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -121,14 +134,14 @@ macro_rules! conformance_tests {
                 records_are_read_in_the_order_of_the_keys,
                 bucket_keys_give_no_record,
                 a_put_replaces_the_whole_record,
-                each_condition_holds_when_it_should,
+                each_precondition_holds_when_it_should,
                 a_conflict_names_its_place_and_changes_nothing,
                 a_batch_of_all_kinds_of_writes_is_made_together,
                 a_full_batch_is_written_and_read,
                 an_empty_batch_is_no_error,
-                deleting_passes_over_what_is_not_there,
+                deleting_ignores_missing_keys,
                 a_deleted_bucket_is_full_again,
-                keys_of_different_kinds_do_not_meet,
+                keys_of_different_kinds_never_collide,
                 a_dropped_batch_is_written_whole_or_not_at_all,
             }
             write_races: run_on_threads {
@@ -174,10 +187,10 @@ macro_rules! conformance_tests {
     };
 }
 
-/// Tests what the contract says about buckets alone, which is what somebody who may only acquire relies on;
-/// the two random runs, of thousands of calls each, are left out. A few of these checks list buckets, or
-/// write records beside them: with [`Split`](crate::Split) an administrator does that. The arguments are
-/// those of [`conformance_tests!`].
+/// Tests only the contract of buckets, which is all that a caller with the permission to acquire
+/// needs. The two random runs, of thousands of calls each, are left out. A few checks also list
+/// buckets or write records: with [`Split`](crate::Split) an administrator's store does that. The
+/// arguments are those of [`conformance_tests!`].
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -191,29 +204,29 @@ macro_rules! bucket_conformance_tests {
         $crate::__tests! { $module, $make,
             admission: run {
                 an_absent_bucket_is_full,
-                what_is_left_is_told_in_the_order_of_the_takes,
+                what_is_left_is_reported_in_the_order_of_the_takes,
                 nothing_is_taken_when_one_limit_refuses,
                 nothing_is_taken_when_one_leg_refuses,
                 a_chain_of_eight_is_taken_together,
-                limits_that_are_not_asked_are_not_checked,
+                limits_that_are_not_requested_are_not_checked,
                 an_amount_of_zero_checks_nothing_even_in_debt,
                 the_largest_amount_can_be_taken,
-                buckets_are_told_apart_by_namespace_entity_and_resource,
-                an_answer_now_is_the_answer_that_acquire_gives,
+                buckets_differ_by_namespace_entity_and_resource,
+                acquire_now_gives_the_reply_of_acquire,
             }
             refusal: run {
-                a_refusal_lists_every_limit_that_was_asked,
+                a_refusal_lists_every_requested_limit,
                 a_wait_is_exact_to_the_millisecond,
                 a_wait_of_a_clock_that_lags_counts_from_the_last_refill,
                 a_refused_plan_changes_no_balance,
-                a_refused_plan_pays_out_no_time,
+                a_refused_plan_refills_nothing,
                 a_refused_plan_does_not_make_the_bucket_follow,
                 a_refused_plan_renews_no_lifetime,
             }
             refill: run {
                 a_slow_limit_earns_beside_a_busy_one,
                 an_idle_bucket_fills_to_its_capacity_and_no_higher,
-                a_clock_that_runs_back_pays_nothing,
+                a_clock_that_runs_back_refills_nothing,
                 the_ends_of_time_do_no_harm,
             }
             following: run {
@@ -229,9 +242,9 @@ macro_rules! bucket_conformance_tests {
             }
             settling: run {
                 settling_takes_into_debt_and_the_debt_is_repaid,
-                settling_gives_back_what_was_taken,
-                giving_back_stops_at_the_capacity,
-                time_is_paid_out_before_a_settlement,
+                settling_refunds_what_was_taken,
+                refunds_stop_at_the_capacity,
+                a_settlement_refills_first,
                 differences_of_several_limits_and_buckets_all_count,
                 settlements_of_one_bucket_in_one_call_all_count,
                 a_charge_on_an_absent_bucket_leaves_full_less_the_charge,
@@ -241,8 +254,8 @@ macro_rules! bucket_conformance_tests {
                 a_charge_on_a_limit_that_the_bucket_lacks_adds_it,
                 a_refund_on_an_absent_bucket_leaves_it_absent,
                 a_refund_on_an_expired_bucket_leaves_it_absent,
-                a_refund_beside_a_charge_on_an_absent_bucket_is_passed_over,
-                a_refund_on_a_limit_that_is_gone_is_passed_over,
+                a_refund_next_to_a_charge_on_an_absent_bucket_is_ignored,
+                a_refund_on_a_removed_limit_is_ignored,
                 calls_that_only_settle_are_limited,
                 a_charge_counts_on_a_bucket_deleted_since_its_acquire,
                 settling_by_old_limits_keeps_the_new_ones,
@@ -253,7 +266,7 @@ macro_rules! bucket_conformance_tests {
                 an_idle_bucket_is_absent_exactly_from_its_expiry_on,
                 an_acquire_renews_the_lifetime,
                 a_debt_delays_the_expiry,
-                a_bucket_made_by_a_late_charge_expires_when_it_is_full,
+                a_bucket_created_by_a_late_charge_expires_when_it_is_full,
                 an_acquire_gives_a_late_charge_the_lifetime_of_its_target,
                 a_bucket_kept_forever_never_expires,
                 a_lifetime_changes_with_the_plan,
@@ -265,7 +278,7 @@ macro_rules! bucket_conformance_tests {
                 a_bucket_at_the_bounds_of_its_limits_is_kept_whole,
             }
             concurrency: run_on_threads {
-                exactly_what_is_there_is_admitted_to_many_tasks,
+                many_tasks_together_take_exactly_the_capacity,
                 chains_in_opposite_order_do_not_deadlock,
                 every_concurrent_settlement_counts,
                 aborted_acquires_leave_what_the_others_took,
@@ -274,7 +287,7 @@ macro_rules! bucket_conformance_tests {
                 an_acquire_that_is_never_polled_does_nothing,
                 changes_that_are_never_polled_do_nothing,
                 a_dropped_acquire_leaves_no_tokens_taken,
-                an_acquire_dropped_when_its_answer_is_ready_leaves_no_tokens_taken,
+                an_acquire_dropped_when_its_reply_is_ready_leaves_no_tokens_taken,
                 a_dropped_settlement_is_carried_out,
             }
             $($($more)+)?
@@ -282,9 +295,8 @@ macro_rules! bucket_conformance_tests {
     };
 }
 
-/// Tests that nobody ever sees a chain half taken, and that a refused chain leaves no trace at all,
-/// for stores that take from all its buckets, and pay out the time, in one step. The arguments are
-/// those of [`conformance_tests!`].
+/// Tests stores that change all buckets of a chain in one step: no reader ever sees half of a
+/// chain, and a refused chain changes nothing. The arguments are those of [`conformance_tests!`].
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -332,11 +344,11 @@ macro_rules! usage_conformance_tests {
         $crate::__tests! { $module, $make,
             usage: run {
                 what_is_taken_is_booked_to_every_window,
-                what_is_settled_is_booked_to_its_own_moment,
-                a_refused_plan_books_nothing,
-                a_chain_books_each_entity,
-                windows_turn_at_their_borders,
-                a_clock_that_runs_back_books_to_its_own_window,
+                settlements_are_booked_to_their_own_time,
+                a_refused_plan_records_no_usage,
+                a_chain_records_usage_of_each_entity,
+                windows_change_exactly_at_their_borders,
+                a_clock_that_runs_back_records_to_its_own_window,
                 a_late_charge_is_booked,
                 usage_outlives_its_bucket,
                 usage_outlives_its_limit,
@@ -380,9 +392,9 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;
 
-    /// A check that no macro names would never run.
+    /// A check that no macro lists would never run.
     #[test]
-    fn every_check_is_named_by_a_macro() {
+    fn every_check_is_listed_in_a_macro() {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let macros = std::fs::read_to_string(source.join("conformance.rs")).unwrap();
         let named: BTreeSet<&str> =

@@ -1,4 +1,4 @@
-//! A table that stops taking writes.
+//! A table that fails all writes after a given number.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -8,8 +8,8 @@ use zae_limiter_schema::{
     TableErrorKind, Transacted, Update, Updated,
 };
 
-/// A table that carries out so many updates and transactions, and then fails them as "cut off". It
-/// goes on to read, and to delete.
+/// A table that fails all updates and transactions after a given number of them. Reads and
+/// deletions still work.
 #[derive(Debug)]
 pub struct CutOff<T> {
     table: T,
@@ -17,7 +17,7 @@ pub struct CutOff<T> {
 }
 
 impl<T> CutOff<T> {
-    /// This table, for so many writes.
+    /// Wraps a table that accepts `writes` updates and transactions.
     pub fn after(writes: u32, table: T) -> Self {
         Self { table, writes: AtomicU32::new(writes) }
     }

@@ -1,4 +1,4 @@
-//! A store that fails, hangs and waits when it is told to.
+//! A store with scripted faults: calls that fail, hang or wait.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -14,10 +14,10 @@ use zae_limiter_core::{
     Written,
 };
 
-/// A method of [`Store`]. `acquire` and `acquire_now` are one: callers use either.
+/// A method of [`Store`]. `acquire` and `acquire_now` count as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Call {
-    /// [`Store::acquire`], and [`Store::acquire_now`] where that answers.
+    /// [`Store::acquire`], and [`Store::acquire_now`] if that gives a reply.
     Acquire,
     /// [`Store::settle`].
     Settle,
@@ -41,29 +41,29 @@ pub enum Call {
     ListResources,
 }
 
-/// What goes wrong with a call.
+/// A fault of a call.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// It fails, and nothing was done ([`Applied::No`](zae_limiter_core::Applied::No)).
+    /// The call fails without an effect ([`Applied::No`](zae_limiter_core::Applied::No)).
     FailBefore(StoreErrorKind),
-    /// It is carried out, and its answer is lost
+    /// The call takes effect, but its reply is lost
     /// ([`Applied::Maybe`](zae_limiter_core::Applied::Maybe)).
     FailAfter(StoreErrorKind),
-    /// It does nothing and never ends.
+    /// The call has no effect and never ends.
     Hang,
-    /// It does nothing until the gate is opened, and is then carried out.
+    /// The call waits until the gate is opened, and takes effect then.
     HoldBefore(Gate),
-    /// It is carried out, and its answer waits until the gate is opened. An acquire that is
-    /// dropped meanwhile gives back what it took, as the contract demands.
+    /// The call takes effect, and its reply waits until the gate is opened. An acquire that is
+    /// dropped meanwhile refunds what it took, as the contract requires.
     HoldAfter(Gate),
 }
 
-/// Holds calls until it is opened by hand. Clones are the same gate.
+/// Holds calls until a test opens it. Clones are handles to the same gate.
 #[derive(Clone)]
 pub struct Gate {
-    /// Closed when the gate is open: then nobody waits for a permit any more.
+    /// Closed when the gate is open: then no call waits for a permit.
     barrier: Arc<Semaphore>,
-    /// One permit for each call that has come to the gate.
+    /// One permit for each call that has reached the gate.
     arrivals: Arc<Semaphore>,
 }
 
@@ -74,24 +74,24 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// A gate that is shut.
+    /// A closed gate.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets everybody pass, now and from now on.
+    /// Lets all calls pass from now on.
     pub fn open(&self) {
         self.barrier.close();
     }
 
-    /// Completes when a call has come to the gate; the next time, when another one has.
+    /// Waits until a call has reached the gate. Each call of `reached` waits for another one.
     pub async fn reached(&self) {
         self.arrivals.acquire().await.expect("never closed").forget();
     }
 
     async fn pass(&self) {
         self.arrivals.add_permits(1);
-        // The only permits there are is none: this ends when the gate is opened.
+        // There are no permits, so this ends when the gate is opened.
         let _ = self.barrier.acquire().await;
     }
 }
@@ -102,8 +102,7 @@ impl fmt::Debug for Gate {
     }
 }
 
-/// A store that does what the one within does, except where a fault is scripted, and counts the
-/// calls.
+/// Wraps a store, counts its calls, and applies scripted faults.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -126,46 +125,46 @@ pub struct Faulty<S: ?Sized> {
 
 #[derive(Debug, Default)]
 struct Script {
-    /// What the next calls of each method meet, in turn.
+    /// The faults of the next calls of each method, in order.
     next: BTreeMap<Call, VecDeque<Fault>>,
-    /// What every other call meets.
+    /// The fault of every other call.
     outage: Option<Fault>,
     /// How often each method was called.
     calls: BTreeMap<Call, usize>,
-    /// When the limits were read that the last call of each method brought.
+    /// When the limits of the last call of each method were read.
     limits_read_at: BTreeMap<Call, Option<Timestamp>>,
 }
 
 impl<S: Store + ?Sized> Faulty<S> {
-    /// Wraps a store; no fault is scripted.
+    /// Wraps a store, without faults.
     pub fn new(inner: Arc<S>) -> Self {
         Self { inner, script: Mutex::default() }
     }
 
-    /// The store within, to look at it behind the faults.
+    /// The wrapped store, to call it without faults.
     pub fn inner(&self) -> &Arc<S> {
         &self.inner
     }
 
-    /// The next call of this method, after those already scripted, meets the fault.
+    /// Adds a fault for the next call of this method, after those already scripted.
     pub fn script(&self, call: Call, fault: Fault) {
         self.lock().next.entry(call).or_default().push_back(fault);
     }
 
-    /// Every call of any method meets the fault, until [`heal`](Self::heal). Faults scripted for a
-    /// method come first.
+    /// Applies the fault to every call of any method, until [`heal`](Self::heal). Faults scripted
+    /// for a method come first.
     pub fn break_down(&self, fault: Fault) {
         self.lock().outage = Some(fault);
     }
 
-    /// Forgets all faults.
+    /// Removes all faults.
     pub fn heal(&self) {
         let mut script = self.lock();
         script.outage = None;
         script.next.clear();
     }
 
-    /// How often the method was called: a call counts when its future is polled first.
+    /// How often the method was called. A call counts when its future is first polled.
     pub fn calls(&self, call: Call) -> usize {
         self.lock().calls.get(&call).copied().unwrap_or_default()
     }
@@ -175,8 +174,8 @@ impl<S: Store + ?Sized> Faulty<S> {
         self.lock().calls.values().sum()
     }
 
-    /// When the limits were read that the last `acquire`, `settle` or `reconfigure` brought, for the
-    /// first of its buckets: [`Target::limits_read_at`].
+    /// When the limits of the last `acquire`, `settle` or `reconfigure` were read, for the first of
+    /// its buckets: [`Target::limits_read_at`].
     pub fn limits_read_at(&self, call: Call) -> Option<Timestamp> {
         self.lock().limits_read_at.get(&call).copied().flatten()
     }
@@ -200,7 +199,7 @@ impl<S: Store + ?Sized> Faulty<S> {
         *self.lock().calls.entry(call).or_default() += 1;
     }
 
-    /// Counts the call and takes the fault that it meets.
+    /// Counts the call, and returns its fault.
     fn begin(&self, call: Call) -> Option<Fault> {
         self.count(call);
         let mut script = self.lock();
@@ -216,7 +215,7 @@ impl<S: Store + ?Sized> Faulty<S> {
         self.meet_or_undo(call, carry_out, |_| {})
     }
 
-    /// `undo` is given an answer that is dropped at the gate.
+    /// Calls `undo` with a reply that is dropped at the gate.
     fn meet_or_undo<'a, T: Send + 'a>(
         &'a self,
         call: Call,
@@ -246,7 +245,7 @@ impl<S: Store + ?Sized> Faulty<S> {
         })
     }
 
-    /// Gives back what an acquire took.
+    /// Refunds what an acquire took.
     fn give_back(&self, plan: &Plan, admission: Admission) {
         let Admission::Taken(taken) = admission else {
             return;
@@ -263,13 +262,13 @@ impl<S: Store + ?Sized> Faulty<S> {
                     .collect(),
             })
             .collect();
-        // A settlement that was polled once is carried out, and a drop can do no more than that.
+        // A settlement is carried out once it was polled, and a drop can do no more than that.
         let mut settle = pin!(self.inner.settle(&settlements, plan.now));
         let _ = settle.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     }
 }
 
-/// An answer that waits at a gate.
+/// A reply that waits at a gate.
 struct Held<T, U: FnMut(T)> {
     answer: Option<T>,
     undo: U,
@@ -300,7 +299,7 @@ impl<S: Store + ?Sized> Store for Faulty<S> {
     }
 
     fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {
-        // An answer on the spot could neither hang nor wait.
+        // A call without a future could neither hang nor wait.
         if self.has_fault_for(Call::Acquire) {
             return None;
         }

@@ -26,7 +26,7 @@ pub(crate) fn namespace(number: u32) -> NamespaceId {
     NamespaceId::new(format!("ns{number:09}")).expect("a valid id")
 }
 
-/// The namespace that most checks stay in.
+/// The namespace that most checks use.
 pub(crate) fn test_namespace() -> NamespaceId {
     namespace(1)
 }
@@ -59,7 +59,7 @@ pub(crate) fn per_minute(name: &str, amount: u64) -> Limit {
     Limit::per_minute(name, amount)
 }
 
-/// Refills, but too slowly to be seen within a check.
+/// A limit whose refill is too slow to matter within a check.
 pub(crate) fn without_refill(name: &str, capacity: u64) -> Limit {
     Limit::per(name, 1, Duration::from_secs(1_000_000_000)).burst(capacity)
 }
@@ -129,7 +129,7 @@ pub(crate) fn on_resource(entity: &str, on: &str) -> ConfigLevel {
     ConfigLevel::EntityResource(entity_id(entity), resource(on))
 }
 
-/// The `number`-th event about a subject; its id sorts by the number, as a ULID does by time.
+/// The `number`-th event about a subject. Its id sorts by the number, as a ULID sorts by time.
 pub(crate) fn event_in(namespace: &NamespaceId, subject: AuditSubject, number: u32) -> Record {
     Record::Audit(AuditEvent {
         namespace: namespace.clone(),

@@ -1,25 +1,22 @@
-//! What a store needs to prove itself, and what the limiter needs to see stores fail.
+//! Tests for stores: a conformance suite, fault injection, and a deterministic simulation.
 //!
-//! - [`conformance_tests!`] runs the contract of [`Store`](zae_limiter_core::Store) as tests, one
-//!   for each sentence or so. [`usage_conformance_tests!`] adds those for stores that keep usage
-//!   records themselves; [`bucket_conformance_tests!`] is the shard about buckets, for somebody who may
-//!   only acquire, which a [`Split`] store tells from whoever administers.
-//! - [`SimTable`] is a DynamoDB table in memory, with its semantics, its bill and its faults;
-//!   [`Simulation`] runs many clients against it, from a seed, and audits every step.
-//! - [`CutOff`] is any table until it has taken so many writes.
-//! - [`Faulty`] wraps a store, counts its calls, and fails, hangs or waits where it is told to.
+//! - [`conformance_tests!`] checks the contract of [`Store`](zae_limiter_core::Store), with about
+//!   one test per sentence. [`usage_conformance_tests!`] is for stores that keep usage records
+//!   themselves. [`bucket_conformance_tests!`] has only the checks of buckets, for credentials that
+//!   may only acquire. [`Split`] gives these checks a second store for administration.
+//! - [`SimTable`] is a DynamoDB table in memory: it has DynamoDB's semantics, prices and faults.
+//!   [`Simulation`] runs many clients against it from a seed, and audits every write.
+//! - [`CutOff`] wraps a table, and fails all writes after a given number.
+//! - [`Faulty`] wraps a store. It counts the calls, and fails, delays or hangs those that a test
+//!   chooses.
 //!
-//! `examples/toy_store.rs` is the smallest store that passes.
+//! `examples/toy_store.rs` is a small store that passes the suite.
 //!
 //! Nothing here sleeps, reads a clock or draws an unseeded random number.
 
-#![allow(
-    clippy::missing_panics_doc,
-    clippy::unwrap_used,
-    reason = "a check says what is wrong by panicking"
-)]
+#![allow(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a check fails by panicking")]
 
-mod ask;
+mod calls;
 #[doc(hidden)]
 pub mod checks;
 mod conformance;

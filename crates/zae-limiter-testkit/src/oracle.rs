@@ -1,4 +1,4 @@
-//! What a store should do, on plain maps: the arithmetic of bucket states and nothing else.
+//! The oracle: the reference behaviour of a store, on a plain map of bucket states.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ impl Oracle {
         }
         let mut buckets: Vec<&mut BucketState> = copies.iter_mut().collect();
         let admission = bucket_state::admit(plan, &mut buckets, |_, _| {});
-        // A refused plan changes nothing: its copies are thrown away.
+        // A refused plan changes nothing: its copies are dropped.
         if matches!(admission, Admission::Taken(_)) {
             for (leg, state) in plan.legs.iter().zip(copies) {
                 self.buckets.insert(leg.target.key().clone(), state);
@@ -57,7 +57,7 @@ impl Oracle {
         self.buckets.remove(key);
     }
 
-    /// The bucket, paid out up to `now`.
+    /// The bucket, refilled up to `now`.
     pub(crate) fn peek(&self, key: &BucketKey, now: Timestamp) -> Option<Bucket> {
         let state = self.buckets.get(key).filter(|state| !state.is_expired(now))?;
         let mut bucket = state.bucket.clone();

@@ -1,4 +1,4 @@
-//! Futures polled by hand, to be dropped at any moment.
+//! Polls futures by hand, so that a check can drop them at any point.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,16 +7,16 @@ use std::task::{Context, Poll, Wake, Waker};
 use tokio::sync::Notify;
 use zae_limiter_core::{BoxFuture, StoreError};
 
-/// A condition that does not hold after so many looks never will.
+/// How often [`soon`] checks a condition before it fails.
 const LOOKS_MAX: usize = 20_000;
 
-/// A call under way.
+/// A call in progress.
 pub(crate) struct ByHand<'a, T> {
-    answer: BoxFuture<'a, Result<T, StoreError>>,
+    call: BoxFuture<'a, Result<T, StoreError>>,
     bell: Arc<Bell>,
 }
 
-/// Remembers that the call asked to be polled again.
+/// Records that the call wants to be polled again.
 #[derive(Default)]
 struct Bell {
     rung: Notify,
@@ -29,22 +29,22 @@ impl Wake for Bell {
 }
 
 impl<'a, T> ByHand<'a, T> {
-    pub(crate) fn new(answer: BoxFuture<'a, Result<T, StoreError>>) -> Self {
-        Self { answer, bell: Arc::default() }
+    pub(crate) fn new(call: BoxFuture<'a, Result<T, StoreError>>) -> Self {
+        Self { call, bell: Arc::default() }
     }
 
     pub(crate) fn poll(&mut self) -> Poll<Result<T, StoreError>> {
         let waker = Waker::from(Arc::clone(&self.bell));
-        Pin::as_mut(&mut self.answer).poll(&mut Context::from_waker(&waker))
+        Pin::as_mut(&mut self.call).poll(&mut Context::from_waker(&waker))
     }
 
-    /// Waits until the call asks to be polled again.
+    /// Waits until the call wants to be polled again.
     pub(crate) async fn woken(&self) {
         self.bell.rung.notified().await;
     }
 }
 
-/// Looks until `holds`, and lets other tasks and threads go on in between.
+/// Waits until `holds` returns true, and yields to other tasks and threads in between.
 pub(crate) async fn soon(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     for _ in 0..LOOKS_MAX {
         if holds().await {
@@ -53,5 +53,5 @@ pub(crate) async fn soon(what: &str, mut holds: impl AsyncFnMut() -> bool) {
         tokio::task::yield_now().await;
         std::thread::yield_now();
     }
-    panic!("not even after {LOOKS_MAX} looks: {what}");
+    panic!("still not true after {LOOKS_MAX} checks: {what}");
 }

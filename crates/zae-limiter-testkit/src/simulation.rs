@@ -1,8 +1,33 @@
-//! Many clients on one simulated table, in virtual time, from a seed.
+//! A deterministic simulation: many clients on one simulated table, in virtual time, from a seed.
 //!
-//! Everything runs on one thread. Whenever no task has anything to do, the auditor looks at the
-//! books and time jumps to the next event. The same seed gives the same run, to the last write: see
-//! [`Report::digest`].
+//! # What is simulated
+//!
+//! - The table: [`SimTable`] in [`VirtualTime`]. Calls take time, get lost, are throttled or hang.
+//! - The clients: about twenty processes with wrong clocks. They acquire, settle, cancel, change
+//!   limits, delete and reshard buckets, and crash (`workload`). [`Stack`] runs whole limiters
+//!   instead of bare stores (`stack`).
+//! - Clients of the Python original, which know nothing of our rules (`original`).
+//!
+//! `scene` draws all parameters of a run from its seed: buckets, limits, faults and clock errors.
+//!
+//! # What is audited
+//!
+//! The auditor (`audit`) sees every write to a bucket and every call with its reply. It checks each
+//! write exactly: refill, debt, over-admission, conservation, limits. Where the outcome is unknown,
+//! for example after a crash, it accepts a range and counts an [`Excuse`]. After the run the
+//! clients check liveness: every request is admitted after its retry-after.
+//!
+//! # How to replay a seed
+//!
+//! Everything runs on one thread. Whenever all tasks wait, the auditor compares writes and replies,
+//! and time jumps to the next event. So the same seed gives the same run, down to the last write
+//! ([`Report::digest`]). A failing test prints its seed and the command to replay it:
+//!
+//! ```text
+//! ZAEL_SIM_SEED=1234 cargo test -p zae-limiter-dynamodb --test simulation
+//! ```
+//!
+//! `ZAEL_SIM_SEEDS` and `ZAEL_SIM_BASE` set how many seeds run, and the first one: see [`Seeds`].
 
 mod audit;
 mod intervals;
@@ -33,32 +58,32 @@ pub use workload::{Companion, Harsh, Report, Reshard, Simulation};
 use crate::table::{SimTable, Watch};
 use audit::Auditor;
 
-/// A table in virtual time, watched by an auditor.
+/// A simulated world: a table in virtual time, and the auditor of its writes.
 #[derive(Debug)]
 pub struct World {
-    /// The true time.
+    /// The true time. Clients have clocks of their own.
     pub time: Arc<VirtualTime>,
     /// The table.
     pub table: SimTable,
     auditor: Arc<Auditor>,
 }
 
-/// Whether anything can still happen.
+/// Why a run cannot go on, if that is so.
 #[derive(Default)]
 struct Stuck {
     why: Option<&'static str>,
     waker: Option<Waker>,
 }
 
-/// A run of more events never ends.
+/// The most events of a run. A run with more is considered endless.
 const STEPS_MAX: u64 = 20_000_000;
 
 impl World {
-    /// Plays a scenario in a new world, in which clocks are at most so far ahead.
+    /// Runs a scenario in a new world. Clocks are at most `ahead_ms` ahead of the true time.
     ///
     /// # Panics
     ///
-    /// When everybody waits and nothing will ever happen again, or it never ends.
+    /// If all tasks wait and no event is left, or if the run does not end.
     pub fn play<T>(
         seed: u64,
         ahead_ms: i64,
@@ -79,18 +104,18 @@ impl World {
                 let goes_on = time.step();
                 let mut stuck = hook.lock().unwrap_or_else(PoisonError::into_inner);
                 if !goes_on {
-                    stuck.why = Some("everybody waits for ever");
+                    stuck.why = Some("all tasks wait and no event is left");
                 } else if time.steps() > STEPS_MAX {
                     stuck.why = Some("the run does not end");
                 }
-                // An event need not wake anybody. Without work the thread would park for good, so
-                // the scenario is looked at after each.
+                // An event may wake no task. Then the thread would park for ever, so the scenario
+                // is polled after each event.
                 if let Some(waker) = stuck.waker.take() {
                     waker.wake();
                 }
             })
             .build()
-            .expect("a runtime without IO can be made");
+            .expect("a runtime without I/O can be built");
         runtime.block_on(async move {
             let mut scenario = pin!(scenario(world));
             poll_fn(move |context| {
@@ -110,7 +135,7 @@ impl World {
         })
     }
 
-    /// What the auditor has found, if anything.
+    /// The first violation that the auditor has found.
     pub fn violation(&self) -> Option<String> {
         self.auditor.violation()
     }

@@ -1,4 +1,4 @@
-//! A store that is used with two sets of permissions.
+//! A store with two sets of permissions.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use zae_limiter_core::{
     StoreError, StoredBucket, Target, Timestamp, UsageRecording, Write, Written,
 };
 
-/// Two stores on the same data: whoever acquires has the one, whoever administers the other.
+/// Two stores on the same data: one with the permissions of a caller, one of an administrator.
 #[derive(Debug)]
 pub struct Split {
-    /// Takes, settles, looks at buckets and gives them other limits.
+    /// Used for `acquire`, `settle`, `peek` and `reconfigure`.
     pub acquiring: Arc<dyn Store>,
-    /// Reads, writes, lists and deletes.
+    /// Used for all other calls.
     pub administering: Arc<dyn Store>,
 }
 

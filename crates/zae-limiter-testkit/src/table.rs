@@ -1,8 +1,15 @@
-//! A DynamoDB table in memory: what it answers, what it bills, and what goes wrong on the way.
+//! A simulated DynamoDB table in memory.
 //!
-//! Without [time](SimTable::in_time) every call is answered at once. With it, a request travels: it
-//! arrives after a while and takes effect then, whatever has become of the caller meanwhile, and the
-//! answer travels back.
+//! It evaluates conditions and actions (`expression`, `number`), keeps items and indexes that lag
+//! behind (`items`, `index`), counts capacity units as DynamoDB bills them ([`Totals`]), and
+//! injects faults ([`Faults`]). It can also run the tasks of a store, and end them early (`tasks`).
+//!
+//! Without [time](SimTable::in_time) every call completes at once, without faults. With time, a
+//! call is a journey. The request arrives after a delay and takes effect then, even if the caller
+//! has given up meanwhile. The reply takes another delay. Either of them can be lost or hang, and
+//! the table can throttle the request. All of that is drawn from a seed.
+//!
+//! A [`Watch`] sees every write in order. The auditor of a simulation is one.
 
 mod expression;
 mod faults;
@@ -34,10 +41,10 @@ use faults::{Journey, Outcome, lost};
 use items::Items;
 use tasks::Tasks;
 
-/// Who makes a call. Nobody in particular is client 0.
+/// The client that makes a call. Client 0 is the default.
 pub type ClientId = u32;
 
-/// Bytes of a write unit, of a read unit, of the largest item, and of a page.
+/// DynamoDB's sizes in bytes: a write unit, a read unit, the largest item, and a page.
 const WRITE_UNIT: usize = 1_024;
 const READ_UNIT: usize = 4_096;
 const ITEM_MAX: usize = 400 * 1_024;
@@ -53,67 +60,67 @@ fn units(bytes: usize, unit: usize) -> f64 {
     bytes.div_ceil(unit).max(1) as f64
 }
 
-/// A change that was made to an item.
+/// A write to an item, as a [`Watch`] sees it.
 #[derive(Debug)]
 pub struct Wrote<'a> {
-    /// By whom; `None` is the table itself, which removes what has expired.
+    /// The client. `None` for the table itself, which deletes expired items.
     pub client: Option<ClientId>,
-    /// When, in true time.
+    /// The true time of the write, in microseconds since the start.
     pub at_us: u64,
-    /// Which item.
+    /// The key of the item.
     pub key: &'a ItemKey,
-    /// What it was.
+    /// The item before the write.
     pub old: Option<&'a Item>,
-    /// What it is.
+    /// The item after the write.
     pub new: Option<&'a Item>,
 }
 
-/// A change as the table's stream would tell it.
+/// A change, as the table's stream would deliver it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Changed {
-    /// When, in true time.
+    /// The true time of the write, in microseconds since the start.
     pub at_us: u64,
-    /// Which item.
+    /// The key of the item.
     pub key: ItemKey,
-    /// What it was.
+    /// The item before the write.
     pub old: Option<Item>,
-    /// What it is.
+    /// The item after the write.
     pub new: Option<Item>,
-    /// Whether the table itself made it, because the item had expired.
+    /// Whether the table itself deleted the item, because it had expired.
     pub by_table: bool,
 }
 
-/// Somebody who is told of everything that happens to a table, in the order in which it happens.
+/// Observes everything that happens to a table, in order.
 pub trait Watch: Send + Sync {
-    /// A request is on its way.
+    /// A client has sent a request.
     fn sent(&self, client: ClientId);
-    /// A change was made.
+    /// An item was written.
     fn wrote(&self, wrote: &Wrote<'_>);
-    /// Changes were made, all in one step.
+    /// Several items were written in one transaction.
     fn wrote_together(&self, wrote: &[Wrote<'_>]) {
         wrote.iter().for_each(|wrote| self.wrote(wrote));
     }
-    /// A call is over: answered, failed (`faulted`), or lost with its client.
+    /// A call is over. `faulted` if it failed, or if its reply did not reach the client.
     fn done(&self, client: ClientId, faulted: bool);
-    /// A client will never know what became of a call: no answer came, it gave up waiting, or its task
-    /// has ended. A table that turns a request away has answered.
+    /// A client will never learn the outcome of a call: no reply came, the client gave up waiting,
+    /// or its task has ended. A throttled request does have a reply.
     fn unanswered(&self, client: ClientId) {
         let _ = client;
     }
-    /// A task that the client's store started panicked, and not because the simulation made it.
+    /// A task that the client's store started has panicked, and the simulation did not cause that.
     fn task_panicked(&self, client: ClientId, message: &str) {
         let _ = (client, message);
     }
 }
 
-/// What all calls so far came to.
+/// Counts of all calls so far, and the capacity units that they consumed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Totals {
     /// Calls that arrived.
     pub calls: u64,
-    /// Those of them that write.
+    /// Calls that arrived and write.
     pub writing_calls: u64,
-    /// Those that failed, on the way or on arrival.
+    /// Calls that failed, on the way or on arrival.
     pub failed: u64,
     /// Write units of the table itself.
     pub table_writes: f64,
@@ -151,11 +158,11 @@ struct State {
     faults: Faults,
     rng: Rng,
     crashed: BTreeSet<ClientId>,
-    /// Tasks that ended before their time.
+    /// Tasks that the simulation has ended early.
     ended_tasks: u64,
-    /// Of every call that arrived and what became of it.
+    /// A hash of all calls that arrived, with their outcomes.
     digest: DefaultHasher,
-    /// What has changed since it was last asked for, once somebody has.
+    /// The changes since the last [`SimTable::take_changes`]. `None` until its first call.
     stream: Option<Vec<Changed>>,
 }
 
@@ -186,7 +193,7 @@ impl SimTable {
         Self { inside: Arc::new(inside), client: 0, leaves_tasks: false }
     }
 
-    /// An empty table in a world with time.
+    /// An empty table in virtual time.
     pub fn in_time(time: Arc<VirtualTime>, watch: Option<Arc<dyn Watch>>, seed: u64) -> Self {
         Self::new(Some(time), watch, seed)
     }
@@ -197,63 +204,62 @@ impl SimTable {
         Self { client, ..self.clone() }
     }
 
-    /// The same table, on which a store runs its tasks on a runtime of its own, as on DynamoDB.
+    /// The same table, but a store runs its tasks on its own runtime, as with DynamoDB.
     #[must_use]
     pub fn leaving_tasks(&self) -> Self {
         Self { leaves_tasks: true, ..self.clone() }
     }
 
-    /// From now on these things go wrong.
+    /// Sets the faults from now on. No partition stays hot.
     pub fn set_faults(&self, faults: Faults) {
         let state = &mut *self.inside.lock();
         state.items.cool();
         state.faults = faults;
     }
 
-    /// From now on a partition turns every write away, for so long or until faults are set.
+    /// Makes a partition throttle every write for `for_us`, or until faults are set.
     pub fn heat(&self, key: &ItemKey, for_us: u64) {
         let until_us = self.inside.now_us() + for_us;
         self.inside.lock().items.heat(&key.pk, until_us);
     }
 
-    /// What an index shows; only while the table is empty.
+    /// Sets the projection of an index. The table must be empty.
     pub fn set_projection(&self, index: Index, projection: Projection) {
         self.inside.lock().items.set_projection(index, projection);
     }
 
-    /// What all calls so far came to.
+    /// The totals of all calls so far.
     pub fn totals(&self) -> Totals {
         self.inside.lock().items.totals
     }
 
-    /// An item as it is, for nothing.
+    /// Reads an item, without a call that counts.
     pub fn item(&self, key: &ItemKey) -> Option<Item> {
         self.inside.lock().items.get(key).cloned()
     }
 
-    /// All items, for nothing.
+    /// Reads all items, without a call that counts.
     pub fn items(&self) -> Vec<Item> {
         self.inside.lock().items.all().cloned().collect()
     }
 
-    /// A number for everything that has happened: the same for the same seed.
+    /// A hash of all calls and their outcomes. The same seed gives the same hash.
     pub fn digest(&self) -> u64 {
         self.inside.lock().digest.finish()
     }
 
-    /// What has changed since the last call, in its order; the first call finds nothing.
+    /// The changes since the last call, in order. The first call starts the recording.
     pub fn take_changes(&self) -> Vec<Changed> {
         self.inside.lock().stream.replace(Vec::new()).unwrap_or_default()
     }
 
-    /// Ends a client. Its requests that are on the way arrive or not; it hears of none of them.
+    /// Crashes a client. Its requests in flight may still arrive. It gets no more replies.
     pub fn crash(&self, client: ClientId) {
         self.inside.lock().crashed.insert(client);
         self.inside.drop_tasks(client);
     }
 
-    /// Ends the runtime on which a client's tasks run: all of them are dropped. Those that the client
-    /// starts later run on another one.
+    /// Ends the runtime of a client's tasks: drops all of them. Later tasks run on a new runtime.
     pub fn end_runtime(&self, client: ClientId) {
         if self.inside.drop_tasks(client) {
             self.inside.note_fault(client);
@@ -261,17 +267,17 @@ impl SimTable {
         }
     }
 
-    /// How many tasks of clients that have not crashed still run.
+    /// The number of running tasks of clients that have not crashed.
     pub fn running_tasks(&self) -> usize {
         self.inside.running()
     }
 
-    /// How many tasks were dropped or panicked because the simulation had it so.
+    /// The number of tasks that the simulation has dropped or made panic.
     pub fn ended_tasks(&self) -> u64 {
         self.inside.lock().ended_tasks
     }
 
-    /// Removes the items whose `ttl` lies before a moment, as the table does when it gets to it.
+    /// Deletes the items whose `ttl` is before `before_s`, as DynamoDB does after a while.
     pub fn sweep(&self, before_s: i64) {
         let inside = &*self.inside;
         let now_us = inside.now_us();
@@ -281,7 +287,7 @@ impl SimTable {
             state.note(now_us, u32::MAX, &key);
             let wrote =
                 Wrote { client: None, at_us: now_us, key: &key, old: old.as_ref(), new: None };
-            state.tell(&wrote);
+            state.record(&wrote);
             if let Some(watch) = &inside.watch {
                 watch.wrote(&wrote);
             }
@@ -297,39 +303,40 @@ impl SimTable {
             let Some(time) = inside.time.clone() else {
                 return inside.arrive(client, Outcome::Answered, work);
             };
-            let (answer, answering) = oneshot::channel();
+            let (reply, receiver) = oneshot::channel();
             let journey = inside.depart(client);
             let Some(journey) = journey else { return pending().await };
-            // Whoever waits for an answer that never comes has something in hand until it gives up.
+            // A client that waits for a reply that never comes is busy until it gives up.
             let _in_hand = journey.outcome.is_hung().then(|| InHand::begin(&inside, client));
-            let mut asking = Asking { inside: Arc::clone(&inside), client, is_answered: false };
+            let mut pending_call =
+                PendingCall { inside: Arc::clone(&inside), client, is_answered: false };
             let there = Arc::clone(&inside);
             let back = Arc::clone(&time);
             time.after(journey.there_us, move || {
-                there.travel(client, journey, work, answer, &back);
+                there.travel(client, journey, work, reply, &back);
             });
             inside.panic_if_doomed();
-            match answering.await {
-                Ok(answered) => {
+            match receiver.await {
+                Ok(result) => {
                     let is_lost = |error: &TableError| error.kind == TableErrorKind::Unavailable;
-                    asking.is_answered = !answered.as_ref().is_err_and(is_lost);
-                    answered
+                    pending_call.is_answered = !result.as_ref().is_err_and(is_lost);
+                    result
                 }
-                // The client is no more.
+                // The client has crashed.
                 Err(_) => pending().await,
             }
         })
     }
 }
 
-/// Somebody who waits for an answer.
-struct Asking {
+/// A call whose caller waits for the reply. Dropped without one, the call is unanswered.
+struct PendingCall {
     inside: Arc<Inside>,
     client: ClientId,
     is_answered: bool,
 }
 
-impl Drop for Asking {
+impl Drop for PendingCall {
     fn drop(&mut self) {
         if let Some(watch) = self.inside.watch.as_ref().filter(|_| !self.is_answered) {
             watch.unanswered(self.client);
@@ -337,19 +344,19 @@ impl Drop for Asking {
     }
 }
 
-/// What a call does to the items.
+/// The effect of a call on the items.
 type Work<T> = Box<dyn FnOnce(&mut Site<'_>) -> Result<T, TableError> + Send>;
 
-/// The items, and the moment.
+/// The items, and the parameters of one call.
 struct Site<'a> {
     items: &'a mut Items,
     now_us: u64,
-    /// How far behind the indexes will be.
+    /// How long the indexes lag behind this write.
     lag_us: u64,
-    /// How far behind this read is, if it may be.
+    /// How stale this read is, if it is eventually consistent.
     read_lag_us: u64,
     partition_units: Option<f64>,
-    /// The partition that is written to becomes hot for so long.
+    /// How long the written partition becomes hot, if it does.
     heats_us: Option<u64>,
     wrote: Vec<(ItemKey, Option<Item>, Option<Item>)>,
 }
@@ -359,8 +366,8 @@ impl State {
         (now_us, client, format!("{what:?}")).hash(&mut self.digest);
     }
 
-    /// A write that changes nothing is not in the stream.
-    fn tell(&mut self, wrote: &Wrote<'_>) {
+    /// Adds a change to the stream. A write that changes nothing is not in it.
+    fn record(&mut self, wrote: &Wrote<'_>) {
         if let Some(stream) = &mut self.stream
             && wrote.old != wrote.new
         {
@@ -384,7 +391,7 @@ impl Inside {
         self.time.as_ref().map_or(0, |time| time.now_us())
     }
 
-    /// A request leaves its client, if that still lives.
+    /// Sends a request, unless the client has crashed.
     fn depart(&self, client: ClientId) -> Option<Journey> {
         let journey = {
             let State { faults, rng, crashed, .. } = &mut *self.lock();
@@ -399,38 +406,38 @@ impl Inside {
         Some(journey)
     }
 
-    /// A request arrives, and its answer leaves.
+    /// Lets a request arrive, and sends its reply.
     fn travel<T: fmt::Debug + Send + 'static>(
         self: Arc<Self>,
         client: ClientId,
         journey: Journey,
         work: Work<T>,
-        answer: oneshot::Sender<Result<T, TableError>>,
+        reply: oneshot::Sender<Result<T, TableError>>,
         time: &VirtualTime,
     ) {
         let mut outcome = journey.outcome;
-        if answer.is_closed() || self.lock().crashed.contains(&client) {
-            // Nobody waits any more: it was sent in time, or it was not.
+        if reply.is_closed() || self.lock().crashed.contains(&client) {
+            // The caller has left. Whether the request was sent before that is drawn.
             outcome =
-                if self.lock().rng.bool() { Outcome::LostAnswer } else { Outcome::LostRequest };
+                if self.lock().rng.bool() { Outcome::LostReply } else { Outcome::LostRequest };
         }
-        let answered = self.arrive(client, outcome, work);
+        let result = self.arrive(client, outcome, work);
         if outcome.is_hung() {
-            // Nobody will ever say more of it; the caller waits for as long as it likes.
+            // There is no reply: the caller waits until its own time limit.
             if let Some(watch) = &self.watch {
                 watch.done(client, true);
             }
             return;
         }
         time.after(journey.back_us, move || {
-            // Whoever gave the call up knows as little as after a lost answer.
-            let faulted = outcome != Outcome::Answered || answered.is_err() || answer.is_closed();
+            // A caller that gave up knows as little as after a lost reply.
+            let faulted = outcome != Outcome::Answered || result.is_err() || reply.is_closed();
             if let Some(watch) = &self.watch {
                 watch.done(client, faulted);
             }
             if !self.lock().crashed.contains(&client) {
-                // The caller may have gone away.
-                let _ = answer.send(answered);
+                // The caller may have left.
+                let _ = reply.send(result);
             }
         });
     }
@@ -456,30 +463,30 @@ impl Inside {
             },
             wrote: Vec::new(),
         };
-        let answered = match outcome {
+        let result = match outcome {
             Outcome::LostRequest | Outcome::HungRequest => Err(lost()),
-            Outcome::Turned(kind) => {
-                Err(TableError::new(kind, "turned away by the simulated table"))
+            Outcome::Rejected(kind) => {
+                Err(TableError::new(kind, "rejected by the simulated table"))
             }
             Outcome::Answered => work(&mut site),
-            Outcome::LostAnswer | Outcome::HungAnswer => work(&mut site).and_then(|_| Err(lost())),
+            Outcome::LostReply | Outcome::HungReply => work(&mut site).and_then(|_| Err(lost())),
         };
         let wrote = std::mem::take(&mut site.wrote);
-        state.items.totals.failed += u64::from(answered.is_err());
-        state.note(now_us, client, &(&answered, &wrote));
-        // Still under the lock: whoever watches sees changes in their order.
-        let told: Vec<Wrote<'_>> = wrote
+        state.items.totals.failed += u64::from(result.is_err());
+        state.note(now_us, client, &(&result, &wrote));
+        // Still under the lock, so that the watch sees writes in order.
+        let writes: Vec<Wrote<'_>> = wrote
             .iter()
             .map(|(key, old, new)| {
                 let (old, new) = (old.as_ref(), new.as_ref());
                 Wrote { client: Some(client), at_us: now_us, key, old, new }
             })
             .collect();
-        told.iter().for_each(|wrote| state.tell(wrote));
+        writes.iter().for_each(|wrote| state.record(wrote));
         if let Some(watch) = &self.watch {
-            watch.wrote_together(&told);
+            watch.wrote_together(&writes);
         }
-        answered
+        result
     }
 }
 
@@ -516,8 +523,8 @@ impl Table for SimTable {
         self.call(Box::new(move |site| site.delete(&keys)))
     }
 
-    /// At once, where no time passes. Whoever watches sees a call until the pause is over or dropped: the
-    /// client has something in hand.
+    /// Ends at once without virtual time. For the watch the client is busy until the pause is over
+    /// or dropped.
     fn pause(&self, wait: Duration) -> BoxFuture<'_, ()> {
         let Some(time) = &self.inside.time else { return Box::pin(ready(())) };
         let in_hand = InHand::begin(&self.inside, self.client);
@@ -525,7 +532,7 @@ impl Table for SimTable {
         Box::pin(async move {
             over.await;
             let is_crashed = in_hand.inside.lock().crashed.contains(&in_hand.client);
-            // A client that is no more has nothing in hand.
+            // A crashed client is not busy any more.
             drop(in_hand);
             if is_crashed {
                 pending::<()>().await;
@@ -540,8 +547,7 @@ impl Table for SimTable {
         }
     }
 
-    /// In the runtime of the simulated world, which is the one that calls, unless the table leaves tasks
-    /// to the store.
+    /// Spawns on the simulated runtime of the client, unless the table leaves tasks to the store.
     fn spawn(&self, task: Task) -> Result<(), Task> {
         match self.inside.time {
             _ if self.leaves_tasks => return Err(task),
@@ -552,7 +558,7 @@ impl Table for SimTable {
     }
 }
 
-/// Something that a client has in hand, until it is dropped.
+/// Makes a client count as busy until it is dropped.
 struct InHand {
     inside: Arc<Inside>,
     client: ClientId,
@@ -575,5 +581,5 @@ impl Drop for InHand {
     }
 }
 
-/// What partitions have taken in the present second.
+/// The write units of each partition in the present second.
 type Load = BTreeMap<(Option<Index>, String), (u64, f64)>;

@@ -1,4 +1,4 @@
-//! The faults do what they say, and a wrapper without faults is the store within.
+//! Tests of the faults. A wrapper without faults behaves like the wrapped store.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -38,7 +38,7 @@ fn poll<T>(future: impl Future<Output = T>) -> Poll<T> {
     pin!(future).as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// The answer of a store that answers at the first poll.
+/// The reply of a store that replies at the first poll.
 fn now<T>(future: impl Future<Output = T>) -> T {
     match poll(future) {
         Poll::Ready(answer) => answer,
@@ -46,7 +46,7 @@ fn now<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// What was taken, seen behind the faults.
+/// The tokens that were taken, read without faults.
 fn taken(store: &Faulty<MemoryStore>) -> i64 {
     let found = now(store.inner().peek(&[target().key().clone()], NOW)).unwrap();
     found[0].as_ref().map_or(0, |bucket| bucket.cells()[0].consumed.whole_tokens())
@@ -64,7 +64,7 @@ fn a_failure_before_changes_nothing() {
 }
 
 #[test]
-fn a_failure_after_loses_the_answer_only() {
+fn a_failure_after_loses_only_the_reply() {
     let store = faulty();
     store.script(Call::Acquire, Fault::FailAfter(StoreErrorKind::Full));
     let error = now(store.acquire(&one())).unwrap_err();
@@ -99,16 +99,16 @@ fn a_held_call_goes_on_when_its_gate_opens() {
 }
 
 #[test]
-fn an_acquire_that_is_dropped_at_the_gate_gives_back() {
+fn an_acquire_that_is_dropped_at_the_gate_is_refunded() {
     let store = faulty();
     store.script(Call::Acquire, Fault::HoldAfter(Gate::new()));
     assert!(poll(store.acquire(&one())).is_pending());
     assert_eq!(taken(&store), 0);
-    assert_eq!(store.calls(Call::Settle), 0, "that was not the caller's doing");
+    assert_eq!(store.calls(Call::Settle), 0, "the caller did not settle");
 }
 
 #[test]
-fn an_outage_meets_every_call_until_it_is_healed() {
+fn an_outage_fails_every_call_until_it_is_healed() {
     let store = faulty();
     store.break_down(Fault::FailBefore(StoreErrorKind::Unavailable));
     store.script(Call::Get, Fault::FailBefore(StoreErrorKind::Denied));
@@ -124,7 +124,7 @@ fn an_outage_meets_every_call_until_it_is_healed() {
 }
 
 #[test]
-fn an_answer_on_the_spot_is_given_while_no_fault_waits_for_it() {
+fn acquire_now_replies_only_while_no_fault_is_scripted() {
     let store = faulty();
     store.script(Call::Get, Fault::Hang);
     assert!(store.acquire_now(&one()).is_some());

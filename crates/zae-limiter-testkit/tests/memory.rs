@@ -1,4 +1,4 @@
-//! The suite on the store that comes with the core.
+//! Runs the conformance suite on the memory store.
 
 use std::sync::Arc;
 

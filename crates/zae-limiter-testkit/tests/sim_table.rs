@@ -1,4 +1,4 @@
-//! The simulated table answers and bills as DynamoDB does.
+//! The simulated table behaves and bills like DynamoDB.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -11,11 +11,11 @@ use zae_limiter_schema::{
 };
 use zae_limiter_testkit::{Faults, Projection, SimTable, World};
 
-/// Without time every call is answered at once.
+/// Without virtual time every call completes at once.
 fn now<T>(call: impl Future<Output = T>) -> T {
     match pin!(call).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(answer) => answer,
-        Poll::Pending => panic!("must be answered at once"),
+        Poll::Pending => panic!("must complete at once"),
     }
 }
 
@@ -44,14 +44,14 @@ fn update(
 }
 
 fn put(table: &SimTable, sk: &str, actions: impl IntoIterator<Item = Action>) -> f64 {
-    match now(table.update(&update(sk, actions, []))).expect("an answer") {
+    match now(table.update(&update(sk, actions, []))).expect("a reply") {
         Updated::Done(_, consumed) => consumed.write,
-        Updated::Unmet(..) => panic!("nothing was asked"),
+        Updated::Unmet(..) => panic!("there was no condition"),
     }
 }
 
 #[test]
-fn a_comparison_with_what_is_not_there_or_of_another_type_does_not_hold() {
+fn a_comparison_with_a_missing_attribute_or_another_type_does_not_hold() {
     let table = SimTable::default();
     put(&table, "a", [set("n", n(10)), set("s", Value::text("10"))]);
     let name = |name: &str| name.to_owned();
@@ -71,7 +71,7 @@ fn a_comparison_with_what_is_not_there_or_of_another_type_does_not_hold() {
         (Condition::Any(vec![Condition::Absent(name("n")), Condition::Absent(name("s"))]), false),
     ] {
         let answer = now(table.update(&update("a", [set("x", n(1))], [condition.clone()])));
-        let done = matches!(answer.expect("an answer"), Updated::Done(..));
+        let done = matches!(answer.expect("a reply"), Updated::Done(..));
         assert_eq!(done, holds, "{condition:?}");
     }
 }
@@ -131,7 +131,7 @@ fn writes_are_billed_by_the_larger_item_and_by_index() {
     assert_eq!(put(&table, "a", [set("x", n(1))]), 3.0, "what it was");
     put(&table, "a", [set("x", kib(2))]);
     let unmet = |sk| update(sk, [set("x", n(1))], [Condition::Exists("none".to_owned())]);
-    let bill = |sk| match now(table.update(&unmet(sk))).expect("an answer") {
+    let bill = |sk| match now(table.update(&unmet(sk))).expect("a reply") {
         Updated::Unmet(_, consumed) => consumed.write,
         Updated::Done(..) => panic!("must not happen"),
     };
@@ -162,7 +162,7 @@ fn a_transaction_happens_as_a_whole_and_costs_twice() {
             Change::Check(key("c"), vec![Condition::Absent("PK".to_owned())]),
         ]
     };
-    match now(table.transact(&changes(5))).expect("an answer") {
+    match now(table.transact(&changes(5))).expect("a reply") {
         Transacted::Unmet(reasons, consumed) => {
             assert!(matches!(&reasons[..], [Some(Some(_)), None, None]), "{reasons:?}");
             assert_eq!(consumed.write, 6.0);
@@ -170,13 +170,13 @@ fn a_transaction_happens_as_a_whole_and_costs_twice() {
         Transacted::Done(_) => panic!("must not happen"),
     }
     assert_eq!((table.items().len(), &table.item(&key("a")).expect("it")["n"]), (1, &n(1)));
-    match now(table.transact(&changes(1))).expect("an answer") {
+    match now(table.transact(&changes(1))).expect("a reply") {
         Transacted::Done(consumed) => assert_eq!(consumed.write, 6.0),
         Transacted::Unmet(reasons, _) => panic!("{reasons:?}"),
     }
     assert_eq!(table.items().len(), 2);
-    let gone = [Change::Delete(key("a"), vec![]), Change::Delete(key("b"), vec![])];
-    now(table.transact(&gone)).expect("an answer");
+    let deletions = [Change::Delete(key("a"), vec![]), Change::Delete(key("b"), vec![])];
+    now(table.transact(&deletions)).expect("a reply");
     assert!(table.items().is_empty());
     let twice = [Change::Delete(key("a"), vec![]), Change::Check(key("a"), vec![])];
     assert_eq!(now(table.transact(&twice)).expect_err("twice").kind, TableErrorKind::Rejected);
@@ -187,7 +187,7 @@ fn reads_are_billed_by_four_kib_and_half_when_eventual() {
     let table = SimTable::default();
     put(&table, "a", [set("x", Value::text("x".repeat(5_000)))]);
     for (consistency, units) in [(Consistency::Strong, 3.0), (Consistency::Eventual, 1.5)] {
-        let read = now(table.read(&[key("a"), key("none")], consistency)).expect("an answer");
+        let read = now(table.read(&[key("a"), key("none")], consistency)).expect("a reply");
         assert_eq!((read.items.len(), read.consumed.read), (1, units));
     }
 }
@@ -208,7 +208,7 @@ fn query(index: Option<Index>, partition: &str, limit: usize) -> Query {
 fn pages(table: &SimTable, mut query: Query) -> Vec<Vec<String>> {
     let mut pages = Vec::new();
     loop {
-        let answer = now(table.query(&query)).expect("an answer");
+        let answer = now(table.query(&query)).expect("a reply");
         let sk = |item: &Item| item["SK"].as_str().expect("a text").to_owned();
         pages.push(answer.items.iter().map(sk).collect());
         match answer.next {
@@ -240,7 +240,7 @@ fn queries_go_through_a_partition_page_by_page() {
     }
     // A full page names its end, even where nothing follows.
     assert_eq!(pages(&table, query(None, "p", 5)).len(), 2);
-    let found = now(table.query(&query(Some(Index::Resource), "r", 1))).expect("an answer");
+    let found = now(table.query(&query(Some(Index::Resource), "r", 1))).expect("a reply");
     assert!(!found.items[0].contains_key("n"), "keys only");
     let strong = Query { consistency: Consistency::Strong, ..query(Some(Index::Resource), "r", 1) };
     assert!(now(table.query(&strong)).is_err());
@@ -254,7 +254,7 @@ fn a_page_ends_at_a_megabyte() {
         put(&table, sk, [set("x", Value::text("x".repeat(300_000)))]);
     }
     assert_eq!(pages(&table, query(None, "p", 100)), [vec!["a", "b", "c"], vec!["d"]]);
-    let page = now(table.query(&query(None, "p", 100))).expect("an answer");
+    let page = now(table.query(&query(None, "p", 100))).expect("a reply");
     assert_eq!(page.consumed.read, 110.0, "900,000 bytes, eventual");
 }
 
@@ -263,7 +263,7 @@ fn deleting_is_billed_and_indifferent() {
     let table = SimTable::default();
     table.set_projection(Index::Resource, Projection::All);
     put(&table, "a", [set("GSI2PK", Value::text("r")), set("GSI2SK", Value::text("s"))]);
-    let consumed = now(table.delete(&[key("a"), key("none")])).expect("an answer");
+    let consumed = now(table.delete(&[key("a"), key("none")])).expect("a reply");
     assert_eq!((consumed.write, table.items().len()), (3.0, 0));
 }
 
@@ -273,10 +273,10 @@ fn an_index_lags_and_a_lost_answer_has_been_applied() {
         let table = world.table.for_client(1);
         table.set_faults(Faults { lag_us: 1_000_000, ..Faults::delay(1_000) });
         let index = [set("GSI4PK", Value::text("ns")), set("GSI4SK", Value::text("s"))];
-        table.update(&update("a", index, [])).await.expect("an answer");
+        table.update(&update("a", index, [])).await.expect("a reply");
         let listed = async || {
             let answer = table.query(&query(Some(Index::Namespace), "ns", 10)).await;
-            answer.expect("an answer").items.len()
+            answer.expect("a reply").items.len()
         };
         assert_eq!(listed().await, 0, "not yet");
         world.time.sleep(std::time::Duration::from_secs(1)).await;

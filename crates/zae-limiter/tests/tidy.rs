@@ -42,8 +42,6 @@ const DEAD_WORDS: &[&str] = &[
 
 /// Names of types, and of files, that say something else today.
 const DEAD_NAMES: &[&str] = &[
-    "Account",
-    "Accounts",
     "Answer",
     "Asking",
     "Calling",

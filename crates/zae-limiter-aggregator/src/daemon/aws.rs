@@ -1,4 +1,4 @@
-//! The stream of a DynamoDB table.
+//! The stream of a DynamoDB table, over the AWS SDK.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use aws_config::timeout::TimeoutConfig;
 use aws_sdk_dynamodbstreams::Client;
 use aws_sdk_dynamodbstreams::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodbstreams::types::{
-    AttributeValue, OperationType, Record, ShardIteratorType, StreamRecord as Told,
+    AttributeValue, OperationType, Record, ShardIteratorType, StreamRecord as SdkChange,
 };
 use zae_limiter_core::{BoxFuture, Timestamp};
 use zae_limiter_schema::records::booking::Position;
 use zae_limiter_schema::{Item, ItemKey, Value};
 
-use super::plan::Shard;
+use super::plan::StreamShard;
 use super::stream::{Begin, Page, Stream, StreamError, StreamErrorKind};
-use crate::event::{EventKind, SWEEPER, StreamRecord, Unreadable};
+use crate::event::{EXPIRY_PRINCIPAL, EventKind, StreamRecord, Unreadable};
 
-/// How long an answer is waited for.
+/// The time limit of one attempt of a call.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The stream of a table.
@@ -30,11 +30,11 @@ pub struct AwsStream {
 }
 
 impl AwsStream {
-    /// The latest stream of a table.
+    /// Opens the latest stream of a table.
     ///
     /// # Errors
     ///
-    /// When it has none, or does not answer.
+    /// If the table has no stream, or DynamoDB does not answer.
     pub async fn open(config: &SdkConfig, table: &str) -> Result<Self, StreamError> {
         let config = aws_sdk_dynamodbstreams::config::Builder::from(config)
             .retry_config(RetryConfig::standard().with_max_attempts(4))
@@ -45,7 +45,7 @@ impl AwsStream {
         loop {
             let request = client.list_streams().table_name(table);
             let listed = request.set_exclusive_start_stream_arn(after).send().await;
-            let listed = listed.map_err(|error| told("the table's streams", &error))?;
+            let listed = listed.map_err(|error| stream_error("the table's streams", &error))?;
             for stream in listed.streams.unwrap_or_default() {
                 if let (Some(label), Some(arn)) = (stream.stream_label, stream.stream_arn) {
                     found = found.max(Some((label, arn)));
@@ -57,8 +57,8 @@ impl AwsStream {
             }
         }
         let (label, arn) = found.ok_or_else(|| StreamError {
-            kind: StreamErrorKind::Lasting,
-            message: format!("table {table} has no stream; switch one on with new and old images"),
+            kind: StreamErrorKind::Permanent,
+            message: format!("table {table} has no stream; enable one with new and old images"),
         })?;
         Ok(Self { client, arn, label })
     }
@@ -69,17 +69,17 @@ impl Stream for AwsStream {
         &self.label
     }
 
-    fn shards(&self) -> BoxFuture<'_, Result<Vec<Shard>, StreamError>> {
+    fn shards(&self) -> BoxFuture<'_, Result<Vec<StreamShard>, StreamError>> {
         Box::pin(async {
-            let (mut shards, mut after): (Vec<Shard>, Option<String>) = (Vec::new(), None);
+            let (mut shards, mut after): (Vec<StreamShard>, Option<String>) = (Vec::new(), None);
             loop {
                 let request = self.client.describe_stream().stream_arn(&self.arn);
                 let described = request.set_exclusive_start_shard_id(after).send().await;
-                let described = described.map_err(|error| told("the stream", &error))?;
+                let described = described.map_err(|error| stream_error("the stream", &error))?;
                 let Some(stream) = described.stream_description else { return Ok(shards) };
                 for shard in stream.shards.unwrap_or_default() {
                     let Some(id) = shard.shard_id else { continue };
-                    shards.push(Shard { id, parent: shard.parent_shard_id });
+                    shards.push(StreamShard { id, parent: shard.parent_shard_id });
                 }
                 after = stream.last_evaluated_shard_id;
                 if after.is_none() {
@@ -91,21 +91,23 @@ impl Stream for AwsStream {
 
     fn iterator<'a>(
         &'a self,
-        shard: &'a str,
+        stream_shard: &'a str,
         begin: &'a Begin,
     ) -> BoxFuture<'a, Result<String, StreamError>> {
         Box::pin(async move {
-            let request = self.client.get_shard_iterator().stream_arn(&self.arn).shard_id(shard);
+            let request = self.client.get_shard_iterator().stream_arn(&self.arn);
+            let request = request.shard_id(stream_shard);
             let request = match begin {
                 Begin::Oldest => request.shard_iterator_type(ShardIteratorType::TrimHorizon),
                 Begin::After(number) => request
                     .shard_iterator_type(ShardIteratorType::AfterSequenceNumber)
                     .sequence_number(number),
             };
-            let answer = request.send().await.map_err(|error| told("a shard", &error))?;
-            answer.shard_iterator.ok_or_else(|| StreamError {
-                kind: StreamErrorKind::Gone,
-                message: format!("shard {shard} cannot be read"),
+            let sent = request.send().await;
+            let output = sent.map_err(|error| stream_error(STREAM_SHARD, &error))?;
+            output.shard_iterator.ok_or_else(|| StreamError {
+                kind: StreamErrorKind::NotFound,
+                message: format!("could not read stream shard {stream_shard}"),
             })
         })
     }
@@ -113,20 +115,20 @@ impl Stream for AwsStream {
     fn page<'a>(&'a self, iterator: &'a str) -> BoxFuture<'a, Result<Page, StreamError>> {
         Box::pin(async move {
             let sent = self.client.get_records().shard_iterator(iterator).send().await;
-            let answer = sent.map_err(|error| told("a shard", &error))?;
-            let records = answer.records.unwrap_or_default();
+            let output = sent.map_err(|error| stream_error(STREAM_SHARD, &error))?;
+            let records = output.records.unwrap_or_default();
             let records = records.into_iter().map(|record| self.read(record)).collect();
-            Ok(Page { records, next: answer.next_shard_iterator })
+            Ok(Page { records, next: output.next_shard_iterator })
         })
     }
 }
 
 impl AwsStream {
     fn read(&self, record: Record) -> Result<StreamRecord, Unreadable> {
-        let told = record.dynamodb;
-        let number = told.as_ref().and_then(|told| told.sequence_number.clone());
-        let expired = record.user_identity.and_then(|identity| identity.principal_id);
-        let expired = expired.as_deref() == Some(SWEEPER);
+        let change = record.dynamodb;
+        let number = change.as_ref().and_then(|change| change.sequence_number.clone());
+        let principal = record.user_identity.and_then(|identity| identity.principal_id);
+        let expired = principal.as_deref() == Some(EXPIRY_PRINCIPAL);
         let kind = match record.event_name {
             Some(OperationType::Insert) => Ok(EventKind::Insert),
             Some(OperationType::Modify) => Ok(EventKind::Modify),
@@ -134,26 +136,26 @@ impl AwsStream {
             Some(OperationType::Remove) => Ok(EventKind::Remove),
             other => Err(format!("eventName is {other:?}, not INSERT, MODIFY or REMOVE")),
         };
-        let read = kind.and_then(|kind| self.understand(kind, told.ok_or("it is empty")?));
+        let read = kind.and_then(|kind| self.convert(kind, change.ok_or("it is empty")?));
         read.map_err(|message| Unreadable { sequence_number: number, message })
     }
 
-    fn understand(&self, kind: EventKind, told: Told) -> Result<StreamRecord, String> {
-        let sequence_number = told.sequence_number.ok_or("it has no SequenceNumber")?;
+    fn convert(&self, kind: EventKind, change: SdkChange) -> Result<StreamRecord, String> {
+        let sequence_number = change.sequence_number.ok_or("it has no SequenceNumber")?;
         let position = Position::new(&self.label, &sequence_number)
-            .ok_or_else(|| format!("SequenceNumber is no number: {sequence_number}"))?;
-        let keys = told.keys.map(item).unwrap_or_default();
+            .ok_or_else(|| format!("SequenceNumber is not a number: {sequence_number}"))?;
+        let keys = change.keys.map(item).unwrap_or_default();
         let text = |name: &str| {
             let text = keys.get(name).and_then(Value::as_str);
-            text.map(str::to_owned).ok_or_else(|| format!("its key has no text {name}"))
+            text.map(str::to_owned).ok_or_else(|| format!("its key has no string {name}"))
         };
-        let at = told.approximate_creation_date_time.and_then(|at| at.to_millis().ok());
+        let at = change.approximate_creation_date_time.and_then(|at| at.to_millis().ok());
         Ok(StreamRecord {
             kind,
             key: ItemKey::new(text("PK")?, text("SK")?),
-            old: told.old_image.map(item),
-            new: told.new_image.map(item),
-            at: Timestamp::from_millis(at.ok_or("it does not say when it was made")?),
+            old: change.old_image.map(item),
+            new: change.new_image.map(item),
+            at: Timestamp::from_millis(at.ok_or("it has no ApproximateCreationDateTime")?),
             position,
             sequence_number,
         })
@@ -177,8 +179,11 @@ fn value(attribute: AttributeValue) -> Value {
     }
 }
 
-/// What a failure means for the daemon.
-fn told<E>(what: &str, error: &SdkError<E>) -> StreamError
+/// What a call was about, for [`stream_error`].
+const STREAM_SHARD: &str = "a stream shard";
+
+/// Classifies an error of the SDK. `what` is what the call was to read.
+fn stream_error<E>(what: &str, error: &SdkError<E>) -> StreamError
 where
     E: ProvideErrorMetadata + std::error::Error + 'static,
 {
@@ -186,13 +191,15 @@ where
     let kind = match (error, code) {
         (_, Some("ExpiredIteratorException")) => StreamErrorKind::Expired,
         (_, Some("TrimmedDataAccessException")) => StreamErrorKind::Trimmed,
-        (_, Some("ResourceNotFoundException")) if what == "a shard" => StreamErrorKind::Gone,
-        (SdkError::ConstructionFailure(_), _) => StreamErrorKind::Lasting,
-        (_, Some("ResourceNotFoundException" | "ValidationException")) => StreamErrorKind::Lasting,
-        (_, Some(code)) if is_about_credentials(code) => StreamErrorKind::Lasting,
-        _ => StreamErrorKind::Passing,
+        (_, Some("ResourceNotFoundException")) if what == STREAM_SHARD => StreamErrorKind::NotFound,
+        (SdkError::ConstructionFailure(_), _) => StreamErrorKind::Permanent,
+        (_, Some("ResourceNotFoundException" | "ValidationException")) => {
+            StreamErrorKind::Permanent
+        }
+        (_, Some(code)) if is_about_credentials(code) => StreamErrorKind::Permanent,
+        _ => StreamErrorKind::Transient,
     };
-    StreamError { kind, message: format!("{what} cannot be read: {}", DisplayErrorContext(error)) }
+    StreamError { kind, message: format!("could not read {what}: {}", DisplayErrorContext(error)) }
 }
 
 fn is_about_credentials(code: &str) -> bool {

@@ -1,4 +1,4 @@
-//! Figures for Prometheus.
+//! The daemon's metrics, and the endpoint that Prometheus reads.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,10 +10,10 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::execute::Report;
 
-/// The longest request that is read.
+/// The most bytes of a request that are read.
 const REQUEST_MAX: u64 = 8 * 1_024;
 
-/// What a daemon has done so far.
+/// Counters of a daemon since its start.
 #[derive(Debug, Default)]
 pub struct Metrics {
     records: AtomicU64,
@@ -25,13 +25,13 @@ pub struct Metrics {
     failed: AtomicU64,
     errors: AtomicU64,
     retries: AtomicU64,
-    shards: AtomicU64,
+    stream_shards: AtomicU64,
 }
 
 impl Metrics {
     pub(super) fn add(&self, report: &Report) {
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-        for (figure, by) in [
+        for (metric, by) in [
             (&self.records, report.processed),
             (&self.snapshots, report.snapshots_updated),
             (&self.refills, report.refills_written),
@@ -41,7 +41,7 @@ impl Metrics {
             (&self.failed, count(report.failed.len())),
             (&self.errors, count(report.errors.len())),
         ] {
-            figure.fetch_add(by, Ordering::Relaxed);
+            metric.fetch_add(by, Ordering::Relaxed);
         }
     }
 
@@ -49,65 +49,70 @@ impl Metrics {
         self.retries.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn set_shards(&self, shards: usize) {
-        self.shards.store(u64::try_from(shards).unwrap_or(u64::MAX), Ordering::Relaxed);
+    pub(super) fn set_stream_shards(&self, count: usize) {
+        self.stream_shards.store(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Records that were done.
+    /// Stream records that were processed.
     pub fn records(&self) -> u64 {
         self.records.load(Ordering::Relaxed)
     }
 
-    /// What there is to tell: a figure's name, its kind, what it is, and how much.
+    /// Name, kind, help text and value of every metric.
     fn all(&self) -> [(&'static str, &'static str, &'static str, u64); 10] {
         let all = [
-            ("records", "counter", "Records of the stream that were done", &self.records),
+            ("records", "counter", "Stream records processed", &self.records),
             ("snapshots_updated", "counter", "Usage records written", &self.snapshots),
             ("refills_written", "counter", "Buckets refilled", &self.refills),
-            ("buckets_divided", "counter", "Buckets split", &self.split),
+            ("buckets_split", "counter", "Buckets split", &self.split),
             ("events_archived", "counter", "Audit events archived", &self.archived),
             ("foreign_records", "counter", "Records of other applications", &self.foreign),
-            ("failed_records", "counter", "Records passed over as bad", &self.failed),
+            ("failed_records", "counter", "Invalid records skipped", &self.failed),
             ("errors", "counter", "Errors", &self.errors),
-            ("batches_retried", "counter", "Batches tried again", &self.retries),
-            ("shards", "gauge", "Shards of the stream that are followed", &self.shards),
+            ("batches_retried", "counter", "Batches retried", &self.retries),
+            (
+                "stream_shards",
+                "gauge",
+                "Stream shards that this daemon follows",
+                &self.stream_shards,
+            ),
         ];
-        all.map(|(name, kind, help, figure)| (name, kind, help, figure.load(Ordering::Relaxed)))
+        all.map(|(name, kind, help, metric)| (name, kind, help, metric.load(Ordering::Relaxed)))
     }
 
-    /// The figures by their names.
+    /// The values of all metrics by name.
     pub fn figures(&self) -> BTreeMap<&'static str, u64> {
-        self.all().into_iter().map(|(name, _, _, figure)| (name, figure)).collect()
+        self.all().into_iter().map(|(name, _, _, value)| (name, value)).collect()
     }
 
-    /// The figures in the text format of Prometheus.
+    /// The metrics in the text format of Prometheus.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        for (name, kind, help, figure) in self.all() {
+        for (name, kind, help, value) in self.all() {
             let suffix = if kind == "counter" { "_total" } else { "" };
             let name = format!("zae_limiter_aggregator_{name}{suffix}");
-            let _ = writeln!(text, "# HELP {name} {help}.\n# TYPE {name} {kind}\n{name} {figure}");
+            let _ = writeln!(text, "# HELP {name} {help}.\n# TYPE {name} {kind}\n{name} {value}");
         }
         text
     }
 }
 
-/// Answers whoever asks for the figures.
+/// Serves the metrics over HTTP.
 ///
 /// # Errors
 ///
-/// When nobody can connect any more.
+/// If the listener cannot accept connections any more.
 pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) -> std::io::Result<()> {
     loop {
         let (stream, _) = listener.accept().await?;
         let metrics = Arc::clone(&metrics);
-        // One who hangs up is of no interest.
-        tokio::spawn(async move { drop(answer(stream, &metrics).await) });
+        // A client that closes the connection early is not an error.
+        tokio::spawn(async move { drop(respond(stream, &metrics).await) });
     }
 }
 
-/// One answer for each connection.
-async fn answer(stream: TcpStream, metrics: &Metrics) -> std::io::Result<()> {
+/// Handles one request, then closes the connection.
+async fn respond(stream: TcpStream, metrics: &Metrics) -> std::io::Result<()> {
     use tokio::io::AsyncReadExt as _;
     let mut stream = BufReader::new(stream);
     let mut head = (&mut stream).take(REQUEST_MAX);
@@ -121,7 +126,7 @@ async fn answer(stream: TcpStream, metrics: &Metrics) -> std::io::Result<()> {
     }
     let (status, body) = match request.split_whitespace().nth(1) {
         Some("/metrics") => ("200 OK", metrics.text()),
-        _ => ("404 Not Found", "the figures are at /metrics\n".to_owned()),
+        _ => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
     };
     let head = format!(
         "HTTP/1.1 {status}\r\ncontent-type: text/plain; version=0.0.4\r\n\

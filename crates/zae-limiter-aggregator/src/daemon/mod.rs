@@ -1,8 +1,9 @@
-//! The aggregator as a daemon that follows the table's stream by itself.
+//! The aggregator as a daemon that reads the table's stream itself.
 //!
-//! How far each shard of the stream is done stands in the table, held by whoever follows it. Several
-//! daemons share the shards out among themselves (`plan`), and take over those of one that is gone.
-//! Two that follow the same shard for a while do no harm: nothing is booked twice.
+//! The table has a checkpoint for each stream shard: how far it is processed, and which daemon owns
+//! it. Several daemons share the stream shards evenly (`plan`), and take over those of a daemon
+//! that has crashed. Two daemons that follow the same stream shard for a while do no harm: nothing
+//! is booked twice.
 
 #[cfg(feature = "aws")]
 mod aws;
@@ -21,58 +22,59 @@ use tokio::task::JoinSet;
 use zae_limiter_core::Clock;
 use zae_limiter_schema::records::checkpoint::{self, Checkpoint, Hold};
 use zae_limiter_schema::{
-    Consistency, PAGE_ITEMS_MAX, Query, Range, Step, Table, TableError, TableErrorKind, Updated,
+    Consistency, PAGE_ITEMS_MAX, Query, Range, Step, Table, TableError, Updated,
 };
 
 use crate::event::{StreamRecord, Unreadable};
-use crate::execute::{Aggregator, Report};
+use crate::execute::{Aggregator, Report, is_transient};
 
 #[cfg(feature = "aws")]
 pub use aws::AwsStream;
 pub use metrics::{Metrics, serve};
-pub use plan::Shard;
+pub use plan::StreamShard;
 pub use stream::{Begin, Page, Stream, StreamError, StreamErrorKind};
 
-use plan::{Beats, claims, readable};
+use plan::{Heartbeats, claims, readable};
 
-/// How often the shards are looked at, and for how long records of them are kept.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-const KEPT_FOR: Duration = Duration::from_secs(3 * 86_400);
-/// How long a shard without news is left alone.
+/// How often the daemon lists the stream shards and reads the checkpoints.
+const LIST_EVERY: Duration = Duration::from_secs(5);
+/// The lifetime of a checkpoint after its last write: three times that of a stream record.
+const CHECKPOINT_LIFETIME: Duration = Duration::from_secs(3 * 86_400);
+/// The pause after a turn in which no stream shard had a record.
 const POLL_EVERY: Duration = Duration::from_secs(1);
-/// How long the wait after a failure is at most.
+/// The longest wait after a failure.
 const RETRY_WAIT_MAX: Duration = Duration::from_secs(30);
-/// So many pages without a record, and a shard counts as read to its present end.
+/// After so many empty pages in a row, a stream shard counts as read to its present end.
 const EMPTY_PAGES: u32 = 3;
 
 /// When a daemon ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// When it is told to.
+    /// When its stop signal completes.
     Stopped,
-    /// When everything that was there is done.
+    /// When all records that the stream has are processed.
     Drained,
 }
 
-/// Something that people may want to know.
+/// An event in a daemon's life. The strings are ids of stream shards, except in `TransientError`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A shard is followed from now on.
-    Took(String),
-    /// A shard was taken over by somebody else.
+    /// The daemon has claimed a stream shard.
+    Claimed(String),
+    /// Another daemon has taken over a stream shard.
     Lost(String),
-    /// A shard is closed, and done to its end.
+    /// A stream shard is closed, and processed to its end.
     Finished(String),
-    /// Changes were no longer in the stream when they were to be read.
+    /// The stream has deleted records before the daemon could read them.
     Trimmed(String),
-    /// What became of a batch.
+    /// A batch was processed.
     Batch(Report),
-    /// Something failed and is tried again.
-    Trouble(String),
+    /// A transient error, which the daemon retries. The string is its message.
+    TransientError(String),
 }
 
-/// Who is told.
-pub type Tell = Arc<dyn Fn(Notice) + Send + Sync>;
+/// The callback for notices.
+pub type OnNotice = Arc<dyn Fn(Notice) + Send + Sync>;
 
 /// Follows a table's stream.
 pub struct Daemon {
@@ -80,14 +82,17 @@ pub struct Daemon {
     table: Arc<dyn Table>,
     clock: Arc<dyn Clock>,
     aggregator: Aggregator,
-    tell: Tell,
+    on_notice: OnNotice,
+    /// The owner that this daemon writes into checkpoints.
     me: String,
-    gone_after: Duration,
+    takeover_after: Duration,
     metrics: Arc<Metrics>,
-    beats: Beats,
+    heartbeats: Heartbeats,
+    /// The stream shards that this daemon follows, by id.
     held: BTreeMap<String, Held>,
-    looked_at: Option<Duration>,
-    /// Shards that could be read, and that nobody is known to follow.
+    /// When the stream shards were last listed, by the stopwatch. `None` forces a new list.
+    listed_at: Option<Duration>,
+    /// How many readable stream shards have no live owner.
     unheld: usize,
 }
 
@@ -97,31 +102,34 @@ impl fmt::Debug for Daemon {
     }
 }
 
-/// Records, read or not.
 type Records = Vec<Result<StreamRecord, Unreadable>>;
 
-/// A shard that this daemon follows.
+/// A stream shard that this daemon follows. Times are by the stopwatch.
 struct Held {
     checkpoint: Checkpoint,
     iterator: Option<String>,
-    /// A page that is not done yet.
+    /// A page that has to be processed again.
     page: Option<Page>,
+    /// Empty pages in a row.
     empty_pages: u32,
+    /// When the checkpoint was last written.
     beat_at: Duration,
+    /// Failures in a row.
     failures: u32,
-    /// Not before then.
+    /// No page is read before then.
     wait_until: Duration,
 }
 
 impl Daemon {
-    /// A daemon, called `me` among others, that follows `stream` and has `aggregator` do what is to
-    /// be done. A shard whose owner gives no sign of life for `gone_after` is taken over.
+    /// A daemon that reads `stream` and passes its batches to `aggregator`. `me` identifies it
+    /// among other daemons. It takes over a stream shard whose owner has not written a heartbeat
+    /// for `takeover_after`.
     pub fn new(
         stream: Arc<dyn Stream>,
         table: Arc<dyn Table>,
         clock: Arc<dyn Clock>,
         aggregator: Aggregator,
-        gone_after: Duration,
+        takeover_after: Duration,
         me: impl Into<String>,
     ) -> Self {
         Self {
@@ -129,35 +137,35 @@ impl Daemon {
             table,
             clock,
             aggregator,
-            tell: Arc::new(|_| {}),
+            on_notice: Arc::new(|_| {}),
             me: me.into(),
-            gone_after,
+            takeover_after,
             metrics: Arc::default(),
-            beats: Beats::new(gone_after),
+            heartbeats: Heartbeats::new(takeover_after),
             held: BTreeMap::new(),
-            looked_at: None,
+            listed_at: None,
             unheld: 0,
         }
     }
 
-    /// Tells somebody what happens.
+    /// Sets the callback for notices.
     #[must_use]
-    pub fn telling(mut self, tell: Tell) -> Self {
-        self.tell = tell;
+    pub fn on_notice(mut self, on_notice: OnNotice) -> Self {
+        self.on_notice = on_notice;
         self
     }
 
-    /// The daemon's figures.
+    /// The daemon's metrics.
     pub fn metrics(&self) -> Arc<Metrics> {
         Arc::clone(&self.metrics)
     }
 
-    /// Follows the stream. Whatever is under way when `stop` ends is left: it is done by whoever
-    /// follows the shard next.
+    /// Follows the stream. When `stop` completes, the daemon abandons the batches in progress. The
+    /// next owner of the stream shard processes them again.
     ///
     /// # Errors
     ///
-    /// When the stream, or the table, will not answer until somebody changes something.
+    /// If the stream or the table has a permanent error.
     pub async fn run(
         &mut self,
         until: Until,
@@ -190,24 +198,24 @@ impl Daemon {
     fn pause(&self, until: Until) -> Duration {
         let quick = until == Until::Drained;
         let poll = if quick { POLL_EVERY / 10 } else { POLL_EVERY };
-        poll.min(self.gone_after / 4)
+        poll.min(self.takeover_after / 4)
     }
 
     fn is_drained(&self) -> bool {
         let is_idle = |held: &Held| held.page.is_none() && held.empty_pages >= EMPTY_PAGES;
-        self.looked_at.is_some() && self.unheld == 0 && self.held.values().all(is_idle)
+        self.listed_at.is_some() && self.unheld == 0 && self.held.values().all(is_idle)
     }
 
-    /// Looks at the shards if it is time to, and reads a page of each that is held. Says whether
-    /// there was anything to do.
+    /// Lists the stream shards if it is time to, and processes a page of each one that this daemon
+    /// holds. Returns whether there were any records.
     async fn turn(&mut self) -> Result<bool, StreamError> {
         let now = self.clock.stopwatch();
-        let every = LOOK_EVERY.min(self.gone_after / 4);
-        if self.looked_at.is_none_or(|at| now.saturating_sub(at) >= every) {
-            match self.look(now).await {
-                Ok(()) => self.looked_at = Some(now),
-                Err(error) if error.kind == StreamErrorKind::Passing => {
-                    (self.tell)(Notice::Trouble(error.message));
+        let every = LIST_EVERY.min(self.takeover_after / 4);
+        if self.listed_at.is_none_or(|at| now.saturating_sub(at) >= every) {
+            match self.list_and_claim(now).await {
+                Ok(()) => self.listed_at = Some(now),
+                Err(error) if error.kind == StreamErrorKind::Transient => {
+                    (self.on_notice)(Notice::TransientError(error.message));
                 }
                 Err(error) => return Err(error),
             }
@@ -231,37 +239,37 @@ impl Daemon {
         let mut worked = false;
         while let Some(joined) = reading.join_next().await {
             match joined {
-                Ok((shard, Ok(read))) => worked |= self.note(&shard, read),
+                Ok((shard, Ok(read))) => worked |= self.advance(&shard, read),
                 Ok((shard, Err(error))) => self.fail(&shard, error)?,
                 Err(error) => std::panic::resume_unwind(error.into_panic()),
             }
         }
-        self.beat().await?;
+        self.write_checkpoints().await?;
         Ok(worked)
     }
 
-    /// Which shards are there, how far they are done, and which of them to take.
-    async fn look(&mut self, now: Duration) -> Result<(), StreamError> {
+    /// Lists the stream shards, reads their checkpoints, and claims this daemon's share.
+    async fn list_and_claim(&mut self, now: Duration) -> Result<(), StreamError> {
         let shards = self.stream.shards().await?;
-        let checkpoints = self.checkpoints().await.map_err(of_table)?;
-        self.beats.see(&checkpoints, now);
+        let checkpoints = self.checkpoints().await.map_err(checkpoint_error)?;
+        self.heartbeats.observe(&checkpoints, now);
         let readable = readable(&shards, &checkpoints);
         self.held.retain(|shard, _| shards.iter().any(|one| one.id == *shard));
-        let wanted = claims(&readable, &checkpoints, &self.beats, &self.me, now);
+        let wanted = claims(&readable, &checkpoints, &self.heartbeats, &self.me, now);
         for shard in &wanted {
             if !self.held.contains_key(&shard.id) {
                 self.claim(&shard.id, checkpoints.get(&shard.id)).await?;
             }
         }
-        let is_unheld = |shard: &&&Shard| {
-            !self.held.contains_key(&shard.id) && !self.beats.is_alive(&shard.id, now)
+        let is_unheld = |shard: &&&StreamShard| {
+            !self.held.contains_key(&shard.id) && !self.heartbeats.is_alive(&shard.id, now)
         };
         self.unheld = readable.iter().filter(is_unheld).count();
-        self.metrics.set_shards(self.held.len());
+        self.metrics.set_stream_shards(self.held.len());
         Ok(())
     }
 
-    /// The records of this stream's shards; those of an earlier one say nothing.
+    /// The checkpoints by stream shard. Positions in an earlier stream of the table do not count.
     async fn checkpoints(&self) -> Result<BTreeMap<String, Checkpoint>, TableError> {
         let mut query = Query {
             index: None,
@@ -274,11 +282,11 @@ impl Daemon {
         };
         let mut found = BTreeMap::new();
         loop {
-            let answer = self.table.query(&query).await?;
-            for one in answer.items.iter().filter_map(checkpoint::decode) {
+            let page = self.table.query(&query).await?;
+            for one in page.items.iter().filter_map(checkpoint::decode) {
                 found.insert(one.shard.clone(), one);
             }
-            match answer.next {
+            match page.next {
                 Some(after) => query.after = Some(after),
                 None => break,
             }
@@ -291,14 +299,14 @@ impl Daemon {
     }
 
     async fn claim(&mut self, shard: &str, seen: Option<&Checkpoint>) -> Result<(), StreamError> {
-        let until = self.clock.now().saturating_add(KEPT_FOR);
+        let until = self.clock.now().saturating_add(CHECKPOINT_LIFETIME);
         let label = self.stream.label();
         let update = checkpoint::claim(shard, label, seen, &self.me, until);
         let item = match self.table.update(&update).await {
             Ok(Updated::Done(item, _)) => item,
-            // Somebody was faster.
+            // Another daemon has claimed it first.
             Ok(Updated::Unmet(..)) => return Ok(()),
-            Err(error) => return Err(of_table(error)),
+            Err(error) => return Err(checkpoint_error(error)),
         };
         let checkpoint = checkpoint::decode(&item).unwrap_or_default();
         let held = Held {
@@ -311,12 +319,13 @@ impl Daemon {
             wait_until: Duration::ZERO,
         };
         self.held.insert(shard.to_owned(), held);
-        (self.tell)(Notice::Took(shard.to_owned()));
+        (self.on_notice)(Notice::Claimed(shard.to_owned()));
         Ok(())
     }
 
-    /// Takes note of what was read. Says whether it was anything.
-    fn note(&mut self, shard: &str, read: Read) -> bool {
+    /// Advances a stream shard past a processed page, or schedules a retry of the page. Returns
+    /// whether the page had records.
+    fn advance(&mut self, shard: &str, read: Read) -> bool {
         let now = self.clock.stopwatch();
         let Some(held) = self.held.get_mut(shard) else { return false };
         let Read { page, report } = read;
@@ -326,7 +335,7 @@ impl Daemon {
             held.empty_pages = 0;
         }
         let worked = !page.records.is_empty();
-        if report.is_worth_retrying {
+        if report.is_retriable {
             held.page = Some(page);
             held.failures += 1;
             held.wait_until = now + retry_wait(held.failures);
@@ -340,12 +349,12 @@ impl Daemon {
             self.metrics.add(&report);
         }
         if worked {
-            (self.tell)(Notice::Batch(report));
+            (self.on_notice)(Notice::Batch(report));
         }
         worked
     }
 
-    /// A shard that could not be read.
+    /// Handles an error of a stream shard.
     fn fail(&mut self, shard: &str, error: StreamError) -> Result<(), StreamError> {
         let now = self.clock.stopwatch();
         let Some(held) = self.held.get_mut(shard) else { return Ok(()) };
@@ -354,25 +363,25 @@ impl Daemon {
             StreamErrorKind::Expired => {}
             StreamErrorKind::Trimmed => {
                 held.checkpoint.position = None;
-                (self.tell)(Notice::Trimmed(shard.to_owned()));
+                (self.on_notice)(Notice::Trimmed(shard.to_owned()));
             }
-            // Its children can be read.
-            StreamErrorKind::Gone => held.checkpoint.done = true,
-            StreamErrorKind::Passing => {
+            // Done, so that its children can be read.
+            StreamErrorKind::NotFound => held.checkpoint.done = true,
+            StreamErrorKind::Transient => {
                 held.failures += 1;
                 held.wait_until = now + retry_wait(held.failures);
-                (self.tell)(Notice::Trouble(error.message));
+                (self.on_notice)(Notice::TransientError(error.message));
             }
-            StreamErrorKind::Lasting => return Err(error),
+            StreamErrorKind::Permanent => return Err(error),
         }
         Ok(())
     }
 
-    /// Gives a sign of life for each shard where it is time to, and writes down how far it is.
-    async fn beat(&mut self) -> Result<(), StreamError> {
+    /// Writes the checkpoints that are due, with a heartbeat and the position.
+    async fn write_checkpoints(&mut self) -> Result<(), StreamError> {
         let now = self.clock.stopwatch();
         let is_due = |held: &Held| {
-            held.checkpoint.done || now.saturating_sub(held.beat_at) >= self.gone_after / 4
+            held.checkpoint.done || now.saturating_sub(held.beat_at) >= self.takeover_after / 4
         };
         let due: Vec<String> = self
             .held
@@ -382,23 +391,23 @@ impl Daemon {
             .collect();
         for shard in due {
             let Some(held) = self.held.get_mut(&shard) else { continue };
-            let until = self.clock.now().saturating_add(KEPT_FOR);
+            let until = self.clock.now().saturating_add(CHECKPOINT_LIFETIME);
             let update = checkpoint::advance(&held.checkpoint, &self.me, Hold::Keep, until);
             match self.table.update(&update).await {
                 Ok(Updated::Done(..)) if held.checkpoint.done => {
                     self.held.remove(&shard);
                     // Its children can be read now.
-                    self.looked_at = None;
-                    (self.tell)(Notice::Finished(shard));
+                    self.listed_at = None;
+                    (self.on_notice)(Notice::Finished(shard));
                 }
                 Ok(Updated::Done(..)) => held.beat_at = now,
                 Ok(Updated::Unmet(..)) => {
                     self.held.remove(&shard);
-                    (self.tell)(Notice::Lost(shard));
+                    (self.on_notice)(Notice::Lost(shard));
                 }
-                Err(error) => match of_table(error) {
-                    error if error.kind == StreamErrorKind::Passing => {
-                        (self.tell)(Notice::Trouble(error.message));
+                Err(error) => match checkpoint_error(error) {
+                    error if error.kind == StreamErrorKind::Transient => {
+                        (self.on_notice)(Notice::TransientError(error.message));
                     }
                     error => return Err(error),
                 },
@@ -407,24 +416,24 @@ impl Daemon {
         Ok(())
     }
 
-    /// Writes down how far every shard is done, and leaves them to others.
+    /// Writes all checkpoints and gives up their ownership.
     async fn release(&mut self) {
         for (_, held) in std::mem::take(&mut self.held) {
-            let until = self.clock.now().saturating_add(KEPT_FOR);
+            let until = self.clock.now().saturating_add(CHECKPOINT_LIFETIME);
             let update = checkpoint::advance(&held.checkpoint, &self.me, Hold::Release, until);
-            // Otherwise others find out by themselves that nobody is there.
+            // If this fails, other daemons take over once the heartbeat times out.
             let _ = self.table.update(&update).await;
         }
     }
 }
 
-/// A page, and what became of it.
+/// A processed page.
 struct Read {
     page: Page,
     report: Report,
 }
 
-/// Reads a page, unless there is one, and does what is to be done about it.
+/// Reads a page, unless one is left from before, and processes it.
 async fn read(
     stream: &dyn Stream,
     aggregator: &Aggregator,
@@ -456,21 +465,15 @@ fn last_number(records: &Records) -> Option<String> {
     records.iter().rev().find_map(number)
 }
 
-/// Doubles with each failure.
+/// The wait after so many failures in a row. It doubles with each one.
 fn retry_wait(failures: u32) -> Duration {
     (POLL_EVERY / 4 * 2_u32.saturating_pow(failures.min(10))).min(RETRY_WAIT_MAX)
 }
 
-fn of_table(error: TableError) -> StreamError {
-    let kind = match error.kind {
-        TableErrorKind::Unavailable
-        | TableErrorKind::Throttled
-        | TableErrorKind::PartitionThrottled
-        | TableErrorKind::Conflict => StreamErrorKind::Passing,
-        TableErrorKind::Denied
-        | TableErrorKind::NoTable
-        | TableErrorKind::Incompatible
-        | TableErrorKind::Rejected => StreamErrorKind::Lasting,
+fn checkpoint_error(error: TableError) -> StreamError {
+    let kind = match is_transient(&error) {
+        true => StreamErrorKind::Transient,
+        false => StreamErrorKind::Permanent,
     };
-    StreamError { kind, message: format!("the checkpoints cannot be kept: {error}") }
+    StreamError { kind, message: format!("could not read or write the checkpoints: {error}") }
 }

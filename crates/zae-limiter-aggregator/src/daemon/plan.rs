@@ -1,101 +1,104 @@
-//! Which shards of a stream can be read now, and which of them this process should take.
+//! Decides which stream shards can be read, and which of them this daemon should claim.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use zae_limiter_schema::records::checkpoint::Checkpoint;
 
-/// A shard of a stream.
+/// A shard of the change stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shard {
-    /// What it is called.
+pub struct StreamShard {
+    /// Its id, which DynamoDB assigns.
     pub id: String,
-    /// The shard that it goes on from.
+    /// The id of the stream shard that it continues.
     pub parent: Option<String>,
 }
 
-/// The shards that can be read: those that are not done and whose parents are, or are gone from the
-/// stream. A child read before its parent would see changes of an item out of order.
+/// The stream shards that can be read: those that are not done, and whose parent is done or no
+/// longer exists. Reading a child before its parent would reorder the changes of an item.
 pub(crate) fn readable<'a>(
-    shards: &'a [Shard],
+    shards: &'a [StreamShard],
     checkpoints: &BTreeMap<String, Checkpoint>,
-) -> Vec<&'a Shard> {
+) -> Vec<&'a StreamShard> {
     let is_done = |id: &String| checkpoints.get(id).is_some_and(|checkpoint| checkpoint.done);
-    let waits = |shard: &&Shard| {
+    let waits = |shard: &&StreamShard| {
         let is_there = |parent: &&String| shards.iter().any(|shard| shard.id == **parent);
         shard.parent.as_ref().filter(is_there).is_some_and(|parent| !is_done(parent))
     };
     shards.iter().filter(|shard| !is_done(&shard.id) && !waits(shard)).collect()
 }
 
-/// When each beat was last seen to go on, by this process's stopwatch.
+/// The last heartbeat of each stream shard's owner, by this process's stopwatch.
 #[derive(Debug)]
-pub(crate) struct Beats {
-    seen: BTreeMap<String, Beat>,
-    /// How long a beat may stand still before its owner counts as gone.
-    gone_after: Duration,
+pub(crate) struct Heartbeats {
+    seen: BTreeMap<String, Heartbeat>,
+    /// How long a heartbeat may stay unchanged before the owner counts as crashed.
+    takeover_after: Duration,
 }
 
 #[derive(Debug)]
-struct Beat {
+struct Heartbeat {
     owner: Option<String>,
+    /// The counter in the checkpoint, which the owner raises.
     number: i64,
+    /// When this process first saw that number.
     since: Duration,
-    /// Whether it was seen to go on under this owner.
-    goes_on: bool,
+    /// Whether this process has seen the owner raise it.
+    has_advanced: bool,
 }
 
-impl Beats {
-    pub(crate) fn new(gone_after: Duration) -> Self {
-        Self { seen: BTreeMap::new(), gone_after }
+impl Heartbeats {
+    pub(crate) fn new(takeover_after: Duration) -> Self {
+        Self { seen: BTreeMap::new(), takeover_after }
     }
 
-    /// Takes note of how the records are now.
-    pub(crate) fn see(&mut self, checkpoints: &BTreeMap<String, Checkpoint>, now: Duration) {
+    /// Records the heartbeats in the checkpoints as of `now`.
+    pub(crate) fn observe(&mut self, checkpoints: &BTreeMap<String, Checkpoint>, now: Duration) {
         self.seen.retain(|shard, _| checkpoints.contains_key(shard));
         for (shard, checkpoint) in checkpoints {
             let (owner, number) = (checkpoint.owner.clone(), checkpoint.beat);
             match self.seen.get_mut(shard) {
                 Some(beat) if beat.owner == owner && beat.number == number => {}
                 Some(beat) if beat.owner == owner => {
-                    (beat.number, beat.since, beat.goes_on) = (number, now, true);
+                    (beat.number, beat.since, beat.has_advanced) = (number, now, true);
                 }
                 _ => {
-                    let beat = Beat { owner, number, since: now, goes_on: false };
+                    let beat = Heartbeat { owner, number, since: now, has_advanced: false };
                     self.seen.insert(shard.clone(), beat);
                 }
             }
         }
     }
 
-    /// Whether somebody holds the shard and may live.
+    /// Whether a daemon holds the stream shard and has not timed out.
     fn is_held(&self, shard: &str, now: Duration) -> bool {
         self.seen.get(shard).is_some_and(|beat| {
-            beat.owner.is_some() && now.saturating_sub(beat.since) < self.gone_after
+            beat.owner.is_some() && now.saturating_sub(beat.since) < self.takeover_after
         })
     }
 
-    /// Whether somebody holds the shard who has given a sign of life since it was first looked at.
+    /// Whether a daemon holds the stream shard and this process has seen its heartbeat advance.
     pub(crate) fn is_alive(&self, shard: &str, now: Duration) -> bool {
-        self.is_held(shard, now) && self.seen.get(shard).is_some_and(|beat| beat.goes_on)
+        self.is_held(shard, now) && self.seen.get(shard).is_some_and(|beat| beat.has_advanced)
     }
 }
 
-/// The shards that this process should take now: free ones up to its fair share, and else one of
-/// somebody who has too many.
+/// The stream shards that this daemon should claim now: free ones up to its fair share. If none is
+/// free, one of a daemon that has too many.
 pub(crate) fn claims<'a>(
-    readable: &[&'a Shard],
+    readable: &[&'a StreamShard],
     checkpoints: &BTreeMap<String, Checkpoint>,
-    beats: &Beats,
+    heartbeats: &Heartbeats,
     me: &str,
     now: Duration,
-) -> Vec<&'a Shard> {
-    let owner = |shard: &Shard| checkpoints.get(&shard.id).and_then(|one| one.owner.as_deref());
-    let mut held: BTreeMap<&str, Vec<&'a Shard>> = BTreeMap::from([(me, Vec::new())]);
+) -> Vec<&'a StreamShard> {
+    let owner =
+        |shard: &StreamShard| checkpoints.get(&shard.id).and_then(|one| one.owner.as_deref());
+    let mut held: BTreeMap<&str, Vec<&'a StreamShard>> = BTreeMap::from([(me, Vec::new())]);
     let mut free = Vec::new();
     for shard in readable {
         match owner(shard) {
-            Some(owner) if owner == me || beats.is_held(&shard.id, now) => {
+            Some(owner) if owner == me || heartbeats.is_held(&shard.id, now) => {
                 held.entry(owner).or_default().push(shard);
             }
             _ => free.push(*shard),
@@ -107,9 +110,9 @@ pub(crate) fn claims<'a>(
     if !free.is_empty() || mine >= share {
         return free;
     }
-    // One at a time: everybody looks again, and nobody is left with too few.
-    let richest = held.values().max_by_key(|shards| shards.len());
-    let spare = richest.filter(|shards| shards.len() > share || shards.len() > mine + 1);
+    // One at a time: all daemons look again soon, and none ends up with too few.
+    let busiest = held.values().max_by_key(|shards| shards.len());
+    let spare = busiest.filter(|shards| shards.len() > share || shards.len() > mine + 1);
     spare.and_then(|shards| shards.last().copied()).into_iter().collect()
 }
 
@@ -117,10 +120,10 @@ pub(crate) fn claims<'a>(
 mod tests {
     use super::*;
 
-    const GONE_AFTER: Duration = Duration::from_secs(20);
+    const TAKEOVER_AFTER: Duration = Duration::from_secs(20);
 
-    fn shard(id: &str, parent: Option<&str>) -> Shard {
-        Shard { id: id.to_owned(), parent: parent.map(str::to_owned) }
+    fn shard(id: &str, parent: Option<&str>) -> StreamShard {
+        StreamShard { id: id.to_owned(), parent: parent.map(str::to_owned) }
     }
 
     fn checkpoint(owner: Option<&str>, beat: i64, done: bool) -> Checkpoint {
@@ -153,43 +156,43 @@ mod tests {
         check(&["old", "left", "right", "leaf"], &[]);
     }
 
-    /// Which of the shards a to d are taken by `me`.
+    /// Which of the stream shards a to d the daemon `me` claims.
     fn taken(checkpoints: Checkpoints<'_>, still: Duration) -> Vec<String> {
         let shards = ["a", "b", "c", "d"].map(|id| shard(id, None));
-        let readable: Vec<&Shard> = shards.iter().collect();
+        let readable: Vec<&StreamShard> = shards.iter().collect();
         let checkpoints = map(checkpoints);
-        let mut beats = Beats::new(GONE_AFTER);
-        beats.see(&checkpoints, Duration::ZERO);
+        let mut beats = Heartbeats::new(TAKEOVER_AFTER);
+        beats.observe(&checkpoints, Duration::ZERO);
         let taken = claims(&readable, &checkpoints, &beats, "me", still);
         taken.into_iter().map(|shard| shard.id.clone()).collect()
     }
 
     #[test]
-    fn shards_are_shared_out() {
+    fn daemons_share_the_stream_shards_evenly() {
         let of = |owner| checkpoint(Some(owner), 1, false);
         let soon = Duration::from_secs(1);
-        // Alone: all of them. Beside somebody: half of them, free ones first.
+        // Alone it claims all. Next to another daemon it claims half, free ones first.
         assert_eq!(taken(&[], soon), ["a", "b", "c", "d"]);
         assert_eq!(taken(&[("a", of("you"))], soon), ["b", "c"]);
         assert_eq!(taken(&[("a", of("you")), ("b", of("me"))], soon), ["c"]);
-        // Nothing is free: one of somebody who has too many, and none where it is even.
+        // None is free: it claims one of a daemon that has too many, and none where it is even.
         let all = ["a", "b", "c", "d"].map(|id| (id, of("you")));
         assert_eq!(taken(&all, soon), ["d"]);
         let even = [("a", of("you")), ("b", of("you")), ("c", of("me")), ("d", of("me"))];
         assert!(taken(&even, soon).is_empty());
-        // Given back, or held by somebody whose beat stands still.
+        // Released ones, and those of an owner whose heartbeat has stopped, are free.
         assert_eq!(taken(&[("a", checkpoint(None, 7, false))], soon).len(), 4);
-        assert_eq!(taken(&all, GONE_AFTER).len(), 4);
+        assert_eq!(taken(&all, TAKEOVER_AFTER).len(), 4);
     }
 
     #[test]
-    fn a_beat_that_goes_on_is_that_of_somebody_who_lives() {
-        let mut beats = Beats::new(GONE_AFTER);
-        beats.see(&map(&[("a", checkpoint(Some("you"), 1, false))]), Duration::ZERO);
+    fn an_owner_is_alive_while_its_heartbeat_advances() {
+        let mut beats = Heartbeats::new(TAKEOVER_AFTER);
+        beats.observe(&map(&[("a", checkpoint(Some("you"), 1, false))]), Duration::ZERO);
         assert!(beats.is_held("a", Duration::ZERO) && !beats.is_alive("a", Duration::ZERO));
-        beats.see(&map(&[("a", checkpoint(Some("you"), 2, false))]), GONE_AFTER);
-        assert!(beats.is_held("a", GONE_AFTER + Duration::from_secs(1)));
-        assert!(beats.is_alive("a", GONE_AFTER));
-        assert!(!beats.is_held("a", GONE_AFTER * 2));
+        beats.observe(&map(&[("a", checkpoint(Some("you"), 2, false))]), TAKEOVER_AFTER);
+        assert!(beats.is_held("a", TAKEOVER_AFTER + Duration::from_secs(1)));
+        assert!(beats.is_alive("a", TAKEOVER_AFTER));
+        assert!(!beats.is_held("a", TAKEOVER_AFTER * 2));
     }
 }

@@ -1,50 +1,50 @@
-//! A table's stream, as the daemon reads it.
+//! The interface to a table's stream.
 
 use std::fmt;
 use zae_limiter_core::BoxFuture;
 
-use super::plan::Shard;
+use super::plan::StreamShard;
 use crate::event::{StreamRecord, Unreadable};
 
-/// Where to begin in a shard.
+/// Where to begin reading a stream shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Begin {
-    /// With the oldest record that is still there.
+    /// With the oldest record that the stream still has.
     Oldest,
-    /// Behind the record of this sequence number.
+    /// After the record with this sequence number.
     After(String),
 }
 
-/// Some records of a shard.
+/// A page of a stream shard.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Page {
-    /// The records, in their order.
+    /// The records, in order.
     pub records: Vec<Result<StreamRecord, Unreadable>>,
-    /// Where the shard goes on; nowhere, once it is closed and read to its end.
+    /// The iterator of the next page. `None` at the end of a closed stream shard.
     pub next: Option<String>,
 }
 
-/// What to do about a stream that does not answer.
+/// The kinds of errors of a stream, by what to do about them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamErrorKind {
-    /// The iterator is too old: ask for another.
+    /// The iterator has expired: request a new one.
     Expired,
-    /// The records that were asked for are no longer there.
+    /// The stream has deleted the requested records.
     Trimmed,
-    /// The shard, or the whole stream, is no longer there.
-    Gone,
-    /// It may answer another time.
-    Passing,
-    /// It will not answer until somebody changes something.
-    Lasting,
+    /// The stream shard, or the whole stream, no longer exists.
+    NotFound,
+    /// A retry may succeed.
+    Transient,
+    /// Retries fail until an operator changes something.
+    Permanent,
 }
 
-/// A stream that does not answer.
+/// Why a stream could not be read.
 #[derive(Debug)]
 pub struct StreamError {
     /// What to do about it.
     pub kind: StreamErrorKind,
-    /// One sentence.
+    /// What failed, as one sentence.
     pub message: String,
 }
 
@@ -56,18 +56,18 @@ impl fmt::Display for StreamError {
 
 impl std::error::Error for StreamError {}
 
-/// The changes of a table, in shards.
+/// The change stream of a table.
 pub trait Stream: fmt::Debug + Send + Sync + 'static {
-    /// What it is called: a later stream of the same table has a later name.
+    /// The label of the stream. A later stream of the same table has a label that sorts after it.
     fn label(&self) -> &str;
-    /// All shards that are there.
-    fn shards(&self) -> BoxFuture<'_, Result<Vec<Shard>, StreamError>>;
-    /// A place in a shard from which records can be read.
+    /// All stream shards that exist.
+    fn shards(&self) -> BoxFuture<'_, Result<Vec<StreamShard>, StreamError>>;
+    /// An iterator for reading a stream shard.
     fn iterator<'a>(
         &'a self,
-        shard: &'a str,
+        stream_shard: &'a str,
         begin: &'a Begin,
     ) -> BoxFuture<'a, Result<String, StreamError>>;
-    /// The records behind that place. There may be none although there are some further on.
+    /// The records at an iterator. A page may be empty although later pages are not.
     fn page<'a>(&'a self, iterator: &'a str) -> BoxFuture<'a, Result<Page, StreamError>>;
 }

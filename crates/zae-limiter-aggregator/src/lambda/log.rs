@@ -1,4 +1,4 @@
-//! Lines of JSON for CloudWatch, figures among them in the embedded metric format.
+//! Writes log lines as JSON for CloudWatch, with metrics in the embedded metric format.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::execute::Report;
 /// The most errors of one batch that get a line of their own.
 const ERRORS_MAX: usize = 20;
 
-/// Under which the figures are found in CloudWatch.
+/// The namespace of the metrics in CloudWatch.
 const METRICS: &str = "ZaeLimiter/Aggregator";
 
 pub(super) struct Log {
@@ -29,27 +29,27 @@ impl Log {
         self.line("ERROR", message, about);
     }
 
-    /// What became of a batch: its errors, and a line of figures.
+    /// Logs the errors of a batch, and a line with its metrics.
     pub(super) fn report(&mut self, table: &str, id: &str, report: &Report, took: Duration) {
         for error in report.errors.iter().take(ERRORS_MAX) {
             self.line("WARN", error, &json!({ "request_id": id }));
         }
         let more = report.errors.len().saturating_sub(ERRORS_MAX);
         if more > 0 {
-            self.line("WARN", &format!("and {more} errors more"), &json!({ "request_id": id }));
+            self.line("WARN", &format!("{more} more errors"), &json!({ "request_id": id }));
         }
-        let figures = [
+        let metrics = [
             ("RecordsProcessed", report.processed),
             ("SnapshotsUpdated", report.snapshots_updated),
             ("RefillsWritten", report.refills_written),
-            ("BucketsDivided", report.buckets_split),
+            ("BucketsSplit", report.buckets_split),
             ("EventsArchived", report.events_archived),
             ("ForeignRecords", report.foreign),
             ("RecordsFailed", count(report.failed.len())),
             ("Errors", count(report.errors.len())),
         ];
         let mut names: Vec<Json> =
-            figures.iter().map(|(name, _)| json!({ "Name": name, "Unit": "Count" })).collect();
+            metrics.iter().map(|(name, _)| json!({ "Name": name, "Unit": "Count" })).collect();
         names.push(json!({ "Name": "ProcessingTime", "Unit": "Milliseconds" }));
         let mut about = json!({
             "request_id": id,
@@ -64,10 +64,10 @@ impl Log {
                 }],
             },
         });
-        for (name, figure) in figures {
-            about[name] = figure.into();
+        for (name, value) in metrics {
+            about[name] = value.into();
         }
-        self.line("INFO", "batch done", &about);
+        self.line("INFO", "batch processed", &about);
     }
 
     fn line(&mut self, level: &str, message: &str, about: &Json) {
@@ -76,7 +76,7 @@ impl Log {
         for (name, value) in about.as_object().into_iter().flatten() {
             line[name] = value.clone();
         }
-        // Nobody is left to be told that nobody listens.
+        // There is no other place to report a failure of the log.
         let _ = writeln!(self.out, "{line}");
         let _ = self.out.flush();
     }
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_a_line_of_figures_and_its_errors() {
+    fn a_batch_logs_its_errors_and_one_line_of_metrics() {
         let lines = Lines::default();
         let clock = Arc::new(ManualClock::new(Timestamp::from_millis(1_794_751_200_000)));
         let mut log = Log::new(Box::new(lines.clone()), clock);
@@ -125,19 +125,16 @@ mod tests {
         let parsed: Vec<Json> =
             text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
         assert_eq!(parsed.len(), ERRORS_MAX + 2);
-        assert_eq!(parsed[ERRORS_MAX]["message"], "and 5 errors more");
-        let figures = &parsed[ERRORS_MAX + 1];
-        assert_eq!(
-            (&figures["RecordsProcessed"], &figures["RecordsFailed"]),
-            (&30.into(), &1.into())
-        );
-        // Every metric that is announced is there, and every dimension.
-        let metrics = &figures["_aws"]["CloudWatchMetrics"][0];
+        assert_eq!(parsed[ERRORS_MAX]["message"], "5 more errors");
+        let line = &parsed[ERRORS_MAX + 1];
+        assert_eq!((&line["RecordsProcessed"], &line["RecordsFailed"]), (&30.into(), &1.into()));
+        // The line has a value for every metric and dimension that it declares.
+        let metrics = &line["_aws"]["CloudWatchMetrics"][0];
         for metric in metrics["Metrics"].as_array().expect("metrics") {
-            assert!(figures[metric["Name"].as_str().expect("a name")].is_u64(), "{metric}");
+            assert!(line[metric["Name"].as_str().expect("a name")].is_u64(), "{metric}");
         }
         assert_eq!(
-            (&metrics["Dimensions"][0][0], &figures["TableName"]),
+            (&metrics["Dimensions"][0][0], &line["TableName"]),
             (&"TableName".into(), &"limits".into())
         );
     }

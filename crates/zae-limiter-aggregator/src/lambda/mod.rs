@@ -2,14 +2,14 @@
 //!
 //! | variable | meaning |
 //! | --- | --- |
-//! | `TABLE_NAME` | the table; must be there |
-//! | `SNAPSHOT_WINDOWS` | the windows of usage records: `hourly,daily,monthly` |
-//! | `SNAPSHOT_TTL_DAYS` | how long usage records are kept after their windows' ends: 90 |
-//! | `ENABLE_REFILL` | whether buckets that run short are refilled: `true` |
-//! | `ENABLE_ARCHIVAL` | whether expired audit events are kept: `false` |
-//! | `ARCHIVE_BUCKET_NAME` | the S3 bucket to keep them in; must be there if they are |
+//! | `TABLE_NAME` | the table; required |
+//! | `SNAPSHOT_WINDOWS` | the windows of usage records; default `hourly,daily,monthly` |
+//! | `SNAPSHOT_TTL_DAYS` | days that usage records are kept after their window ends; default 90 |
+//! | `ENABLE_REFILL` | whether to refill buckets that run short; default `true` |
+//! | `ENABLE_ARCHIVAL` | whether to archive expired audit events; default `false` |
+//! | `ARCHIVE_BUCKET_NAME` | the S3 bucket of the archive; required with `ENABLE_ARCHIVAL` |
 //!
-//! The answer to a batch names the records that have to come again (`batchItemFailures`); the event
+//! The response to a batch lists the records to deliver again (`batchItemFailures`). The event
 //! source mapping must have `ReportBatchItemFailures`.
 
 mod log;
@@ -26,7 +26,7 @@ use zae_limiter_core::{Clock, SystemClock};
 use zae_limiter_dynamodb::aws::{AwsTable, DynamoAddress};
 
 use crate::archive_s3::Bucket;
-use crate::event::read_event;
+use crate::event::{read_event, unquoted};
 use crate::execute::{Aggregator, Report};
 use crate::settings::{Settings, flag};
 use crate::split::Splitter;
@@ -34,7 +34,7 @@ use crate::split::Splitter;
 use log::Log;
 use runtime_api::RuntimeApi;
 
-/// The variable by which Lambda tells where it is.
+/// The variable in which Lambda passes the address of its Runtime API.
 const RUNTIME_API: &str = "AWS_LAMBDA_RUNTIME_API";
 
 /// Whether Lambda has started this process.
@@ -42,7 +42,7 @@ pub fn is_called_by_lambda() -> bool {
     std::env::var_os(RUNTIME_API).is_some()
 }
 
-/// Answers invocations for as long as Lambda lets the process live.
+/// Handles invocations until Lambda ends the process.
 pub fn main() -> ExitCode {
     let env = std::env::vars_os();
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
@@ -50,11 +50,11 @@ pub fn main() -> ExitCode {
     };
     let env: BTreeMap<String, String> = env.filter_map(text).collect();
     let mut log = Log::new(Box::new(std::io::stdout()), Arc::new(SystemClock));
-    // One thread: it waits for the network, and a small function has no second processor.
+    // One thread: the function waits for the network, and a small one has no second processor.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ended = match runtime {
         Ok(runtime) => runtime.block_on(Box::pin(run(&env, &mut log))),
-        Err(error) => Err(Stopped(format!("the runtime cannot be started: {error}"))),
+        Err(error) => Err(Stopped(format!("could not start the async runtime: {error}"))),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -81,22 +81,22 @@ async fn run(env: &BTreeMap<String, String>, log: &mut Log) -> Result<(), Stoppe
     let function = match Function::start(env).await {
         Ok(function) => function,
         Err(message) => {
-            // Whether it is heard or not, the function stops.
+            // The function stops even if Lambda does not receive the error.
             let _ = api.fail_to_start(&message).await;
             return Err(Stopped(message));
         }
     };
     loop {
         let invocation = api.next().await.map_err(Stopped)?;
-        let answered = match function.answer(&invocation.event, &invocation.id, log).await {
-            Ok(answer) => api.answer(&invocation.id, &answer).await,
+        let responded = match function.handle(&invocation.event, &invocation.id, log).await {
+            Ok(response) => api.respond(&invocation.id, &response).await,
             Err(message) => {
                 let about = json!({ "request_id": invocation.id, "error": message });
-                log.error("the event cannot be read", &about);
+                log.error("could not parse the event", &about);
                 api.fail(&invocation.id, &message).await
             }
         };
-        answered.map_err(Stopped)?;
+        responded.map_err(Stopped)?;
     }
 }
 
@@ -112,7 +112,7 @@ impl Function {
         let named = |name: &str| env.get(name).filter(|value| !value.is_empty()).cloned();
         let table = named("TABLE_NAME").ok_or("TABLE_NAME is not set; name the limiter's table")?;
         let settings = Settings::of_env(env).map_err(|invalid| invalid.to_string())?;
-        let keeps = flag(env, "ENABLE_ARCHIVAL").map_err(|invalid| invalid.to_string())?;
+        let archives = flag(env, "ENABLE_ARCHIVAL").map_err(|invalid| invalid.to_string())?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let address = DynamoAddress { table: table.clone(), region: None, endpoint: None };
         let client = address.client().await;
@@ -120,7 +120,7 @@ impl Function {
         let splitter = Splitter::new(Arc::clone(&aws_table) as _, Arc::clone(&clock));
         let mut aggregator =
             Aggregator::new(aws_table, Arc::clone(&clock), settings).split(Arc::new(splitter));
-        if keeps == Some(true) {
+        if archives == Some(true) {
             let bucket = named("ARCHIVE_BUCKET_NAME")
                 .ok_or("ENABLE_ARCHIVAL is true, but ARCHIVE_BUCKET_NAME is not set")?;
             aggregator = aggregator.archive(Arc::new(Bucket::open(bucket).await));
@@ -128,18 +128,19 @@ impl Function {
         Ok(Self { aggregator, clock, table })
     }
 
-    async fn answer(&self, event: &str, id: &str, log: &mut Log) -> Result<String, String> {
+    async fn handle(&self, event: &str, id: &str, log: &mut Log) -> Result<String, String> {
         let began = self.clock.stopwatch();
-        let records = read_event(event).map_err(|error| format!("no stream event: {error}"))?;
+        let records =
+            read_event(event).map_err(|error| format!("no stream event: {}", unquoted(&error)))?;
         let report = self.aggregator.process(records).await;
         let took = self.clock.stopwatch().saturating_sub(began);
         log.report(&self.table, id, &report, took);
-        Ok(answer_of(&report).to_string())
+        Ok(response_of(&report).to_string())
     }
 }
 
-/// The answer to a batch: which records have to come again, and figures for people.
-fn answer_of(report: &Report) -> Json {
+/// The response to a batch: the records to deliver again, and counts for people.
+fn response_of(report: &Report) -> Json {
     let failure = |number: &String| json!({ "itemIdentifier": number });
     json!({
         "batchItemFailures": report.failed.iter().map(failure).collect::<Vec<_>>(),
@@ -154,5 +155,5 @@ fn answer_of(report: &Report) -> Json {
     })
 }
 
-/// Anything that takes lines.
+/// The output of the log.
 type Sink = Box<dyn Write + Send>;

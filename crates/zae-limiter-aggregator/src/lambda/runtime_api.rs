@@ -1,4 +1,4 @@
-//! Lambda's Runtime API: the next invocation is asked for, and its answer posted.
+//! A client of Lambda's Runtime API: fetches the next invocation and posts its response.
 
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
@@ -11,13 +11,13 @@ use tokio::net::TcpStream;
 const VERSION: &str = "2018-06-01";
 const ID: &str = "lambda-runtime-aws-request-id";
 
-/// Something to be answered.
+/// An invocation of the function.
 pub(super) struct Invocation {
     pub(super) id: String,
     pub(super) event: String,
 }
 
-/// The Runtime API, over one connection that is made anew when it has gone.
+/// The Runtime API, over one connection, which is opened again after it was closed.
 pub(super) struct RuntimeApi {
     address: String,
     connection: Option<SendRequest<Full<Bytes>>>,
@@ -32,23 +32,23 @@ impl RuntimeApi {
     pub(super) async fn next(&mut self) -> Result<Invocation, String> {
         let response = self.call("GET", "invocation/next", String::new()).await?;
         let id = response.headers().get(ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
-        let id = id.ok_or_else(|| format!("an invocation without {ID}"))?;
+        let id = id.ok_or_else(|| format!("an invocation has no header {ID}"))?;
         let body = response.into_body().collect().await;
-        let body = body.map_err(|error| format!("the event breaks off: {error}"))?.to_bytes();
+        let body = body.map_err(|error| format!("could not read the event: {error}"))?.to_bytes();
         Ok(Invocation { id, event: String::from_utf8_lossy(&body).into_owned() })
     }
 
-    pub(super) async fn answer(&mut self, id: &str, answer: &str) -> Result<(), String> {
-        self.post(&format!("invocation/{id}/response"), answer.to_owned()).await
+    pub(super) async fn respond(&mut self, id: &str, response: &str) -> Result<(), String> {
+        self.post(&format!("invocation/{id}/response"), response.to_owned()).await
     }
 
-    /// The invocation failed as a whole, and will be repeated.
+    /// Reports that the whole invocation failed. Lambda repeats it.
     pub(super) async fn fail(&mut self, id: &str, message: &str) -> Result<(), String> {
         let error = json!({ "errorType": "Aggregator.BadEvent", "errorMessage": message });
         self.post(&format!("invocation/{id}/error"), error.to_string()).await
     }
 
-    /// The function cannot answer anything.
+    /// Reports that the function cannot start.
     pub(super) async fn fail_to_start(&mut self, message: &str) -> Result<(), String> {
         let error = json!({ "errorType": "Aggregator.BadSettings", "errorMessage": message });
         self.post("init/error", error.to_string()).await
@@ -56,7 +56,7 @@ impl RuntimeApi {
 
     async fn post(&mut self, path: &str, body: String) -> Result<(), String> {
         let response = self.call("POST", path, body).await?;
-        // The connection can be used again once the answer has been read to its end.
+        // The connection can be used again once the response has been read to its end.
         let _ = response.into_body().collect().await;
         Ok(())
     }
@@ -68,7 +68,7 @@ impl RuntimeApi {
         body: String,
     ) -> Result<Response<Incoming>, String> {
         let failed = |what: &dyn std::fmt::Display| {
-            format!("the Runtime API does not answer {method} {path}: {what}")
+            format!("could not call the Runtime API ({method} {path}): {what}")
         };
         let request = Request::builder()
             .method(method)
@@ -86,7 +86,7 @@ impl RuntimeApi {
         Ok(response)
     }
 
-    /// The connection that is there, or another.
+    /// The open connection, or a new one.
     async fn connected(&mut self) -> Result<SendRequest<Full<Bytes>>, String> {
         if let Some(mut connection) = self.connection.take()
             && connection.ready().await.is_ok()
@@ -96,7 +96,7 @@ impl RuntimeApi {
         let stream = TcpStream::connect(&self.address).await.map_err(|error| error.to_string())?;
         let (connection, driver) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-        // It ends with the connection, whose next use says that it has gone.
+        // The driver ends with the connection. The next use of the connection reports its errors.
         tokio::spawn(async move { drop(driver.await) });
         Ok(connection)
     }

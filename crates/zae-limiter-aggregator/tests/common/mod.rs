@@ -1,4 +1,4 @@
-//! Changes of a simulated table as the stream tells them.
+//! Turns changes of a simulated table into records of a stream.
 
 #![allow(dead_code, reason = "not every test needs all of it")]
 
@@ -8,7 +8,7 @@ use zae_limiter_core::Timestamp;
 use zae_limiter_schema::{Item, Value};
 use zae_limiter_testkit::Changed;
 
-/// 2026-11-15T14:00:00Z, when simulations begin.
+/// 2026-11-15T14:00:00Z, the start of all simulations.
 pub(crate) const NOW: Timestamp = Timestamp::from_millis(1_794_751_200_000);
 
 const STREAM: &str =
@@ -31,12 +31,12 @@ pub(crate) fn attributes(item: &Item) -> Json {
     Json::Object(item.iter().map(|(name, value)| (name.clone(), attribute(value))).collect())
 }
 
-/// What the stream calls its record of this number.
+/// The sequence number of the stream's record of this number.
 pub(crate) fn sequence_number(number: u64) -> String {
     format!("{number}00000000000000000000")
 }
 
-/// A record of the stream, as Lambda would get it.
+/// A record of the stream, in the JSON that Lambda gets.
 pub(crate) fn record(changed: &Changed, number: u64, at: Timestamp) -> Json {
     let mut dynamodb = Map::new();
     let keys = json!({ "PK": { "S": changed.key.pk }, "SK": { "S": changed.key.sk } });
@@ -46,7 +46,7 @@ pub(crate) fn record(changed: &Changed, number: u64, at: Timestamp) -> Json {
             dynamodb.insert(name.to_owned(), attributes(image));
         }
     }
-    // To the second, as DynamoDB tells it.
+    // To the second, as in DynamoDB.
     let seconds = at.as_millis().div_euclid(1_000);
     dynamodb.insert("ApproximateCreationDateTime".to_owned(), seconds.into());
     dynamodb.insert("SequenceNumber".to_owned(), sequence_number(number).into());

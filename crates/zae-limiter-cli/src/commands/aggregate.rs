@@ -109,7 +109,7 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let me = context.entropy().event_id(clock.now());
     let (sender, notices) = mpsc::unbounded_channel();
     let daemon = Daemon::new(stream, table, clock, aggregator, args.takeover_after, me);
-    let daemon = daemon.telling(Arc::new(move |notice| drop(sender.send(notice))));
+    let daemon = daemon.on_notice(Arc::new(move |notice| drop(sender.send(notice))));
     publish(&args, daemon.metrics(), &mut context.printer).await?;
     context.printer.say_unless_json(format!("following the stream of {}", address.table));
     follow(daemon, notices, args.once, context).await
@@ -190,7 +190,7 @@ async fn follow(
 
 fn print(printer: &mut Printer, metrics: &Metrics, notice: &Notice) {
     match notice {
-        Notice::Took(shard) => printer.detail(format!("reading stream shard {shard}")),
+        Notice::Claimed(shard) => printer.detail(format!("reading stream shard {shard}")),
         Notice::Lost(shard) => {
             printer.detail(format!("another aggregator reads stream shard {shard} now"));
         }
@@ -198,7 +198,7 @@ fn print(printer: &mut Printer, metrics: &Metrics, notice: &Notice) {
         Notice::Trimmed(shard) => printer.warn(format!(
             "changes in stream shard {shard} expired after a day; usage records lack them"
         )),
-        Notice::Trouble(message) => printer.warn(format!("{message}; retrying")),
+        Notice::TransientError(message) => printer.warn(format!("{message}; retrying")),
         Notice::Batch(report) => {
             print_errors(printer, report);
             if printer.shows_progress() {
@@ -220,7 +220,7 @@ fn print_errors(printer: &mut Printer, report: &Report) {
 
 fn failure(error: StreamError) -> Failure {
     let status = match error.kind {
-        StreamErrorKind::Passing => ExitStatus::Unavailable,
+        StreamErrorKind::Transient => ExitStatus::Unavailable,
         _ => ExitStatus::Error,
     };
     Failure::new(status, error.message)

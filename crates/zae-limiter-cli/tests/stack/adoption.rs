@@ -74,12 +74,8 @@ impl Filled {
 
     /// The total is as before, and each window has its own usage.
     fn check_usage(&self) {
-        let divided = python_usage(self.release, &self.table, "read");
-        assert_eq!(
-            (requests(&divided, "hourly"), requests(&divided, "daily")),
-            (38, 38),
-            "{divided}"
-        );
+        let usage = python_usage(self.release, &self.table, "read");
+        assert_eq!((requests(&usage, "hourly"), requests(&usage, "daily")), (38, 38), "{usage}");
         for (window, wanted) in [("hourly", vec![7, 20, 11]), ("daily", vec![27, 11])] {
             let words = format!("usage list -e key-1 -r gpt-4 -w {window} --start 2026-11-01");
             let list = run(&format!("{words} --name {} -o json", self.table)).json();

@@ -183,7 +183,7 @@ async fn writes(client: &Client, kind: (&str, &str)) -> Vec<(&'static str, Optio
     let update = update.expression_attribute_values(":pk", pk.clone()).build().unwrap();
     let whole = Put::builder().table_name(TABLE).item("PK", pk.clone()).item("SK", sk.clone());
     let gone = Delete::builder().table_name(TABLE).key("PK", pk.clone()).key("SK", sk.clone());
-    let shards = [
+    let changes = [
         ("a put in a transaction", TransactWriteItem::builder().put(whole.build().unwrap())),
         ("an update in a transaction", TransactWriteItem::builder().update(update)),
         ("a deletion in a transaction", TransactWriteItem::builder().delete(gone.build().unwrap())),
@@ -204,10 +204,10 @@ async fn writes(client: &Client, kind: (&str, &str)) -> Vec<(&'static str, Optio
             code(batch(write.delete_request(delete.unwrap()).build()).await),
         ),
     ];
-    for (what, shard) in shards {
+    for (what, change) in changes {
         // With an allowed change in the same transaction, which must not happen either.
         let sent =
-            client.transact_write_items().transact_items(allowed()).transact_items(shard.build());
+            client.transact_write_items().transact_items(allowed()).transact_items(change.build());
         codes.push((what, code(sent.send().await)));
     }
     codes

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use zae_limiter_core::{Bucket, Cell, StoreError, Timestamp};
-use zae_limiter_schema::bucket::{self, After, BucketItem, Halves, Owner, share_of};
+use zae_limiter_schema::bucket::{self, After, BucketItem, Owner, ShardPair, share_of};
 use zae_limiter_schema::{SHARD_ZERO, Transacted};
 
 use super::decide::Snapshot;
@@ -111,8 +111,8 @@ async fn split<C>(port: &Port<C>, shard: u32, from: u32) -> Result<bool, CallErr
         if item.shard_count.next_power_of_two() != from || !item.is_live(port.now) {
             return Ok(false);
         }
-        let halves = Halves { low: &item, high: high.as_ref() };
-        match port.transact(&bucket::split(&low_key, halves, port.now)).await {
+        let pair = ShardPair { low: &item, high: high.as_ref() };
+        match port.transact(&bucket::split(&low_key, pair, port.now)).await {
             Ok(Transacted::Done(_)) => {
                 port.note(Note::Forget(shard));
                 port.note(Note::Forget(shard + from));
@@ -252,8 +252,8 @@ async fn merge<C>(port: &Port<C>, shard: u32, count: u32) -> Result<bool, CallEr
         if !is_one(&low) || high.as_ref().is_some_and(|high| !is_one(high)) {
             return Ok(false);
         }
-        let halves = Halves { low: &low, high: high.as_ref() };
-        let Some(changes) = bucket::merge(&port.key(shard), halves, port.now) else {
+        let pair = ShardPair { low: &low, high: high.as_ref() };
+        let Some(changes) = bucket::merge(&port.key(shard), pair, port.now) else {
             return Ok(false);
         };
         match port.transact(&changes).await {

@@ -1,4 +1,4 @@
-//! The SDK's words for ours.
+//! Converts the SDK's types.
 
 use aws_sdk_cloudformation::types::{Parameter, Stack, Tag};
 use aws_sdk_dynamodb::types::TableDescription;
@@ -42,8 +42,8 @@ pub(super) fn event(event: aws_sdk_cloudformation::types::StackEvent) -> StackEv
     }
 }
 
-/// All parameters, also the empty ones: what is not sent would be the default, or what it was
-/// before, depending on who is asked.
+/// All parameters, including empty ones. For a parameter that is not sent, CloudFormation uses the
+/// default or the previous value, depending on the call.
 pub(super) fn parameters(plan: &StackPlan) -> Vec<Parameter> {
     let mut all = plan.parameters.clone();
     all.entry(StackPlan::CODE_KEY.to_owned()).or_default();

@@ -1,4 +1,4 @@
-//! What the SDK's errors mean, and what to do about them.
+//! Classifies the SDK's errors, and says what to do about them.
 
 use std::error::Error as StdError;
 
@@ -7,7 +7,7 @@ use aws_sdk_cloudformation::error::{ProvideErrorMetadata, SdkError};
 
 use crate::cloud::{CloudError, CloudErrorKind};
 
-/// Whether the service's message says that.
+/// Whether the service's message contains a text.
 pub(super) fn says<E: ProvideErrorMetadata>(error: &SdkError<E>, text: &str) -> bool {
     let service = match error {
         SdkError::ServiceError(service) => service.err(),
@@ -16,16 +16,16 @@ pub(super) fn says<E: ProvideErrorMetadata>(error: &SdkError<E>, text: &str) -> 
     service.message().is_some_and(|message| message.contains(text))
 }
 
-/// The error as the commands see it.
-pub(super) fn told<E>(service: &str, error: SdkError<E>) -> CloudError
+/// The error for a command.
+pub(super) fn cloud_error<E>(service: &str, error: SdkError<E>) -> CloudError
 where
     E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
 {
     let (kind, message) = match &error {
-        SdkError::ServiceError(answer) => {
-            let code = answer.err().code().unwrap_or_default();
-            let said = answer.err().message().unwrap_or_default();
-            of_service(service, code, said, answer.raw().status().as_u16())
+        SdkError::ServiceError(response) => {
+            let code = response.err().code().unwrap_or_default();
+            let message = response.err().message().unwrap_or_default();
+            of_service(service, code, message, response.raw().status().as_u16())
         }
         _ if is_about_credentials(&error) => (
             CloudErrorKind::Denied,
@@ -34,7 +34,7 @@ where
                 .to_owned(),
         ),
         SdkError::ConstructionFailure(_) => {
-            (CloudErrorKind::Rejected, format!("the call to {service} cannot be made as it is"))
+            (CloudErrorKind::Rejected, format!("the request to {service} is invalid"))
         }
         SdkError::DispatchFailure(_) => (
             CloudErrorKind::Unavailable,
@@ -44,18 +44,18 @@ where
             (CloudErrorKind::Unavailable, format!("{service} did not answer in time"))
         }
         _ => {
-            let message = format!("{service} gave an answer that cannot be read");
+            let message = format!("{service} sent a response that does not parse");
             (CloudErrorKind::Unavailable, message)
         }
     };
-    CloudError { kind, message, source: Some(Box::new(Said(chain(&error)))) }
+    CloudError { kind, message, source: Some(Box::new(SdkText(chain(&error)))) }
 }
 
-fn of_service(service: &str, code: &str, said: &str, status: u16) -> (CloudErrorKind, String) {
+fn of_service(service: &str, code: &str, text: &str, status: u16) -> (CloudErrorKind, String) {
     let code = code.rsplit('#').next().unwrap_or(code);
     match code {
         "AccessDenied" | "AccessDeniedException" | "UnauthorizedOperation" => {
-            (CloudErrorKind::Denied, format!("no permission for {service}: {said}"))
+            (CloudErrorKind::Denied, format!("no permission for {service}: {text}"))
         }
         "ExpiredToken" | "ExpiredTokenException" | "RequestExpired" => {
             (CloudErrorKind::Denied, "the AWS credentials have expired; renew them".to_owned())
@@ -73,17 +73,20 @@ fn of_service(service: &str, code: &str, said: &str, status: u16) -> (CloudError
         "Throttling" | "ThrottlingException" | "RequestLimitExceeded" | "SlowDown" => {
             (CloudErrorKind::Unavailable, format!("{service} is throttling; try again later"))
         }
-        // It says that all is well, in words that nobody understands.
+        // A success status whose body does not parse.
         _ if status < 400 => {
-            let message = format!("{service} gave an answer that cannot be read");
+            let message = format!("{service} sent a response that does not parse");
             (CloudErrorKind::Unavailable, message)
         }
-        _ if status >= 500 => (CloudErrorKind::Unavailable, format!("{service} failed inside")),
+        _ if status >= 500 => (
+            CloudErrorKind::Unavailable,
+            format!("{service} has an internal error; try again later"),
+        ),
         _ if status == 404 => {
-            (CloudErrorKind::NotFound, format!("{service} does not find it: {code} {said}"))
+            (CloudErrorKind::NotFound, format!("{service} did not find it: {code} {text}"))
         }
         _ => {
-            let message = format!("{service} refused the call: {code} {said}");
+            let message = format!("{service} rejected the request: {code} {text}");
             (CloudErrorKind::Rejected, message.trim_end().to_owned())
         }
     }
@@ -99,25 +102,25 @@ fn is_about_credentials(error: &(dyn StdError + 'static)) -> bool {
     causes(error).any(|cause| cause.is::<CredentialsError>())
 }
 
-/// All that the SDK said, in one line: its errors hide their causes from `Display`.
+/// The error and all its causes in one line: `Display` of the SDK's errors omits the causes.
 fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut said: Vec<String> = Vec::new();
+    let mut texts: Vec<String> = Vec::new();
     for cause in causes(error) {
         let text = cause.to_string();
-        if said.last().is_none_or(|last| !last.contains(&text)) {
-            said.push(text);
+        if texts.last().is_none_or(|last| !last.contains(&text)) {
+            texts.push(text);
         }
     }
-    said.join(": ")
+    texts.join(": ")
 }
 
 #[derive(Debug)]
-struct Said(String);
+struct SdkText(String);
 
-impl std::fmt::Display for Said {
+impl std::fmt::Display for SdkText {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl StdError for Said {}
+impl StdError for SdkText {}

@@ -23,11 +23,11 @@ use crate::cloud::{
 use crate::migrate::Scan;
 use crate::plan::StackPlan;
 use convert::{event, figures, parameters, stack, tags};
-use errors::told;
+use errors::cloud_error;
 
-/// How many objects are deleted with one call.
+/// The most objects that one call deletes.
 const DELETE_MAX: usize = 1_000;
-/// The time in which the stream's lag is looked for, in milliseconds, and one period, in seconds.
+/// The time span of the stream's lag in milliseconds, and the length of a period in seconds.
 const LAG_SPAN_MS: i64 = 600_000;
 const LAG_PERIOD_S: i32 = 60;
 
@@ -47,11 +47,11 @@ impl fmt::Debug for AwsCloud {
 }
 
 impl AwsCloud {
-    /// The account and region that an address leads to. The address's table is of no matter.
+    /// The account and region of an address. The address's table does not matter.
     ///
     /// # Errors
     ///
-    /// When no region is set.
+    /// If no region is set.
     pub async fn connect(address: &DynamoAddress) -> Result<Self, CloudError> {
         let config = address.config().await;
         if config.region().is_none() {
@@ -62,10 +62,10 @@ impl AwsCloud {
     }
 
     fn new(config: &SdkConfig) -> Self {
-        // These calls can be made again safely; a stack is created under its one name.
+        // All calls are safe to retry: a name can have only one stack.
         let config = config.clone().into_builder().retry_config(RetryConfig::standard()).build();
         let s3 = aws_sdk_s3::config::Builder::from(&config)
-            // An endpoint on this machine has no name for each bucket.
+            // A local endpoint has no host name for each bucket.
             .force_path_style(config.endpoint_url().is_some())
             .build();
         Self {
@@ -85,7 +85,7 @@ impl AwsCloud {
                 Ok(found.filter(|state| state.status.as_str() != "DELETE_COMPLETE"))
             }
             Err(error) if errors::says(&error, "does not exist") => Ok(None),
-            Err(error) => Err(told("CloudFormation", error)),
+            Err(error) => Err(cloud_error("CloudFormation", error)),
         }
     }
 
@@ -93,7 +93,7 @@ impl AwsCloud {
         let mut pages = self.cloudformation.describe_stacks().into_paginator().send();
         let mut found = Vec::new();
         while let Some(page) = pages.next().await {
-            let page = page.map_err(|error| told("CloudFormation", error))?;
+            let page = page.map_err(|error| cloud_error("CloudFormation", error))?;
             let all = page.stacks.unwrap_or_default().into_iter().map(stack);
             found.extend(all.filter(|state| state.maker() != Maker::Other));
         }
@@ -105,7 +105,7 @@ impl AwsCloud {
         name: &str,
         after: Option<&str>,
     ) -> Result<Vec<StackEvent>, CloudError> {
-        // They come newest first.
+        // CloudFormation returns the newest first.
         let mut found = Vec::new();
         let request = self.cloudformation.describe_stack_events().stack_name(name);
         let mut pages = request.into_paginator().send();
@@ -113,7 +113,7 @@ impl AwsCloud {
             let page = match page {
                 Ok(page) => page,
                 Err(error) if errors::says(&error, "does not exist") => break,
-                Err(error) => return Err(told("CloudFormation", error)),
+                Err(error) => return Err(cloud_error("CloudFormation", error)),
             };
             for one in page.stack_events.unwrap_or_default() {
                 let one = event(one);
@@ -143,7 +143,7 @@ impl AwsCloud {
             Err(error) if errors::says(&error, "No updates are to be performed") => {
                 Ok(Update::Unchanged)
             }
-            Err(error) => Err(told("CloudFormation", error)),
+            Err(error) => Err(cloud_error("CloudFormation", error)),
         }
     }
 
@@ -158,7 +158,7 @@ impl AwsCloud {
                 {
                     return Ok(0);
                 }
-                Err(error) => return Err(told("S3", error)),
+                Err(error) => return Err(cloud_error("S3", error)),
             };
             let keys: Vec<String> =
                 page.contents.unwrap_or_default().into_iter().filter_map(|one| one.key).collect();
@@ -172,7 +172,7 @@ impl AwsCloud {
 
     async fn delete_objects(&self, bucket: &str, keys: &[String]) -> Result<(), CloudError> {
         let rejected = |error: aws_sdk_s3::error::BuildError| {
-            CloudError::new(CloudErrorKind::Rejected, format!("objects cannot be named: {error}"))
+            CloudError::new(CloudErrorKind::Rejected, format!("invalid object key: {error}"))
         };
         let mut delete = Delete::builder().quiet(true);
         for key in keys {
@@ -181,13 +181,13 @@ impl AwsCloud {
         }
         let delete = delete.build().map_err(rejected)?;
         let sent = self.s3.delete_objects().bucket(bucket).delete(delete).send().await;
-        let output = sent.map_err(|error| told("S3", error))?;
+        let output = sent.map_err(|error| cloud_error("S3", error))?;
         match output.errors().first() {
             None => Ok(()),
             Some(error) => {
                 let key = error.key().unwrap_or_default();
                 let why = error.message().or(error.code()).unwrap_or("no reason given");
-                let message = format!("{key} in bucket {bucket} cannot be deleted: {why}");
+                let message = format!("could not delete {key} in bucket {bucket}: {why}");
                 Err(CloudError::new(CloudErrorKind::Rejected, message))
             }
         }
@@ -207,7 +207,7 @@ impl AwsCloud {
             .statistics(Statistic::Maximum)
             .send()
             .await;
-        let points = sent.map_err(|error| told("CloudWatch", error))?.datapoints;
+        let points = sent.map_err(|error| cloud_error("CloudWatch", error))?.datapoints;
         let values = points.unwrap_or_default().into_iter().filter_map(|point| point.maximum);
         Ok(values.reduce(f64::max))
     }
@@ -251,7 +251,7 @@ impl Cloud for AwsCloud {
                 .capabilities(Capability::CapabilityNamedIam)
                 .send()
                 .await;
-            let output = sent.map_err(|error| told("CloudFormation", error))?;
+            let output = sent.map_err(|error| cloud_error("CloudFormation", error))?;
             Ok(output.stack_id.unwrap_or_else(|| plan.name.to_string()))
         })
     }
@@ -263,7 +263,7 @@ impl Cloud for AwsCloud {
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
         Box::pin(async move {
             let sent = self.cloudformation.delete_stack().stack_name(name).send().await;
-            sent.map(drop).map_err(|error| told("CloudFormation", error))
+            sent.map(drop).map_err(|error| cloud_error("CloudFormation", error))
         })
     }
 
@@ -279,7 +279,7 @@ impl Cloud for AwsCloud {
                 Err(error) if error.as_service_error().is_some_and(|e| e.is_not_found()) => {
                     Ok(false)
                 }
-                Err(error) => Err(told("S3", error)),
+                Err(error) => Err(cloud_error("S3", error)),
             }
         })
     }
@@ -292,7 +292,7 @@ impl Cloud for AwsCloud {
     ) -> BoxFuture<'a, Result<(), CloudError>> {
         Box::pin(async move {
             let sent = self.s3.put_object().bucket(bucket).key(key).body(body.into()).send().await;
-            sent.map(drop).map_err(|error| told("S3", error))
+            sent.map(drop).map_err(|error| cloud_error("S3", error))
         })
     }
 
@@ -314,7 +314,7 @@ impl Cloud for AwsCloud {
                 {
                     Ok(None)
                 }
-                Err(error) => Err(told("DynamoDB", error)),
+                Err(error) => Err(cloud_error("DynamoDB", error)),
             }
         })
     }
@@ -332,7 +332,7 @@ impl Cloud for AwsCloud {
             let name = QueueAttributeName::ApproximateNumberOfMessages;
             let request = self.sqs.get_queue_attributes().queue_url(url);
             let sent = request.attribute_names(name.clone()).send().await;
-            let attributes = sent.map_err(|error| told("SQS", error))?.attributes;
+            let attributes = sent.map_err(|error| cloud_error("SQS", error))?.attributes;
             let count = attributes.unwrap_or_default().remove(&name);
             Ok(count.and_then(|count| count.parse().ok()).unwrap_or(0))
         })

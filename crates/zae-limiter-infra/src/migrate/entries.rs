@@ -1,4 +1,4 @@
-//! Which entries an item has in the indexes.
+//! Computes the index entries of items.
 
 use zae_limiter_core::{BucketKey, ConfigLevel, Key, ResourceName};
 use zae_limiter_schema::{
@@ -13,7 +13,7 @@ pub(super) fn is_bucket(parsed: &ParsedKey) -> bool {
     matches!(parsed, ParsedKey::Record(Key::Bucket(_)) | ParsedKey::Shard(_))
 }
 
-/// The entries that an item should have and has not.
+/// The entries that an item lacks.
 pub(super) fn missing(parsed: &ParsedKey, key: &ItemKey, item: &Item) -> Vec<Entry> {
     let all = match parsed {
         ParsedKey::Record(Key::Bucket(bucket)) => of_bucket(bucket, SHARD_ZERO),
@@ -74,7 +74,7 @@ fn of_record(record: &Key, key: &ItemKey, item: &Item) -> Vec<Entry> {
             entries.push((Index::Resource, partition, place));
             &usage.namespace
         }
-        // The registry's own are found by their keys.
+        // The namespace registry needs no index: its records are read by key.
         Key::Bucket(_) | Key::Namespace(_) | Key::NamespaceName(_) => return entries,
     };
     entries.push((Index::Namespace, namespace_partition(namespace), key.pk.clone()));

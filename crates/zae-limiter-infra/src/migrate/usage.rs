@@ -1,15 +1,15 @@
-//! Usage that the Python aggregator booked into one item.
+//! Splits usage items that the Python aggregator shares between windows.
 //!
-//! There all windows are named by their first moment, so the hour from 00:00 on, its day and, on the
-//! first, its month are one item, and what is used in that hour is booked into it once for each of
-//! them. With x used in that hour, H in the other hours of the day and S in the other days of the
-//! month, the item holds
+//! The Python aggregator names a window by its start. So the hour from 00:00 on, its day and, on
+//! the first of a month, its month share one item. Usage in that hour is booked to the item once
+//! for each of them. With x used in that hour, H in the other hours of the day, and S on the other
+//! days of the month, the item holds
 //!
 //! > V = x + (x + H) + (x + H + S)
 //!
-//! as far as the windows are booked at all. H and S are known from the other items, so x is, and with
-//! it the day and the month. They are written under names of their own, and the hour keeps the rest, in
-//! one transaction: what all records of the three windows add up to stays the same.
+//! without the terms of windows that are not configured. Other items hold H and S. That gives x,
+//! and with it the day and the month. One transaction writes both under their own names and leaves
+//! the rest to the hour. The sum of all records stays the same.
 
 use std::collections::BTreeMap;
 
@@ -22,10 +22,10 @@ use zae_limiter_schema::{
 
 use super::{Counts, MigrateError, Migration, Run};
 
-/// Amounts by limit, and the number of events under no name.
+/// Amounts by limit. `None` has the number of events.
 type Amounts = BTreeMap<Option<LimitName>, i64>;
 
-/// What an item is divided into.
+/// The result of splitting an item.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Split {
     hour: Amounts,
@@ -34,17 +34,17 @@ struct Split {
     inexact: bool,
 }
 
-/// The usage items of one entity on one resource in one month, by their first moment.
+/// The usage items of one entity on one resource in one month, by the start of their window.
 #[derive(Debug, Default)]
 struct Month {
-    /// Those that are named by a moment.
+    /// Items that are named by a time: hours, and shared items.
     moments: BTreeMap<Timestamp, Item>,
-    /// Those of days that have names of their own.
+    /// Items of days under their own names.
     days: BTreeMap<Timestamp, Item>,
 }
 
 impl Migration {
-    /// Divides an item that holds an hour, a day and perhaps a month, where that is not done yet.
+    /// Splits an item that an hour, a day and perhaps a month share, unless that is done already.
     pub(super) async fn split_usage(
         &self,
         table: &dyn Table,
@@ -71,17 +71,18 @@ impl Migration {
         let written = changes.len() as u64;
         let hour = usage_of(key, Window::Hourly, &split.hour, item);
         changes.push(match split.hour.values().all(|amount| *amount == 0) {
-            // Nothing was used in that hour: the item was the day's alone.
+            // Nothing was used in that hour, so the item held only the day.
             true => Change::Delete(item_key(key), encode_over(hour, item).pins),
             false => change(hour, Before::Item(item)),
         });
         if self.run == Run::Real {
             match table.transact(&changes).await? {
                 Transacted::Done(_) => {}
-                // Somebody has divided it meanwhile, or booked something into it.
+                // Another run has split it meanwhile.
                 Transacted::Unmet(failed, _) if failed.first().is_some_and(Option::is_some) => {
                     return Ok(());
                 }
+                // The aggregator has changed it meanwhile.
                 Transacted::Unmet(..) => {
                     counts.busy += 1;
                     return Ok(());
@@ -109,8 +110,8 @@ impl Migration {
         };
         let mut found = Month::default();
         loop {
-            let answer = table.query(&query).await?;
-            for item in answer.items {
+            let page = table.query(&query).await?;
+            for item in page.items {
                 let label = item.get("SK").and_then(Value::as_str).unwrap_or_default();
                 let label = label.rsplit('#').next().unwrap_or_default();
                 if let Some(start) = Window::Daily.start_of(label).filter(|_| label.len() == 10) {
@@ -119,7 +120,7 @@ impl Migration {
                     found.moments.insert(start, item);
                 }
             }
-            match answer.next {
+            match page.next {
                 Some(next) => query.after = Some(next),
                 None => return Ok(found),
             }
@@ -149,7 +150,7 @@ impl Migration {
         Ok(split)
     }
 
-    /// What was used on the other days of the month that begins with `key`.
+    /// The usage on the other days of the month that begins with `key`.
     fn other_days(
         &self,
         key: &UsageKey,
@@ -171,9 +172,9 @@ impl Migration {
         Ok(total)
     }
 
-    /// What was used on the day that begins with `key`, by the item that holds its first hour too, and
-    /// whether the shares do not add up. `others` is what was used on the other days, where the item
-    /// holds the month as well.
+    /// The usage on the day that begins with `key`, from the item that it shares with its first
+    /// hour, and whether the split is inexact. `others` is the usage on the other days, if the item
+    /// also holds the month.
     fn day(
         &self,
         key: &UsageKey,
@@ -186,7 +187,8 @@ impl Migration {
         for (start, item) in month.moments.iter().filter(|(at, _)| **at > key.start && **at < end) {
             add(&mut hours, &amounts(&UsageKey { start: *start, ..key.clone() }, item)?);
         }
-        // Who wrote the item first: without the hour among them, nothing was used in it.
+        // The item names the window that was booked first. If that is not the hour, nothing was
+        // used in the hour.
         let has_hour = item.get("window").and_then(Value::as_str) != Some("daily")
             && item.get("window").and_then(Value::as_str) != Some("monthly");
         let has_day = self.windows.contains(&Window::Daily);
@@ -194,13 +196,13 @@ impl Migration {
         let (mut day, mut inexact) = (Amounts::new(), false);
         for (name, total) in amounts(key, item)? {
             let of = |amounts: &Amounts| amounts.get(&name).copied().unwrap_or(0);
-            let known = i64::from(has_day) * of(&hours)
+            let elsewhere = i64::from(has_day) * of(&hours)
                 + others.map_or(0, |others| of(&hours) + of(others));
-            let rest = (total - known).max(0);
+            let rest = (total - elsewhere).max(0);
             let unit = if name.is_some() { 1_000 } else { 1 };
-            inexact |= total < known || rest % (times.max(1) * unit) != 0;
+            inexact |= total < elsewhere || rest % (times.max(1) * unit) != 0;
             let in_hour = rest / times.max(1) / unit * unit;
-            // Where the item holds nothing but the day, that is the day.
+            // An item that holds only the day has the day's usage.
             let alone = !has_hour && others.is_none();
             let used = if alone { total } else { in_hour + of(&hours) };
             day.insert(name, used);
@@ -223,14 +225,17 @@ fn change(usage: Usage, before: Before<'_>) -> Change {
     Change::Update(Update { key, actions: encoded.actions, conditions: encoded.pins })
 }
 
-/// Items that this program's aggregator has booked carry the last sequence number.
+/// Whether this program's aggregator wrote the item: then it has the last sequence number.
 fn is_ours(item: &Item) -> bool {
     item.keys().any(|name| name.starts_with("seq"))
 }
 
 fn amounts(key: &UsageKey, item: &Item) -> Result<Amounts, MigrateError> {
     let malformed = |error: &dyn std::fmt::Display| {
-        TableError::new(TableErrorKind::Incompatible, format!("an item cannot be read: {error}"))
+        TableError::new(
+            TableErrorKind::Incompatible,
+            format!("a usage item does not decode: {error}"),
+        )
     };
     let record = decode(&Key::Usage(key.clone()), item).map_err(|error| malformed(&error))?;
     let Some(Record::Usage(usage)) = record else { return Ok(Amounts::new()) };

@@ -1,4 +1,4 @@
-//! A template with its parameters put in: what CloudFormation would make of it.
+//! Evaluates a template with its parameters, like CloudFormation.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use saphyr::{LoadableYamlNode as _, Scalar, Yaml};
 use serde_json::{Map, Value, json};
 use zae_limiter_infra::StackPlan;
 
-/// The stack as it would stand.
+/// An evaluated template.
 pub(crate) struct Stack {
-    /// Every resource that the conditions let through, with all functions worked out. What refers to
-    /// another resource is `ref:Name` or `att:Name.Attribute`.
+    /// All resources whose conditions hold, with all functions evaluated. A reference to another
+    /// resource is `ref:Name` or `att:Name.Attribute`.
     pub(crate) resources: BTreeMap<String, Value>,
-    /// Likewise the outputs.
+    /// All outputs whose conditions hold.
     pub(crate) outputs: BTreeMap<String, Value>,
 }
 
@@ -41,7 +41,7 @@ impl Stack {
 
     pub(crate) fn properties(&self, name: &str) -> &Value {
         let resource = self.resources.get(name);
-        &resource.unwrap_or_else(|| panic!("there is no {name}"))["Properties"]
+        &resource.unwrap_or_else(|| panic!("the stack has no resource {name}"))["Properties"]
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -108,7 +108,7 @@ impl Rendering<'_> {
         }
     }
 
-    /// `None` where there is to be no value.
+    /// `None` for `AWS::NoValue`.
     fn value(&self, value: &Value) -> Option<Value> {
         match value {
             Value::Array(all) => Some(all.iter().filter_map(|one| self.value(one)).collect()),
@@ -135,7 +135,7 @@ impl Rendering<'_> {
                 let branch = if self.holds(&text(&argument[0])) { 1 } else { 2 };
                 self.value(&argument[branch])
             }
-            other => panic!("{other} is not known here"),
+            other => panic!("function {other} is not supported"),
         }
     }
 
@@ -143,7 +143,10 @@ impl Rendering<'_> {
         if let Some(value) = self.parameters.get(name) {
             return value.clone();
         }
-        assert!(self.template["Resources"].get(name).is_some(), "nothing is called {name}");
+        assert!(
+            self.template["Resources"].get(name).is_some(),
+            "the template has no resource {name}"
+        );
         format!("ref:{name}")
     }
 

@@ -1,5 +1,5 @@
-//! An AWS in memory, with failures on command. It makes of a template what CloudFormation would, one
-//! event at each look.
+//! A fake AWS in memory, with failures on demand. It creates the resources of a template like
+//! CloudFormation, one event per poll.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard};
@@ -13,7 +13,7 @@ use zae_limiter_infra::{
 
 use super::cfn::{Stack, text};
 
-/// Every wait is over at once.
+/// A clock whose waits end at once.
 #[derive(Debug)]
 pub(crate) struct NoWait;
 
@@ -37,10 +37,10 @@ struct Inside {
     stacks: BTreeMap<String, FakeStack>,
     buckets: BTreeMap<String, BTreeSet<String>>,
     calls: Vec<String>,
-    /// The next part of that name fails, for that reason.
+    /// The next resource of that name fails, for that reason.
     fails: Option<(String, String)>,
-    /// After so many looks, so many get no answer.
-    unanswered: (u32, u32),
+    /// After the first number of polls, the second number of polls fail.
+    failing_polls: (u32, u32),
     events: u64,
 }
 
@@ -50,7 +50,7 @@ struct FakeStack {
     template: String,
     resources: BTreeMap<String, String>,
     happened: Vec<StackEvent>,
-    /// What is still to happen, and how the stack is then.
+    /// The events to come, each with the stack's status after it.
     coming: VecDeque<(StackEvent, Status)>,
 }
 
@@ -59,21 +59,21 @@ impl FakeCloud {
         self.inside.lock().unwrap()
     }
 
-    pub(crate) fn fail(&self, part: &str, reason: &str) {
-        self.lock().fails = Some((part.to_owned(), reason.to_owned()));
+    pub(crate) fn fail(&self, resource: &str, reason: &str) {
+        self.lock().fails = Some((resource.to_owned(), reason.to_owned()));
     }
 
-    /// After some looks, some more get no answer.
-    pub(crate) fn lose_looks(&self, after: u32, looks: u32) {
-        self.lock().unanswered = (after, looks);
+    /// After `after` polls, the next `polls` ones fail.
+    pub(crate) fn fail_polls(&self, after: u32, polls: u32) {
+        self.lock().failing_polls = (after, polls);
     }
 
-    /// What was asked for so far, looks left out; empties the list.
+    /// The calls so far, without polls. Empties the list.
     pub(crate) fn calls(&self) -> Vec<String> {
         std::mem::take(&mut self.lock().calls)
     }
 
-    pub(crate) fn parts(&self, stack: &str) -> Vec<String> {
+    pub(crate) fn resources(&self, stack: &str) -> Vec<String> {
         let inside = self.lock();
         inside.stacks.get(stack).map_or(Vec::new(), |s| s.resources.keys().cloned().collect())
     }
@@ -82,7 +82,7 @@ impl FakeCloud {
         self.lock().buckets.get(bucket).into_iter().flatten().cloned().collect()
     }
 
-    /// A stack that somebody else made.
+    /// Adds a stack of another program.
     pub(crate) fn put_foreign(&self, name: &str, status: &str, tags: &[(&str, &str)]) {
         let tags = tags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         let state = StackState {
@@ -130,7 +130,7 @@ impl Inside {
         self.stacks.values_mut().find(|one| one.state.name == name || one.state.id == name)
     }
 
-    /// Makes `after` of the parts that are there: one event at each look.
+    /// Changes the stack's resources to `after`, with one event per poll.
     fn change(&mut self, name: &str, verb: &str, after: BTreeMap<String, String>) {
         const STACK: &str = "AWS::CloudFormation::Stack";
         let before = self.find(name).map(|s| s.resources.clone()).unwrap_or_default();
@@ -138,19 +138,21 @@ impl Inside {
         let mut coming: VecDeque<(StackEvent, Status)> = VecDeque::new();
         coming.push_back((self.event(name, STACK, under_way.as_str(), None), under_way.clone()));
         let new: Vec<(String, String)> =
-            after.iter().filter(|(part, _)| !before.contains_key(*part)).map(own).collect();
-        for (part, kind) in &new {
-            coming
-                .push_back((self.event(part, kind, "CREATE_IN_PROGRESS", None), under_way.clone()));
-            let fails = self.fails.take_if(|(failing, _)| failing == part);
+            after.iter().filter(|(resource, _)| !before.contains_key(*resource)).map(own).collect();
+        for (resource, kind) in &new {
+            coming.push_back((
+                self.event(resource, kind, "CREATE_IN_PROGRESS", None),
+                under_way.clone(),
+            ));
+            let fails = self.fails.take_if(|(failing, _)| failing == resource);
             let Some((_, reason)) = fails else {
                 coming.push_back((
-                    self.event(part, kind, "CREATE_COMPLETE", None),
+                    self.event(resource, kind, "CREATE_COMPLETE", None),
                     under_way.clone(),
                 ));
                 continue;
             };
-            let failed = self.event(part, kind, "CREATE_FAILED", Some(&reason));
+            let failed = self.event(resource, kind, "CREATE_FAILED", Some(&reason));
             coming.push_back((failed, under_way.clone()));
             let cancelled = Some("Resource creation cancelled");
             let other = self.event("Another", kind, "CREATE_FAILED", cancelled);
@@ -174,8 +176,8 @@ impl Inside {
     }
 }
 
-fn own((part, kind): (&String, &String)) -> (String, String) {
-    (part.clone(), kind.clone())
+fn own((resource, kind): (&String, &String)) -> (String, String) {
+    (resource.clone(), kind.clone())
 }
 
 fn rendered(plan: &StackPlan) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
@@ -183,9 +185,9 @@ fn rendered(plan: &StackPlan) -> (BTreeMap<String, String>, BTreeMap<String, Str
     let mut without = plan.clone();
     without.parameters.remove(StackPlan::CODE_KEY);
     let stack = Stack::of(&without, &code);
-    let parts = stack.resources.iter().map(|(name, one)| (name.clone(), text(&one["Type"])));
+    let resources = stack.resources.iter().map(|(name, one)| (name.clone(), text(&one["Type"])));
     let outputs = stack.outputs.iter().map(|(name, one)| (name.clone(), text(&one["Value"])));
-    (parts.collect(), outputs.collect())
+    (resources.collect(), outputs.collect())
 }
 
 fn parameters(plan: &StackPlan) -> BTreeMap<String, String> {
@@ -194,14 +196,14 @@ fn parameters(plan: &StackPlan) -> BTreeMap<String, String> {
     all
 }
 
-fn done<'a, T: Send + 'a>(answer: Result<T, CloudError>) -> BoxFuture<'a, Result<T, CloudError>> {
-    Box::pin(std::future::ready(answer))
+fn done<'a, T: Send + 'a>(result: Result<T, CloudError>) -> BoxFuture<'a, Result<T, CloudError>> {
+    Box::pin(std::future::ready(result))
 }
 
 impl Cloud for FakeCloud {
     fn stack<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Option<StackState>, CloudError>> {
         let mut inside = self.lock();
-        let (after, lost) = &mut inside.unanswered;
+        let (after, lost) = &mut inside.failing_polls;
         if *after > 0 {
             *after -= 1;
         } else if *lost > 0 {
@@ -238,7 +240,7 @@ impl Cloud for FakeCloud {
 
     fn create<'a>(&'a self, plan: &'a StackPlan) -> BoxFuture<'a, Result<String, CloudError>> {
         let name = plan.name.to_string();
-        let (parts, outputs) = rendered(plan);
+        let (resources, outputs) = rendered(plan);
         let mut inside = self.lock();
         inside.calls.push(format!("create {name}"));
         let id =
@@ -262,13 +264,13 @@ impl Cloud for FakeCloud {
             coming: VecDeque::new(),
         };
         inside.stacks.insert(name.clone(), stack);
-        inside.change(&name, "CREATE", parts);
+        inside.change(&name, "CREATE", resources);
         done(Ok(id))
     }
 
     fn update<'a>(&'a self, plan: &'a StackPlan) -> BoxFuture<'a, Result<Update, CloudError>> {
         let name = plan.name.to_string();
-        let (parts, outputs) = rendered(plan);
+        let (resources, outputs) = rendered(plan);
         let mut inside = self.lock();
         let stack = inside.find(&name).expect("a stack to update");
         let state = &mut stack.state;
@@ -284,7 +286,7 @@ impl Cloud for FakeCloud {
         state.status = Status("UPDATE_IN_PROGRESS".to_owned());
         stack.template = plan.template.clone();
         inside.calls.push(format!("update {name}"));
-        inside.change(&name, "UPDATE", parts);
+        inside.change(&name, "UPDATE", resources);
         done(Ok(Update::Started))
     }
 

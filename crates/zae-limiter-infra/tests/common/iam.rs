@@ -1,22 +1,21 @@
-//! Who may do what, by the rules of IAM: as much of them as the policies here use, and nothing is
-//! passed over that is not known.
+//! Evaluates policies by the rules of IAM, as far as the template uses them. Anything else panics.
 
 use serde_json::Value;
 
-/// What somebody wants to do.
+/// A request of a principal.
 #[derive(Debug)]
 pub(crate) struct Request<'a> {
-    /// `dynamodb:UpdateItem`.
+    /// For example `dynamodb:UpdateItem`.
     pub(crate) action: &'a str,
-    /// The ARN.
+    /// The resource's ARN.
     pub(crate) resource: &'a str,
-    /// The partition keys that the call names; none for calls without.
+    /// The partition keys of the call, if it has any.
     pub(crate) leading_keys: &'a [String],
     /// The namespace id in the principal's tag.
     pub(crate) tag: Option<&'a str>,
 }
 
-/// Whether a policy document allows it.
+/// Whether a policy document allows a request.
 pub(crate) fn allows(document: &Value, request: &Request<'_>) -> bool {
     assert_eq!(document["Version"], "2012-10-17");
     let statements = document["Statement"].as_array().unwrap();
@@ -35,7 +34,7 @@ pub(crate) fn allows(document: &Value, request: &Request<'_>) -> bool {
 fn applies(statement: &Value, request: &Request<'_>) -> bool {
     for name in statement.as_object().unwrap().keys() {
         let known = ["Sid", "Effect", "Action", "Resource", "Condition"];
-        assert!(known.contains(&name.as_str()), "{name} is not known here");
+        assert!(known.contains(&name.as_str()), "{name} is not supported");
     }
     let action = texts(&statement["Action"]).iter().any(|one| like(one, request.action));
     let resource = texts(&statement["Resource"]).iter().any(|one| like(one, request.resource));
@@ -56,13 +55,13 @@ fn meets(condition: &Value, request: &Request<'_>) -> bool {
                     let patterns = patterns.iter().filter_map(|one| with_tag(one, request.tag));
                     patterns.into_iter().any(|pattern| like(&pattern, leading))
                 }),
-                other => panic!("{other} is not known here"),
+                other => panic!("{other} is not supported"),
             }
         })
     })
 }
 
-/// The pattern with the principal's tag put in. Without the tag it matches nothing.
+/// The pattern with the principal's tag inserted. `None` without the tag: it matches nothing.
 fn with_tag(pattern: &str, tag: Option<&str>) -> Option<String> {
     const VARIABLE: &str = "${aws:PrincipalTag/zael_namespace_id}";
     match tag {
@@ -76,11 +75,11 @@ fn texts(value: &Value) -> Vec<String> {
     match value {
         Value::String(text) => vec![text.clone()],
         Value::Array(all) => all.iter().map(|one| one.as_str().unwrap().to_owned()).collect(),
-        other => panic!("neither text nor texts: {other}"),
+        other => panic!("neither a string nor a list of strings: {other}"),
     }
 }
 
-/// Whether a text is like a pattern: `*` stands for any text, `?` for any character.
+/// Whether a text matches a pattern: `*` stands for any text, `?` for any character.
 pub(crate) fn like(pattern: &str, text: &str) -> bool {
     match pattern.chars().next() {
         None => text.is_empty(),

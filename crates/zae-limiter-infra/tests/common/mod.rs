@@ -1,4 +1,4 @@
-//! What the tests of the template share.
+//! Helpers that the tests share.
 
 pub(crate) mod cfn;
 pub(crate) mod fake;

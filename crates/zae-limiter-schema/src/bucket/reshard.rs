@@ -35,7 +35,7 @@ const WRITES_AFTER_SPLIT: i64 = WCU_CAPACITY * 8 / 10;
 
 /// A shard, and the one that was or will be split off it.
 #[derive(Clone, Copy, Debug)]
-pub struct Halves<'a> {
+pub struct ShardPair<'a> {
     /// The shard with the lower number.
     pub low: &'a BucketItem,
     /// The shard with the higher number, if its item exists.
@@ -49,8 +49,8 @@ fn keys(key: &BucketItemKey, distance: u32) -> [BucketItemKey; 2] {
 
 /// Splits a shard in two. Balances and debts are split as the limits are. Time since `rf` is not added
 /// yet; both shards earn their share of it later.
-pub fn split(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Vec<Change> {
-    let snapshot = halves.low;
+pub fn split(key: &BucketItemKey, pair: ShardPair<'_>, now: Timestamp) -> Vec<Change> {
+    let snapshot = pair.low;
     let old_count = snapshot.shard_count.next_power_of_two();
     let count = 2 * old_count;
     let [low_key, high_key] = keys(key, old_count);
@@ -100,7 +100,7 @@ pub fn split(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Vec<Cha
     let limits_at = snapshot.limits_at;
     let after = After { bucket: &bucket, whole: &snapshot.whole, shard_count: count, limits_at };
     let owner = Owner { parent: snapshot.parent.as_ref() };
-    let high = match halves.high {
+    let high = match pair.high {
         None => create(&high_key, &after, &owner, Expiry::Never),
         Some(empty) => rebuild(&high_key, empty, &after, &owner),
     };
@@ -169,8 +169,8 @@ pub fn restore(
 
 /// Merges two shards into one; `None` when their limits differ. The higher one is retired. A bucket that
 /// had an expiry before it was split has one again once it is in one shard.
-pub fn merge(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Option<Vec<Change>> {
-    let Halves { low: snapshot, high } = halves;
+pub fn merge(key: &BucketItemKey, pair: ShardPair<'_>, now: Timestamp) -> Option<Vec<Change>> {
+    let ShardPair { low: snapshot, high } = pair;
     let old_count = snapshot.shard_count.next_power_of_two();
     let count = old_count / 2;
     let [low_key, high_key] = keys(key, count);
@@ -212,7 +212,7 @@ pub fn merge(key: &BucketItemKey, halves: Halves<'_>, now: Timestamp) -> Option<
         actions.push(Action::Remove(IDLE.to_owned()));
     }
     let low = Update { key: low_key.item_key(), actions, conditions };
-    let high = retire(&high_key, halves, count, at);
+    let high = retire(&high_key, pair, count, at);
     Some(vec![Change::Update(low), Change::Update(high)])
 }
 
@@ -246,15 +246,15 @@ fn merged_state(
 }
 
 /// Retires the shard whose share the other one takes over.
-fn retire(key: &BucketItemKey, halves: Halves<'_>, count: u32, at: Timestamp) -> Update {
+fn retire(key: &BucketItemKey, pair: ShardPair<'_>, count: u32, at: Timestamp) -> Update {
     let expires_at = at.saturating_add(RETIRED_FOR);
-    let Some(snapshot) = halves.high else {
+    let Some(snapshot) = pair.high else {
         // The item is created, so that a process with an older snapshot does not restore the shard.
-        let nothing = vec![Cell::default(); halves.low.whole.len()];
-        let bucket = Bucket::from_parts(Arc::clone(&halves.low.whole), nothing, at);
-        let (whole, limits_at) = (&*halves.low.whole, halves.low.limits_at);
+        let nothing = vec![Cell::default(); pair.low.whole.len()];
+        let bucket = Bucket::from_parts(Arc::clone(&pair.low.whole), nothing, at);
+        let (whole, limits_at) = (&*pair.low.whole, pair.low.limits_at);
         let after = After { bucket: &bucket, whole, shard_count: count, limits_at };
-        let owner = Owner { parent: halves.low.parent.as_ref() };
+        let owner = Owner { parent: pair.low.parent.as_ref() };
         return create(key, &after, &owner, Expiry::At(expires_at));
     };
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
@@ -317,8 +317,8 @@ mod tests {
             (None, Some(6), Some(6)),
         ] {
             let (one, other) = (shard(0, low), shard(1, high));
-            let halves = Halves { low: &one, high: Some(&other) };
-            let changes = merge(&key, halves, Timestamp::from_millis(2_000)).unwrap();
+            let pair = ShardPair { low: &one, high: Some(&other) };
+            let changes = merge(&key, pair, Timestamp::from_millis(2_000)).unwrap();
             let Change::Update(update) = &changes[0] else { panic!("an update") };
             let set = set.map(|at| Action::Set(LIMITS_AT.to_owned(), Value::number(at)));
             let found = update.actions.iter().find(|one| format!("{one:?}").contains(LIMITS_AT));

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers that the tests share.
 #![allow(dead_code, unreachable_pub, reason = "not every test uses everything")]
 #![allow(clippy::unwrap_used, reason = "only tests are here")]
 
@@ -62,9 +62,9 @@ pub fn plan(target: &Arc<Target>, tokens: u64) -> Plan {
     plan_at(NOW, &[(target, tokens)])
 }
 
-pub fn give_back(target: &Arc<Target>, tokens: u64) -> Settlement {
-    let back = |take: Take| Take { cell: take.cell, amount: -take.amount };
-    let differences = takes(&[tokens]).into_iter().map(back).collect();
+pub fn refund(target: &Arc<Target>, tokens: u64) -> Settlement {
+    let negate = |take: Take| Take { cell: take.cell, amount: -take.amount };
+    let differences = takes(&[tokens]).into_iter().map(negate).collect();
     Settlement { target: Arc::clone(target), placement: Placement::default(), differences }
 }
 
@@ -91,7 +91,7 @@ pub async fn tokens(store: &impl Store, target: &Target, now: Timestamp) -> Opti
     Some(peek(store, target, now).await?.cells()[0].tokens.whole_tokens())
 }
 
-/// A folder of its own for each test, removed at its end.
+/// A temporary folder, deleted at the end of the test.
 pub struct Folder(TempDir);
 
 impl Folder {
@@ -110,6 +110,6 @@ impl Folder {
 
 pub fn is_sound(file: &Path) -> bool {
     let conn = rusqlite::Connection::open(file).unwrap();
-    let answer: String = conn.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
-    answer == "ok"
+    let result: String = conn.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+    result == "ok"
 }

@@ -1,10 +1,10 @@
-//! Acquire takes all that is asked, or nothing.
+//! Acquire takes all requested amounts, or nothing.
 
 use std::sync::Arc;
 
 use zae_limiter_core::{CAPACITY_MAX, Leg, Limit, Store, Target};
 
-use crate::ask::{acquire, balance, be_refused, settle, take};
+use crate::calls::{acquire, balance, be_refused, settle, take};
 use crate::given::{
     NOW, bucket, bucket_in, forever, leg, limits, namespace, per_minute, plan, settlement,
     test_namespace, tokens,
@@ -17,7 +17,7 @@ pub async fn an_absent_bucket_is_full(store: Arc<dyn Store>) {
     be_refused(&*store, NOW, [leg(&target, [("rpm", tokens(1))])]).await;
 }
 
-pub async fn what_is_left_is_told_in_the_order_of_the_takes(store: Arc<dyn Store>) {
+pub async fn what_is_left_is_reported_in_the_order_of_the_takes(store: Arc<dyn Store>) {
     let set = limits([per_minute("a", 10), per_minute("b", 100), per_minute("c", 1_000)]);
     let target = forever(bucket("a", "r"), &set);
     let takes = [("c", tokens(3)), ("a", tokens(1))];
@@ -79,7 +79,7 @@ pub async fn a_chain_of_eight_is_taken_together(store: Arc<dyn Store>) {
     assert_eq!(statuses.len(), 8, "one status for each leg");
 }
 
-pub async fn limits_that_are_not_asked_are_not_checked(store: Arc<dyn Store>) {
+pub async fn limits_that_are_not_requested_are_not_checked(store: Arc<dyn Store>) {
     let set = limits([per_minute("rpm", 10), per_minute("tpm", 10)]);
     let target = forever(bucket("a", "r"), &set);
     take(&*store, NOW, [leg(&target, [("rpm", tokens(10)), ("tpm", tokens(0))])]).await;
@@ -98,7 +98,7 @@ pub async fn an_amount_of_zero_checks_nothing_even_in_debt(store: Arc<dyn Store>
     assert_eq!(taken[0].left[..], [tokens(-11), tokens(6)], "zero takes nothing from a debt");
     let refusal =
         be_refused(&*store, NOW, [leg(&target, [("rpm", tokens(0)), ("tpm", tokens(7))])]).await;
-    assert!(!refusal[0].exceeded, "nothing was asked of rpm: {refusal:#?}");
+    assert!(!refusal[0].exceeded, "rpm was not requested: {refusal:#?}");
     assert!(refusal[1].exceeded, "tpm stood in the way: {refusal:#?}");
 }
 
@@ -110,7 +110,7 @@ pub async fn the_largest_amount_can_be_taken(store: Arc<dyn Store>) {
     be_refused(&*store, NOW, [leg(&target, [("rpm", all)])]).await;
 }
 
-pub async fn buckets_are_told_apart_by_namespace_entity_and_resource(store: Arc<dyn Store>) {
+pub async fn buckets_differ_by_namespace_entity_and_resource(store: Arc<dyn Store>) {
     let set = limits([per_minute("rpm", 10)]);
     // Names that run together when they are joined, or differ by case only.
     let keys = [
@@ -134,7 +134,7 @@ pub async fn buckets_are_told_apart_by_namespace_entity_and_resource(store: Arc<
     }
 }
 
-pub async fn an_answer_now_is_the_answer_that_acquire_gives(store: Arc<dyn Store>) {
+pub async fn acquire_now_gives_the_reply_of_acquire(store: Arc<dyn Store>) {
     let set = limits([per_minute("rpm", 10)]);
     let [now, waiting] = ["now", "waiting"].map(|on| forever(bucket("a", on), &set));
     let other = forever(bucket("b", "other"), &set);
@@ -148,15 +148,15 @@ pub async fn an_answer_now_is_the_answer_that_acquire_gives(store: Arc<dyn Store
         let awaited = acquire(&*store, &of(&waiting)).await;
         match (&answer, &awaited) {
             (zae_limiter_core::Admission::Refused(a), zae_limiter_core::Admission::Refused(b)) => {
-                assert_eq!(a[0].available, b[0].available, "asked for {amount}");
-                assert_eq!(a[0].retry_after, b[0].retry_after, "asked for {amount}");
+                assert_eq!(a[0].available, b[0].available, "requested {amount}");
+                assert_eq!(a[0].retry_after, b[0].retry_after, "requested {amount}");
             }
-            _ => assert_eq!(answer, awaited, "asked for {amount}"),
+            _ => assert_eq!(answer, awaited, "requested {amount}"),
         }
         assert_eq!(
             balance(&*store, now.key(), "rpm", NOW).await,
             balance(&*store, waiting.key(), "rpm", NOW).await,
-            "after asking for {amount}"
+            "after a request for {amount}"
         );
     }
     let chain = plan(NOW, [leg(&other, [("rpm", tokens(1))]), leg(&now, [("rpm", tokens(1))])]);

@@ -7,7 +7,7 @@ use zae_limiter_core::{
     Admission, BucketQuery, Key, Leg, Millitokens, Placement, Precondition, Store, Target, Write,
 };
 
-use crate::ask::{balance, get, list_buckets, peek, put, settle, take};
+use crate::calls::{balance, get, list_buckets, peek, put, settle, take};
 use crate::given::{
     NOW, bucket, entity, forever, leg, limits, plan, resource, settlement, test_namespace, tokens,
     without_refill,
@@ -61,7 +61,7 @@ pub async fn changes_that_are_never_polled_do_nothing(store: Arc<dyn Store>) {
 enum Drop {
     /// Right after a poll.
     AtOnce,
-    /// When it has asked to be polled again: what it waited for has happened.
+    /// When it has been woken: what it waited for has happened.
     WhenWoken,
 }
 
@@ -69,7 +69,7 @@ pub async fn a_dropped_acquire_leaves_no_tokens_taken(store: Arc<dyn Store>) {
     drop_after_every_poll(&*store, Drop::AtOnce).await;
 }
 
-pub async fn an_acquire_dropped_when_its_answer_is_ready_leaves_no_tokens_taken(
+pub async fn an_acquire_dropped_when_its_reply_is_ready_leaves_no_tokens_taken(
     store: Arc<dyn Store>,
 ) {
     drop_after_every_poll(&*store, Drop::WhenWoken).await;
@@ -143,8 +143,8 @@ async fn poll_and_drop(
 }
 
 pub async fn a_dropped_settlement_is_carried_out(store: Arc<dyn Store>) {
-    for round in 0..20 {
-        let [child, parent] = ["child", "parent"].map(|name| hundred(&format!("{name}-{round}")));
+    for run in 0..20 {
+        let [child, parent] = ["child", "parent"].map(|name| hundred(&format!("{name}-{run}")));
         let taken = take(&*store, NOW, [ten_of_each(&child), ten_of_each(&parent)]).await;
         let back = [("x", tokens(-10)), ("y", tokens(-5))];
         let settlements = [

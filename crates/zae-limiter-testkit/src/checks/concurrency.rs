@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fastrand::Rng;
 use zae_limiter_core::{Admission, Leg, Store, Target};
 
-use crate::ask::{acquire, balance, settle, take};
+use crate::calls::{acquire, balance, settle, take};
 use crate::given::{NOW, bucket, forever, leg, limits, plan, settlement, tokens, without_refill};
 use crate::poll::soon;
 
@@ -38,7 +38,7 @@ fn is_taken(admission: &Admission) -> bool {
     matches!(admission, Admission::Taken(_))
 }
 
-pub async fn exactly_what_is_there_is_admitted_to_many_tasks(store: Arc<dyn Store>) {
+pub async fn many_tasks_together_take_exactly_the_capacity(store: Arc<dyn Store>) {
     let target = thousand("a");
     let admitted = crowd(&store, |_, store| {
         let target = Arc::clone(&target);
@@ -56,7 +56,7 @@ pub async fn exactly_what_is_there_is_admitted_to_many_tasks(store: Arc<dyn Stor
         }
     })
     .await;
-    assert_eq!(admitted.iter().sum::<usize>(), 1_000, "of {} asked for", TASKS * 25);
+    assert_eq!(admitted.iter().sum::<usize>(), 1_000, "of {} requested", TASKS * 25);
     assert_eq!(balance(&*store, target.key(), "x", NOW).await, Some(tokens(0)));
 }
 
@@ -89,7 +89,7 @@ pub async fn chains_in_opposite_order_do_not_deadlock(store: Arc<dyn Store>) {
     for (at, target) in targets.iter().enumerate() {
         let left = 1_000 - taken.iter().map(|taken| taken[at]).sum::<i64>();
         let found = balance(&*store, target.key(), "x", NOW).await;
-        assert_eq!(found, Some(tokens(left)), "what is left is what nobody took");
+        assert_eq!(found, Some(tokens(left)), "what is left is what was not taken");
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zae_limiter_core::{Store, Target};
 
-use crate::ask::{balance, be_refused, peek, take};
+use crate::calls::{balance, be_refused, peek, take};
 use crate::given::{
     MINUTE, NOW, bucket, forever, idle, later, leg, limits, per_minute, tokens, without_refill,
 };
@@ -86,12 +86,12 @@ pub async fn cells_count_in_the_limits_of_the_plan(store: Arc<dyn Store>) {
 pub async fn reconfigure_gives_exactly_the_limits(store: Arc<dyn Store>) {
     let old = limits([
         per_minute("cut", 100),
-        without_refill("gone", 100),
+        without_refill("removed", 100),
         per_minute("raised", 10),
         per_minute("same", 10),
     ]);
     let old = forever(bucket("a", "r"), &old);
-    let takes = [("cut", 1), ("gone", 1), ("raised", 4), ("same", 3)];
+    let takes = [("cut", 1), ("removed", 1), ("raised", 4), ("same", 3)];
     take(&*store, NOW, [leg(&old, takes.map(|(name, amount)| (name, tokens(amount))))]).await;
     let new = limits([
         per_minute("cut", 20),
@@ -105,8 +105,8 @@ pub async fn reconfigure_gives_exactly_the_limits(store: Arc<dyn Store>) {
     assert_eq!(found.limits(), new.limits(), "exactly the new limits");
     let left: Vec<_> = found.cells().iter().map(|cell| cell.tokens).collect();
     assert_eq!(left, [20, 7, 6, 7].map(tokens), "cut, new, raised, same");
-    // What is gone and comes back is a new limit.
-    take(&*store, later(MINUTE), [leg(&old, [("gone", tokens(100))])]).await;
+    // A limit that was removed and is added again starts full.
+    take(&*store, later(MINUTE), [leg(&old, [("removed", tokens(100))])]).await;
 }
 
 pub async fn reconfigure_leaves_an_absent_bucket_absent(store: Arc<dyn Store>) {

@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use zae_limiter_core::{BucketQuery, Placement, Store, Target, Timestamp};
 
-use crate::ask::{be_refused, list_buckets, peek, settle, take};
+use crate::calls::{be_refused, list_buckets, peek, settle, take};
 use crate::given::{
     MINUTE, NOW, bucket, forever, idle, later, leg, limits, per_minute, settlement, tokens,
 };
 
-/// Asserts that the bucket is there until `expiry`, and gone from then on.
+/// Asserts that the bucket exists until `expiry`, and is absent from then on.
 async fn check_expiry(store: &dyn Store, target: &Target, expiry: Timestamp) {
     let before = Timestamp::from_millis(expiry.as_millis() - 1);
     assert!(peek(store, target.key(), before).await.is_some(), "there until {expiry:?}");
-    assert!(peek(store, target.key(), expiry).await.is_none(), "gone from {expiry:?} on");
+    assert!(peek(store, target.key(), expiry).await.is_none(), "absent from {expiry:?} on");
     let key = target.key().clone();
     let listed = list_buckets(store, BucketQuery::OfEntity(key.namespace, key.entity)).await;
     assert_eq!(listed[0].expires_at, Some(expiry), "the expiry as it is listed");
@@ -67,7 +67,7 @@ pub async fn a_debt_delays_the_expiry(store: Arc<dyn Store>) {
     be_refused(&*store, later(90_000), [leg(&target, [("rpm", tokens(10))])]).await;
 }
 
-pub async fn a_bucket_made_by_a_late_charge_expires_when_it_is_full(store: Arc<dyn Store>) {
+pub async fn a_bucket_created_by_a_late_charge_expires_when_it_is_full(store: Arc<dyn Store>) {
     let set = limits([per_minute("rpm", 10)]);
     for target in [forever(bucket("kept", "r"), &set), idle(bucket("idle", "r"), &set, 600)] {
         settle(&*store, NOW, [settlement(&target, Placement::default(), [("rpm", tokens(5))])])

@@ -7,7 +7,7 @@ use zae_limiter_core::{
     Scope, Store, StoredBucket, Timestamp, Window,
 };
 
-use crate::ask::{check_list, check_records, check_resources, delete, peek, put, take};
+use crate::calls::{check_list, check_records, check_resources, delete, peek, put, take};
 use crate::given::{
     DAY, HOUR, NOW, bucket, config, entity, entity_id, event, forever, idle, later, leg, limits,
     namespace, on_resource, per_minute, resource, test_namespace, tokens, usage,
@@ -165,7 +165,7 @@ async fn check_buckets(store: &dyn Store, query: BucketQuery, expected: &[Stored
             let limits = Arc::clone(listed.bucket.limits());
             let same = expected.iter().find(|expected| expected.key == listed.key);
             if let Some(same) = same.filter(|same| *same.bucket.limits() == limits) {
-                assert_eq!(crate::ask::seen(&listed.bucket), crate::ask::seen(&same.bucket));
+                assert_eq!(crate::calls::seen(&listed.bucket), crate::calls::seen(&same.bucket));
                 listed.bucket = same.bucket.clone();
             }
         }

@@ -9,7 +9,7 @@ use zae_limiter_core::{
     ResourceList, Scope, Store, StoreError, StoredBucket, Timestamp, Window,
 };
 
-use crate::ask::{delete, put, read_all, take};
+use crate::calls::{delete, put, read_all, take};
 use crate::given::{
     NOW, bucket, config, entity, entity_id, event, forever, leg, limits, on_resource, per_minute,
     resource, test_namespace, tokens, usage,

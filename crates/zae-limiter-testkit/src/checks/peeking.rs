@@ -8,7 +8,7 @@ use zae_limiter_core::{
     PERIOD_SECONDS_MAX, Rate, ResourceName, Store, Take,
 };
 
-use crate::ask::{acquire, be_refused, list_buckets, peek, seen, take};
+use crate::calls::{acquire, be_refused, list_buckets, peek, seen, take};
 use crate::given::{
     DAY, NOW, bucket, forever, later, leg, limits, per_minute, plan, test_namespace, tokens,
 };

@@ -9,7 +9,7 @@ use zae_limiter_core::{
     Plan, Settlement, Store, Take, Takes, Target, Timestamp,
 };
 
-use crate::ask::{acquire, peek};
+use crate::calls::{acquire, peek};
 use crate::given::{NOW, bucket, limits, namespace, test_namespace};
 use crate::oracle::Oracle;
 
@@ -57,13 +57,13 @@ enum Varying {
     Names,
 }
 
-/// What is asked.
+/// What the calls of a run are about.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Over {
-    /// One bucket at a time, by a clock that never runs back. A store may pay out time later than a
-    /// call, as long as nobody can tell; one whose clock runs back could.
+    /// One bucket at a time, with a clock that never runs back. A store may refill later than the
+    /// call, as long as that is not visible. A clock that runs back would make it visible.
     Buckets,
-    /// Anything. A store that takes in several steps may leave a trace of a refused chain.
+    /// Chains too. A store that takes in several steps may fail: a refused chain leaves a trace.
     Chains,
 }
 
@@ -171,7 +171,7 @@ impl Run {
             }
             let capacity = rate.capacity().get();
             let amount = match self.random.u32(0..8) {
-                // Whether a bucket comes to be by asking for nothing is up to the store.
+                // A request for nothing may create a bucket or not: that is up to the store.
                 0 if !takes.is_empty() => 0,
                 1 => capacity,
                 2..=4 => self.random.i64(1..=capacity),
@@ -232,24 +232,24 @@ impl Run {
             differences.push(Take { amount, ..take });
         }
         let settlement = Settlement { target, placement, differences };
-        let told = format!("{:?}", settlement.differences);
+        let differences = format!("{:?}", settlement.differences);
         self.oracle.settle(&settlement, self.now).expect("no overflow");
-        store.settle(&[settlement], self.now).await.expect("settle must answer");
-        format!("a settlement of {told}")
+        store.settle(&[settlement], self.now).await.expect("settle must succeed");
+        format!("a settlement of {differences}")
     }
 
     async fn reconfigure(&mut self, store: &dyn Store) -> String {
         let key = self.keys[self.random.usize(0..self.keys.len())].clone();
         let target = self.target(key);
         self.oracle.reconfigure(&target, self.now);
-        store.reconfigure(&target, self.now).await.expect("reconfigure must answer");
+        store.reconfigure(&target, self.now).await.expect("reconfigure must succeed");
         format!("a reconfigure of {}", target.key().entity)
     }
 
     async fn delete(&mut self, store: &dyn Store) -> String {
         let key = self.keys[self.random.usize(0..self.keys.len())].clone();
         self.oracle.delete(&key);
-        store.delete(&[Key::Bucket(key.clone())]).await.expect("delete must answer");
+        store.delete(&[Key::Bucket(key.clone())]).await.expect("delete must succeed");
         format!("the deletion of {}", key.entity)
     }
 

@@ -8,7 +8,7 @@ use zae_limiter_core::{
     Precondition, Record, Store, Window, Write, Written,
 };
 
-use crate::ask::{delete, get, list_buckets, peek, put, take, write};
+use crate::calls::{delete, get, list_buckets, peek, put, take, write};
 use crate::given::{
     NOW, bucket, config, config_in, entity, entity_id, entity_in, event, forever, leg, limits,
     namespace, on_resource, per_minute, resource, test_namespace, tokens, usage,
@@ -71,7 +71,7 @@ pub async fn a_put_replaces_the_whole_record(store: Arc<dyn Store>) {
     }
 }
 
-pub async fn each_condition_holds_when_it_should(store: Arc<dyn Store>) {
+pub async fn each_precondition_holds_when_it_should(store: Arc<dyn Store>) {
     let level = ConfigLevel::Resource(resource("r"));
     // What is there, the record that is written, and whether each condition holds.
     let cases = [
@@ -189,7 +189,7 @@ pub async fn a_full_batch_is_written_and_read(store: Arc<dyn Store>) {
     let checks: Vec<Write> =
         keys.into_iter().map(|key| Write::Delete(key, Precondition::Present)).collect();
     assert_eq!(write(&*store, &checks).await, Written::Done);
-    assert_eq!(write(&*store, &checks[..1]).await, Written::Conflict(0), "all are gone");
+    assert_eq!(write(&*store, &checks[..1]).await, Written::Conflict(0), "all are deleted");
 }
 
 pub async fn an_empty_batch_is_no_error(store: Arc<dyn Store>) {
@@ -198,7 +198,7 @@ pub async fn an_empty_batch_is_no_error(store: Arc<dyn Store>) {
     delete(&*store, []).await;
 }
 
-pub async fn deleting_passes_over_what_is_not_there(store: Arc<dyn Store>) {
+pub async fn deleting_ignores_missing_keys(store: Arc<dyn Store>) {
     let target = forever(bucket("a", "r"), &limits([per_minute("rpm", 10)]));
     take(&*store, NOW, [leg(&target, [("rpm", tokens(1))])]).await;
     let there: Vec<Record> = (0..60).map(|n| entity(&format!("e-{n}"), None)).collect();
@@ -233,7 +233,7 @@ pub async fn a_deleted_bucket_is_full_again(store: Arc<dyn Store>) {
     assert_eq!(taken[0].left[..], [tokens(0)]);
 }
 
-pub async fn keys_of_different_kinds_do_not_meet(store: Arc<dyn Store>) {
+pub async fn keys_of_different_kinds_never_collide(store: Arc<dyn Store>) {
     let elsewhere = namespace(2);
     let name = NamespaceName::new("x").unwrap();
     let records = [
@@ -267,18 +267,18 @@ pub async fn keys_of_different_kinds_do_not_meet(store: Arc<dyn Store>) {
         assert_eq!(get(&*store, record.key()).await.as_ref(), Some(record));
     }
     // Each goes alone.
-    for gone in 0..records.len() {
-        delete(&*store, [records[gone].key()]).await;
+    for deleted in 0..records.len() {
+        delete(&*store, [records[deleted].key()]).await;
         for (number, record) in records.iter().enumerate() {
             let found = get(&*store, record.key()).await.is_some();
-            assert_eq!(found, number > gone, "{record:?} after {:?} went", records[gone]);
+            assert_eq!(found, number > deleted, "{record:?} after {:?} went", records[deleted]);
         }
     }
 }
 
 pub async fn a_dropped_batch_is_written_whole_or_not_at_all(store: Arc<dyn Store>) {
-    for round in 0..20 {
-        let records: Vec<_> = (0..10).map(|n| entity(&format!("e-{round}-{n}"), None)).collect();
+    for run in 0..20 {
+        let records: Vec<_> = (0..10).map(|n| entity(&format!("e-{run}-{n}"), None)).collect();
         let batch: Vec<Write> = records
             .iter()
             .cloned()

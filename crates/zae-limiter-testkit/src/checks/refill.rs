@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zae_limiter_core::{Limit, Store, Timestamp};
 
-use crate::ask::{balance, be_refused, peek, take};
+use crate::calls::{balance, be_refused, peek, take};
 use crate::given::{
     DAY, MINUTE, NOW, bucket, forever, later, leg, limits, per_minute, tokens, without_refill,
 };
@@ -38,7 +38,7 @@ pub async fn an_idle_bucket_fills_to_its_capacity_and_no_higher(store: Arc<dyn S
     be_refused(&*store, later(DAY), [leg(&target, [("rpm", tokens(1))])]).await;
 }
 
-pub async fn a_clock_that_runs_back_pays_nothing(store: Arc<dyn Store>) {
+pub async fn a_clock_that_runs_back_refills_nothing(store: Arc<dyn Store>) {
     let target = forever(bucket("a", "r"), &limits([per_minute("rpm", 60)]));
     let one = || [leg(&target, [("rpm", tokens(1))])];
     take(&*store, NOW, [leg(&target, [("rpm", tokens(60))])]).await;

@@ -1,4 +1,4 @@
-//! A refusal says exactly what stood in the way, and changes nothing.
+//! A refusal reports exactly which limits were exceeded, and changes nothing.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use zae_limiter_core::{BucketKey, BucketQuery, Limit, LimitStatus, Store};
 
-use crate::ask::{balance, be_refused, list_buckets, peek, seen, settle, take};
+use crate::calls::{balance, be_refused, list_buckets, peek, seen, settle, take};
 use crate::given::{
     MINUTE, NOW, bucket, forever, idle, later, leg, limits, per_minute, settlement, test_namespace,
     tokens,
 };
 
-pub async fn a_refusal_lists_every_limit_that_was_asked(store: Arc<dyn Store>) {
+pub async fn a_refusal_lists_every_requested_limit(store: Arc<dyn Store>) {
     let own = limits([per_minute("rpm", 10), per_minute("tpd", 1), per_minute("tpm", 1_000)]);
     let above = limits([per_minute("rpm", 60).burst(90), per_minute("tpm", 6)]);
     let child = forever(bucket("child", "r"), &own);
@@ -47,7 +47,7 @@ pub async fn a_refusal_lists_every_limit_that_was_asked(store: Arc<dyn Store>) {
         status(1, "rpm", 90, 90, 0, 0),
         status(1, "tpm", -2, 1, 30_000, 80_000),
     ];
-    assert_eq!(refusal, expected, "every limit that was asked, in that order, and no other");
+    assert_eq!(refusal, expected, "every requested limit, in that order, and no other");
 }
 
 pub async fn a_wait_is_exact_to_the_millisecond(store: Arc<dyn Store>) {
@@ -60,22 +60,26 @@ pub async fn a_wait_is_exact_to_the_millisecond(store: Arc<dyn Store>) {
         Limit::per_second("x", 1_000_000),
     ];
     for (number, limit) in cases.into_iter().enumerate() {
-        let asked = tokens(i64::try_from(limit.capacity).unwrap() * 2 / 3).max(tokens(1));
+        let requested = tokens(i64::try_from(limit.capacity).unwrap() * 2 / 3).max(tokens(1));
         let target = forever(bucket("a", &format!("r-{number}")), &limits([limit.clone()]));
         let all = target.limits().rates()[0].capacity();
-        let again = || [leg(&target, [("x", asked)])];
+        let again = || [leg(&target, [("x", requested)])];
         take(&*store, NOW, [leg(&target, [("x", all)])]).await;
-        // Some time that leaves a remainder has passed when the wait is told.
+        // The time that has passed at the refusal leaves a remainder.
         for passed in [0, 1, 13] {
             let refusal = be_refused(&*store, later(passed), again()).await;
             let wait = i64::try_from(refusal[0].retry_after.as_millis()).unwrap();
-            let told = format!("{limit}: {wait} ms were told after {passed} ms");
-            assert!(wait > 0, "{told}");
+            let context = format!("{limit}: a wait of {wait} ms after {passed} ms");
+            assert!(wait > 0, "{context}");
             let early = be_refused(&*store, later(passed + wait - 1), again()).await;
-            assert_eq!(early[0].retry_after, Duration::from_millis(1), "{told}, one less waited");
+            assert_eq!(
+                early[0].retry_after,
+                Duration::from_millis(1),
+                "{context}, one less waited"
+            );
             if passed == 13 {
                 let taken = take(&*store, later(passed + wait), again()).await;
-                assert!(taken[0].left[0] >= tokens(0), "{told}");
+                assert!(taken[0].left[0] >= tokens(0), "{context}");
             }
         }
     }
@@ -131,10 +135,10 @@ pub async fn a_refused_plan_leaves_no_trace(store: Arc<dyn Store>) {
     assert_eq!(list_buckets(&*store, query).await.len(), listed, "no bucket came or went");
 }
 
-pub async fn a_refused_plan_pays_out_no_time(store: Arc<dyn Store>) {
+pub async fn a_refused_plan_refills_nothing(store: Arc<dyn Store>) {
     let target = forever(bucket("a", "r"), &limits([per_minute("rpm", 10)]));
     take(&*store, NOW, [leg(&target, [("rpm", tokens(10))])]).await;
-    // A clock far ahead asks for more than there is. One that is right must not profit from it.
+    // A request with a clock far ahead is refused. Later requests must not profit from its time.
     be_refused(&*store, later(MINUTE / 2), [leg(&target, [("rpm", tokens(6))])]).await;
     be_refused(&*store, NOW, [leg(&target, [("rpm", tokens(1))])]).await;
     assert_eq!(balance(&*store, target.key(), "rpm", NOW).await, Some(tokens(0)));

@@ -12,7 +12,7 @@ use zae_limiter_core::{
     Timestamp, Usage, UsageKey, Window,
 };
 
-use crate::ask::{PAGE_SIZES, get, put, read_all};
+use crate::calls::{PAGE_SIZES, get, put, read_all};
 use crate::given::{NOW, entity_id, namespace, resource, test_namespace};
 
 const TEXTS: [&str; 6] = ["", " ", "äß€漢字🦀\u{202e}", "a\0b\n\t\"\\'", "%_?#:$SYSTEM", "null"];

@@ -8,7 +8,9 @@ use zae_limiter_core::{
     PageRequest, Query, Record, ResourceList, Scope, Store, Timestamp, Window,
 };
 
-use crate::ask::{PAGE_SIZES, check_list, delete, get, keys_of, list_buckets, put, read_all, take};
+use crate::calls::{
+    PAGE_SIZES, check_list, delete, get, keys_of, list_buckets, put, read_all, take,
+};
 use crate::given::{
     NOW, bucket_in, config_in, entity_id, entity_in, event_in, forever, leg, limits, namespace,
     on_resource, per_minute, resource, test_namespace, tokens, usage_in,
@@ -213,7 +215,7 @@ pub async fn five_thousand_items_are_purged_in_pages(store: Arc<dyn Store>) {
     let scope = Scope::Namespace(here);
     let deleted = purge(&*store, &scope, 777).await;
     assert!(deleted >= 5_002, "5,000 records and 2 buckets, but {deleted} were listed");
-    assert_eq!(keys_of(&*store, &scope, PAGE_MAX).await, BTreeSet::new(), "all is gone");
+    assert_eq!(keys_of(&*store, &scope, PAGE_MAX).await, BTreeSet::new(), "everything is deleted");
     let untouched: BTreeSet<Key> = (0..50).map(|number| make(&elsewhere, number).key()).collect();
     check_scope(&*store, &Scope::Namespace(elsewhere), &untouched).await;
 }

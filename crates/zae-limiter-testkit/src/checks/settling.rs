@@ -7,13 +7,13 @@ use zae_limiter_core::{
     Applied, Key, Millitokens, Placement, Settlement, Store, StoreErrorKind, Target,
 };
 
-use crate::ask::{balance, be_refused, delete, peek, seen, settle, take};
+use crate::calls::{balance, be_refused, delete, peek, seen, settle, take};
 use crate::given::{
     MINUTE, NOW, bucket, forever, idle, later, leg, limits, per_minute, settlement, tokens,
     without_refill,
 };
 
-/// A bucket of ten per minute, `taken` of which are taken; and the shard that gave them.
+/// A bucket of ten per minute, of which `taken` are taken, and the placement of that.
 async fn bucket_of_ten(store: &dyn Store, taken: i64) -> (Arc<Target>, Placement) {
     let target = forever(bucket("a", "r"), &limits([per_minute("rpm", 10)]));
     let legs = take(store, NOW, [leg(&target, [("rpm", tokens(taken))])]).await;
@@ -31,7 +31,7 @@ pub async fn settling_takes_into_debt_and_the_debt_is_repaid(store: Arc<dyn Stor
     take(&*store, later(66_000), [leg(&target, [("rpm", tokens(1))])]).await;
 }
 
-pub async fn settling_gives_back_what_was_taken(store: Arc<dyn Store>) {
+pub async fn settling_refunds_what_was_taken(store: Arc<dyn Store>) {
     let (target, placement) = bucket_of_ten(&*store, 8).await;
     settle(&*store, NOW, [settlement(&target, placement, [("rpm", tokens(-5))])]).await;
     let found = peek(&*store, target.key(), NOW).await.expect("a bucket");
@@ -42,9 +42,9 @@ pub async fn settling_gives_back_what_was_taken(store: Arc<dyn Store>) {
     be_refused(&*store, NOW, [leg(&target, [("rpm", tokens(1))])]).await;
 }
 
-pub async fn giving_back_stops_at_the_capacity(store: Arc<dyn Store>) {
+pub async fn refunds_stop_at_the_capacity(store: Arc<dyn Store>) {
     let (target, placement) = bucket_of_ten(&*store, 8).await;
-    // By then six tokens have been earned, and all eight are given back.
+    // By then six tokens have been earned, and all eight are refunded.
     let now = later(36_000);
     settle(&*store, now, [settlement(&target, placement, [("rpm", tokens(-8))])]).await;
     assert_eq!(balance(&*store, target.key(), "rpm", now).await, Some(tokens(10)));
@@ -57,10 +57,10 @@ pub async fn giving_back_stops_at_the_capacity(store: Arc<dyn Store>) {
     be_refused(&*store, now, [leg(&target, [("rpm", tokens(1))])]).await;
 }
 
-pub async fn time_is_paid_out_before_a_settlement(store: Arc<dyn Store>) {
+pub async fn a_settlement_refills_first(store: Arc<dyn Store>) {
     let (target, placement) = bucket_of_ten(&*store, 1).await;
-    // The bucket has long been full again when five more are taken. Were they taken first, the
-    // time that passed would pay for them.
+    // The bucket has long been full again when five more are charged. If they were charged before
+    // the refill, the refill would cover them.
     settle(&*store, later(MINUTE), [settlement(&target, placement, [("rpm", tokens(5))])]).await;
     assert_eq!(balance(&*store, target.key(), "rpm", later(MINUTE)).await, Some(tokens(5)));
     be_refused(&*store, later(MINUTE), [leg(&target, [("rpm", tokens(6))])]).await;
@@ -103,7 +103,7 @@ pub async fn settlements_of_one_bucket_in_one_call_all_count(store: Arc<dyn Stor
 pub async fn a_charge_on_an_absent_bucket_leaves_full_less_the_charge(store: Arc<dyn Store>) {
     let (present, placement) = bucket_of_ten(&*store, 1).await;
     let absent = forever(bucket("absent", "r"), present.limits());
-    // The absent one stands first: the other must be settled all the same.
+    // The absent bucket comes first: the other one must be settled as well.
     let both =
         [&absent, &present].map(|target| settlement(target, placement, [("rpm", tokens(4))]));
     settle(&*store, NOW, both).await;
@@ -127,7 +127,7 @@ pub async fn a_charge_on_an_absent_bucket_may_leave_debt(store: Arc<dyn Store>) 
 pub async fn a_charge_on_an_expired_bucket_leaves_full_less_the_charge(store: Arc<dyn Store>) {
     let target = idle(bucket("a", "r"), &limits([per_minute("rpm", 10)]), 60);
     let taken = take(&*store, NOW, [leg(&target, [("rpm", tokens(10))])]).await;
-    // The bucket expires when it is full. Nothing of its old life must be left.
+    // The bucket expires when it is full. Nothing of its old state must remain.
     let now = later(MINUTE);
     settle(&*store, now, [settlement(&target, taken[0].placement, [("rpm", tokens(4))])]).await;
     assert_eq!(balance(&*store, target.key(), "rpm", now).await, Some(tokens(6)));
@@ -184,7 +184,7 @@ pub async fn a_refund_on_an_expired_bucket_leaves_it_absent(store: Arc<dyn Store
     take(&*store, now, [leg(&target, [("rpm", tokens(10))])]).await;
 }
 
-pub async fn a_refund_beside_a_charge_on_an_absent_bucket_is_passed_over(store: Arc<dyn Store>) {
+pub async fn a_refund_next_to_a_charge_on_an_absent_bucket_is_ignored(store: Arc<dyn Store>) {
     let set = limits([without_refill("x", 10), without_refill("y", 10)]);
     let target = forever(bucket("a", "r"), &set);
     let differences = [("x", tokens(4)), ("y", tokens(-4))];
@@ -196,7 +196,7 @@ pub async fn a_refund_beside_a_charge_on_an_absent_bucket_is_passed_over(store: 
     assert_eq!(y, (tokens(10), tokens(0)), "the refund does not");
 }
 
-/// Take nothing, settle for what was used: the only way to limit a cost that nobody can estimate.
+/// Takes nothing, and settles what was used: the way to limit a cost that cannot be estimated.
 pub async fn calls_that_only_settle_are_limited(store: Arc<dyn Store>) {
     let target = idle(bucket("a", "r"), &limits([per_minute("tpm", 100)]), 60);
     for call in 0..3 {
@@ -209,7 +209,7 @@ pub async fn calls_that_only_settle_are_limited(store: Arc<dyn Store>) {
     assert_eq!(refusal[0].available, tokens(-20));
 }
 
-/// The same with a bucket that is deleted between taking nothing and settling.
+/// The same, with a bucket that is deleted between the acquire and the settlement.
 pub async fn a_charge_counts_on_a_bucket_deleted_since_its_acquire(store: Arc<dyn Store>) {
     let target = forever(bucket("a", "r"), &limits([per_minute("tpm", 100)]));
     let placement = take(&*store, NOW, [leg(&target, [("tpm", tokens(0))])]).await[0].placement;
@@ -219,17 +219,17 @@ pub async fn a_charge_counts_on_a_bucket_deleted_since_its_acquire(store: Arc<dy
     assert_eq!(refusal[0].available, tokens(-30));
 }
 
-pub async fn a_refund_on_a_limit_that_is_gone_is_passed_over(store: Arc<dyn Store>) {
-    let both = limits([without_refill("gone", 10), without_refill("stays", 10)]);
+pub async fn a_refund_on_a_removed_limit_is_ignored(store: Arc<dyn Store>) {
+    let both = limits([without_refill("removed", 10), without_refill("stays", 10)]);
     let both = forever(bucket("a", "r"), &both);
-    let takes = [("gone", tokens(5)), ("stays", tokens(5))];
+    let takes = [("removed", tokens(5)), ("stays", tokens(5))];
     let placement = take(&*store, NOW, [leg(&both, takes)]).await[0].placement;
     let one = forever(bucket("a", "r"), &limits([without_refill("stays", 10)]));
     store.reconfigure(&one, NOW).await.expect("reconfigure must answer");
-    let back = [("gone", tokens(-2)), ("stays", tokens(-2))];
+    let back = [("removed", tokens(-2)), ("stays", tokens(-2))];
     settle(&*store, NOW, [settlement(&both, placement, back)]).await;
     let found = peek(&*store, both.key(), NOW).await.expect("a bucket");
-    assert_eq!(found.limits(), one.limits(), "the limit is still gone");
+    assert_eq!(found.limits(), one.limits(), "the limit stays removed");
     assert_eq!(found.cells()[0].tokens, tokens(7), "the other was settled");
 }
 
@@ -243,7 +243,7 @@ pub async fn settling_by_old_limits_keeps_the_new_ones(store: Arc<dyn Store>) {
     settle(&*store, NOW, [settlement(&old, placement, [("x", tokens(-50))])]).await;
     let found = peek(&*store, new.key(), NOW).await.expect("a bucket");
     assert_eq!(found.cells()[0].tokens, tokens(20), "no higher than the capacity it has now");
-    assert_eq!(found.limits(), new.limits(), "a lease with old limits does not bring them back");
+    assert_eq!(found.limits(), new.limits(), "a lease with old limits does not restore them");
 }
 
 pub async fn an_overflow_is_an_error_and_changes_nothing(store: Arc<dyn Store>) {

@@ -1,4 +1,4 @@
-//! What a store books itself, with the default settings.
+//! Usage records of stores that book usage themselves, with the default settings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use zae_limiter_core::{
     UsageSettings, Window,
 };
 
-use crate::ask::{PAGE_SIZES, acquire, be_refused, delete, read_all, settle, take};
+use crate::calls::{PAGE_SIZES, acquire, be_refused, delete, read_all, settle, take};
 use crate::given::{
     DAY, HOUR, MINUTE, NOW, bucket, entity_id, forever, idle, later, leg, limits, per_minute, plan,
     resource, settlement, test_namespace, tokens, without_refill,
@@ -33,7 +33,7 @@ async fn usage_of(store: &dyn Store, entity: &str, window: Window) -> Vec<Usage>
     list(store, &query, 7).await
 }
 
-/// What was consumed, without zeros: whether they are told is up to the store.
+/// The consumption without zeros: a store may list them or not.
 fn consumed(usage: &Usage) -> BTreeMap<&str, Millitokens> {
     let totals = usage.consumed.iter().map(|(name, amount)| (name.as_str(), *amount));
     totals.filter(|(_, amount)| *amount != Millitokens::ZERO).collect()
@@ -64,7 +64,7 @@ pub async fn what_is_taken_is_booked_to_every_window(store: Arc<dyn Store>) {
     let target = rpm_and_tpm("a");
     take(&*store, NOW, [leg(&target, [("rpm", tokens(1)), ("tpm", tokens(300))])]).await;
     check_totals(&*store, "a", [("rpm", tokens(1)), ("tpm", tokens(300))], 1).await;
-    // What is answered before a list is in it, however often it is asked for.
+    // A list includes all calls that completed before it, however often it is read.
     take(&*store, later(5), [leg(&target, [("rpm", tokens(1)), ("tpm", tokens(0))])]).await;
     take(&*store, later(MINUTE), [leg(&target, [("tpm", Millitokens::new(1))])]).await;
     let totals = [("rpm", tokens(2)), ("tpm", Millitokens::new(300_001))];
@@ -72,13 +72,13 @@ pub async fn what_is_taken_is_booked_to_every_window(store: Arc<dyn Store>) {
     check_totals(&*store, "a", totals, 3).await;
 }
 
-pub async fn what_is_settled_is_booked_to_its_own_moment(store: Arc<dyn Store>) {
+pub async fn settlements_are_booked_to_their_own_time(store: Arc<dyn Store>) {
     let target = rpm_and_tpm("a");
     let takes = [("rpm", tokens(1)), ("tpm", tokens(300))];
     let placement = take(&*store, NOW, [leg(&target, takes)]).await[0].placement;
     settle(&*store, later(1), [settlement(&target, placement, [("tpm", tokens(-100))])]).await;
     check_totals(&*store, "a", [("rpm", tokens(1)), ("tpm", tokens(200))], 2).await;
-    // An hour later it is given back: that hour's consumption is negative.
+    // The refund comes an hour later: the consumption of that hour is negative.
     let back = [("rpm", tokens(-1)), ("tpm", tokens(50))];
     settle(&*store, later(HOUR), [settlement(&target, placement, back)]).await;
     let hours = usage_of(&*store, "a", Window::Hourly).await;
@@ -92,7 +92,7 @@ pub async fn what_is_settled_is_booked_to_its_own_moment(store: Arc<dyn Store>) 
     assert_eq!(days[0].events, 3, "two settlements and an acquire");
 }
 
-pub async fn a_refused_plan_books_nothing(store: Arc<dyn Store>) {
+pub async fn a_refused_plan_records_no_usage(store: Arc<dyn Store>) {
     let [child, parent] = ["child", "parent"].map(rpm_and_tpm);
     take(&*store, NOW, [leg(&parent, [("rpm", tokens(100))])]).await;
     let legs = || [&child, &parent].map(|target| leg(target, [("rpm", tokens(1))]));
@@ -102,7 +102,7 @@ pub async fn a_refused_plan_books_nothing(store: Arc<dyn Store>) {
     check_totals(&*store, "parent", [("rpm", tokens(100))], 1).await;
 }
 
-pub async fn a_chain_books_each_entity(store: Arc<dyn Store>) {
+pub async fn a_chain_records_usage_of_each_entity(store: Arc<dyn Store>) {
     let chain = ["a", "b", "c"].map(rpm_and_tpm);
     for _ in 0..3 {
         take(&*store, NOW, chain.iter().map(|target| leg(target, [("tpm", tokens(5))]))).await;
@@ -112,7 +112,7 @@ pub async fn a_chain_books_each_entity(store: Arc<dyn Store>) {
     }
 }
 
-pub async fn windows_turn_at_their_borders(store: Arc<dyn Store>) {
+pub async fn windows_change_exactly_at_their_borders(store: Arc<dyn Store>) {
     let target = rpm_and_tpm("a");
     // 2026-11-30T23:59:59.999Z and the millisecond after it.
     let border = 15 * DAY + 10 * HOUR;
@@ -134,7 +134,7 @@ pub async fn windows_turn_at_their_borders(store: Arc<dyn Store>) {
     }
 }
 
-pub async fn a_clock_that_runs_back_books_to_its_own_window(store: Arc<dyn Store>) {
+pub async fn a_clock_that_runs_back_records_to_its_own_window(store: Arc<dyn Store>) {
     let target = rpm_and_tpm("a");
     for (amount, at) in [(1, 0), (10, HOUR), (20, HOUR - 1), (5, 2 * HOUR)] {
         take(&*store, later(at), [leg(&target, [("rpm", tokens(amount))])]).await;
@@ -146,8 +146,8 @@ pub async fn a_clock_that_runs_back_books_to_its_own_window(store: Arc<dyn Store
 
 pub async fn a_late_charge_is_booked(store: Arc<dyn Store>) {
     let target = idle(bucket("a", "r"), &limits([per_minute("rpm", 10)]), 60);
-    // On an absent bucket, on one that has expired with usage that nobody has read yet, and beside a
-    // refund that is passed over.
+    // On an absent bucket, on an expired one whose usage is not booked yet, and next to a refund
+    // that is ignored.
     settle(&*store, NOW, [settlement(&target, Placement::default(), [("rpm", tokens(4))])]).await;
     settle(
         &*store,
@@ -242,7 +242,7 @@ pub async fn a_dropped_acquire_is_not_booked(store: Arc<dyn Store>) {
             taken += 2;
         }
     }
-    soon("net consumption is what was answered", async || {
+    soon("net consumption equals the replies", async || {
         let found = usage_of(&*store, "a", Window::Hourly).await;
         consumed(&found[0]).get("rpm") == Some(&tokens(taken))
     })

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use zae_limiter_core::{ConfigLevel, Precondition, Record, Store, Write, Written};
 
 use super::concurrency::{TASKS, crowd};
-use crate::ask::{get, put, write};
+use crate::calls::{get, put, write};
 use crate::given::{config, entity};
 
 pub async fn one_of_many_conditional_writes_wins(store: Arc<dyn Store>) {
-    for round in 0..10 {
-        let id = format!("e-{round}");
+    for run in 0..10 {
+        let id = format!("e-{run}");
         let written = crowd(&store, |number, store| {
             let record = entity(&id, Some(&format!("parent-{number}")));
             async move {
-                let mark = entity(&format!("mark-{round}-{number}"), None);
+                let mark = entity(&format!("mark-{run}-{number}"), None);
                 let batch = [
                     Write::Put(mark, Precondition::Always),
                     Write::Put(record, Precondition::Absent),
@@ -25,12 +25,12 @@ pub async fn one_of_many_conditional_writes_wins(store: Arc<dyn Store>) {
         .await;
         let winners: Vec<usize> =
             (0..TASKS).filter(|number| written[*number] == Written::Done).collect();
-        assert_eq!(winners.len(), 1, "winners of round {round}: {winners:?}");
+        assert_eq!(winners.len(), 1, "winners of run {run}: {winners:?}");
         let parent = format!("parent-{}", winners[0]);
         let found = get(&*store, entity(&id, None).key()).await;
         assert_eq!(found, Some(entity(&id, Some(&parent))), "the winner's record");
         for (number, written) in written.iter().enumerate() {
-            let mark = get(&*store, entity(&format!("mark-{round}-{number}"), None).key()).await;
+            let mark = get(&*store, entity(&format!("mark-{run}-{number}"), None).key()).await;
             assert_eq!(mark.is_some(), *written == Written::Done, "nothing of a loser's batch");
         }
     }

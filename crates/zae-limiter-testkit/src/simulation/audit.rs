@@ -1,24 +1,24 @@
-//! The auditor: sees every change of every bucket and every call of every client, and checks each
-//! step.
+//! The auditor: sees every write to every bucket and every call of every client, and checks each
+//! write.
 //!
-//! What it knows of a write is the item before and after; who wrote it; and which calls of that
-//! client were under way. For each limit the difference of `tc` is what was taken net, so the
-//! difference of `tk` tells what was refilled. From this follow, step by step:
+//! For a write the auditor has the item before and after, the client, and the client's calls in
+//! progress. For each limit the difference of `tc` is the net consumption. With that, the
+//! difference of `tk` gives the refill. For every write the auditor checks:
 //!
-//! - *refill*: exactly what the time between the two `rf` earns, remainder included, or less where
-//!   the balance reaches the ceiling; never for time that has not come;
-//! - *no debt by taking*: below zero only as far as settlements under way explain it;
-//! - *never over-admitted*: net taken in any interval is at most the ceiling and what the interval
-//!   earns, debt aside. With `N` the net so far, `N - rate * t` must never rise by more than the
-//!   ceiling above its lowest value: one number to remember for each limit;
-//! - *conservation, and all or nothing*: when a client has nothing under way, what its writes have
-//!   taken is what its calls were told. A call that failed or crashed may have taken or not; nothing
-//!   is ever given back twice;
+//! - *refill*: exactly what the time between the two `rf` earns, with the remainder, or less where
+//!   the balance reaches the ceiling; never for time in the future;
+//! - *no debt by taking*: a balance below zero needs settlements in progress that explain it;
+//! - *no over-admission*: net consumption in any interval is at most the ceiling plus what the
+//!   interval earns, debt aside. With `N` the net consumption so far, `N - rate * t` must never
+//!   rise by more than the ceiling above its lowest value: one number per limit is enough;
+//! - *conservation, and all or nothing*: when a client has no calls in progress, its writes have
+//!   taken what the replies say. A call that failed or crashed may have taken its amount or not.
+//!   Nothing is ever refunded twice;
 //! - *older limits never replace newer ones*: see [`limits`];
-//! - *no false outage*: a call fails for want of the table only if the table left a call unanswered.
+//! - *no false outage*: a call fails with an outage only if the table left a call unanswered.
 //!
-//! Beside clients of the original, which keep none of this, all of it still holds of what our clients
-//! write, and a bucket is over-admitted by no more than the others have made out of nothing: see
+//! Clients of the original follow none of these rules. Next to them the rules still hold for the
+//! writes of our clients, and a bucket is over-admitted by at most what the original has made: see
 //! [`ledger`](super::ledger).
 
 mod beside;
@@ -41,7 +41,7 @@ use super::resharding::{self, Change};
 use crate::given::NOW;
 use crate::table::{ClientId, Watch, Wrote};
 use calls::{Call, ClientRecord};
-use limits::{Brought, Following};
+use limits::{CallLimits, Following};
 use step::Written;
 
 pub(crate) use calls::{CallAmount, Ended, Kind};
@@ -49,27 +49,28 @@ pub use excuses::{Excuse, Excuses};
 
 #[derive(Debug, Default)]
 struct AuditState {
-    /// Of each shard of a bucket.
+    /// The history of each shard.
     limits: BTreeMap<Place, LimitHistory>,
-    /// Of each bucket as a whole, under the name of its first shard.
+    /// The history of each whole bucket, under the partition key of its first shard.
     wholes: BTreeMap<Place, LimitHistory>,
     /// The debt of each limit in each shard.
     debts: BTreeMap<Place, BTreeMap<u32, i64>>,
-    /// The oldest moment that a write has carried, behind the true one.
+    /// The largest age of a call's time when it was written.
     age_ms: i64,
-    /// When a bucket last lost a limit or started anew, and whether it may have expired.
+    /// When a bucket last lost a limit or started anew.
     vanished_us: BTreeMap<String, u64>,
+    /// The expiry of each bucket.
     expires_s: BTreeMap<String, Option<i64>>,
-    /// How far behind the refill time a writer's moment may have been.
+    /// How far a writer's time may have been behind the refill time.
     lag_ms: BTreeMap<String, i64>,
     clients: BTreeMap<ClientId, ClientRecord>,
     /// Buckets that were ever split.
     resharded: BTreeSet<String>,
-    /// Limits that some shard of such a bucket has lacked: not all shards learn of a change at once.
+    /// Limits that some shard of such a bucket has lacked: a change reaches the shards one by one.
     mixed: BTreeSet<Place>,
-    /// Buckets of which nobody knows exactly what was taken.
+    /// Buckets whose exact consumption is unknown.
     unsure: BTreeSet<String>,
-    /// Where there are clients of the original.
+    /// Set if there are clients of the original.
     ledger: Option<Ledger>,
     excuses: Excuses,
     calls: u64,
@@ -77,11 +78,11 @@ struct AuditState {
     violation: Option<String>,
 }
 
-/// See the module.
+/// The auditor of a run.
 #[derive(Debug)]
 pub(crate) struct Auditor {
     time: Arc<VirtualTime>,
-    /// How far a clock is ahead at most.
+    /// How far a clock can be ahead of the true time.
     ahead_ms: i64,
     state: Mutex<AuditState>,
 }
@@ -100,7 +101,7 @@ impl Auditor {
         self.lock().violation.clone()
     }
 
-    /// Takes note that something could not be checked exactly.
+    /// Counts something that could not be checked exactly.
     pub(crate) fn excuse(&self, excuse: Excuse) {
         self.lock().excuses.count(excuse);
     }
@@ -110,13 +111,13 @@ impl Auditor {
         self.lock().excuses.clone()
     }
 
-    /// How many changes it has looked at.
+    /// The number of writes that were checked.
     pub(crate) fn steps(&self) -> u64 {
         self.lock().steps
     }
 
-    /// Takes note of a violation that somebody else has seen.
-    pub(crate) fn accuse(&self, what: impl Into<String>) {
+    /// Records a violation. The first one is kept.
+    pub(crate) fn report_violation(&self, what: impl Into<String>) {
         let mut state = self.lock();
         let what = format!("at {} us: {}", self.time.now_us(), what.into());
         state.violation.get_or_insert(what);
@@ -137,7 +138,7 @@ impl Auditor {
             now,
             began_us: self.time.now_us(),
             buckets: targets.iter().map(|target| pk(target.key())).collect(),
-            brought: targets.iter().map(|target| Brought::by(target)).collect(),
+            limits: targets.iter().map(|target| CallLimits::of(target)).collect(),
             amounts: amounts
                 .iter()
                 .map(|amount| ((pk(&amount.bucket), amount.limit.clone()), amount.amount))
@@ -164,7 +165,7 @@ impl Auditor {
         match record.calls.get_mut(&call) {
             Some(call) => {
                 call.ended = Some(ended);
-                // The limiter has its own idea of what became of it.
+                // The limiter above the store may treat the settlement as done or not.
                 if call.kind == Kind::Settle && ended != Ended::Done {
                     unsure.extend(call.buckets.iter().cloned());
                 }
@@ -172,27 +173,28 @@ impl Auditor {
                 let is_outage = matches!(ended, Ended::Failed { is_outage: true, .. });
                 if is_outage && !record.crashed && call.unanswered == record.unanswered {
                     let what =
-                        format!("an outage, and the table has answered every call: {call:#?}");
+                        format!("an outage, although the table replied to every call: {call:#?}");
                     let what = format!("at {} us: client {client}: {what}", self.time.now_us());
                     violation.get_or_insert(what);
                 }
             }
-            // Its calls may be dropped when nobody looks at them any more.
-            None => assert!(record.crashed, "a call that did not begin has ended"),
+            // The tasks of a crashed client are dropped after its calls were cleared.
+            None => assert!(record.crashed, "a call has ended that did not begin"),
         }
     }
 
-    /// A client is no more.
+    /// A client has crashed.
     pub(crate) fn crashed(&self, client: ClientId) {
         self.lock().clients.entry(client).or_default().crashed = true;
     }
 
-    /// Whether nobody knows exactly what was taken from a bucket.
+    /// Whether the exact consumption of a bucket is unknown.
     pub(crate) fn is_unsure(&self, base: &str) -> bool {
         self.lock().unsure.contains(base)
     }
 
-    /// Nobody has anything to do at this moment: whoever has nothing under way must be even.
+    /// Called when all tasks wait: checks the conservation of all clients without calls in
+    /// progress.
     pub(crate) fn at_rest(&self) {
         let now_us = self.time.now_us();
         let latest_s = (self.time.now().as_millis() + self.ahead_ms) / 1_000;
@@ -232,7 +234,7 @@ impl Auditor {
         }
     }
 
-    /// Calls that began before a moment and have not ended, of clients that have not crashed.
+    /// Calls that began before `before_us` and have not ended, of clients that have not crashed.
     pub(crate) fn unended(&self, before_us: u64) -> Vec<String> {
         let state = self.lock();
         let alive = state.clients.iter().filter(|(_, record)| !record.crashed);
@@ -247,7 +249,7 @@ impl Auditor {
             .collect()
     }
 
-    /// Whether every client has nothing under way.
+    /// Whether no client has a table call in flight.
     pub(crate) fn is_quiet(&self) -> bool {
         self.lock().clients.values().all(|record| record.in_flight == 0)
     }
@@ -275,7 +277,7 @@ impl Watch for Auditor {
             let client = wrote.client;
             let shown = |item: Option<&Item>| item.map(|item| Reading::of(shard, item));
             let open = client.and_then(|client| state.clients.get(&client));
-            let told = format!(
+            let message = format!(
                 "at {} us: client {client:?} on {}: {what}\nbefore: {:#?}\nafter: {:#?}\nits calls: {:#?}",
                 wrote.at_us,
                 wrote.key,
@@ -283,7 +285,7 @@ impl Watch for Auditor {
                 shown(wrote.new),
                 open.map(|record| &record.calls),
             );
-            state.violation = Some(told);
+            state.violation = Some(message);
         }
     }
 
@@ -297,9 +299,9 @@ impl Watch for Auditor {
         let is_stray = |reading: &Readings| self.is_stray(&reading.base, reading.new.shard);
         let onto_stray = readings.iter().any(is_stray);
         if let Err(what) = resharding::check(&changes, onto_stray) {
-            let told = format!("{what}\n{readings:#?}");
+            let message = format!("{what}\n{readings:#?}");
             drop(changes);
-            self.accuse(told);
+            self.report_violation(message);
         }
         let mut state = self.lock();
         state.steps += 1;
@@ -312,7 +314,7 @@ impl Watch for Auditor {
     }
 
     fn task_panicked(&self, client: ClientId, message: &str) {
-        self.accuse(format!("a task of client {client} panicked: {message}"));
+        self.report_violation(format!("a task of client {client} panicked: {message}"));
     }
 
     fn done(&self, client: ClientId, faulted: bool) {
@@ -327,7 +329,7 @@ impl Watch for Auditor {
     }
 }
 
-/// Which bucket an item is a shard of, by the name of its first shard, and which shard.
+/// The bucket of an item, as the partition key of its first shard, and the item's shard number.
 fn shard_of(key: &ItemKey) -> Option<(String, u32)> {
     match parse_key(key)? {
         ParsedKey::Record(zae_limiter_core::Key::Bucket(_)) => Some((key.pk.clone(), 0)),
@@ -336,7 +338,7 @@ fn shard_of(key: &ItemKey) -> Option<(String, u32)> {
     }
 }
 
-/// When it was written, by the true time.
+/// The true time of a write.
 fn true_ms(wrote: &Wrote<'_>) -> i64 {
     NOW.as_millis() + i64::try_from(wrote.at_us / 1_000).unwrap_or(i64::MAX / 2)
 }
@@ -364,7 +366,7 @@ impl Readings {
 }
 
 impl AuditState {
-    /// After a split: what the shards owe, and when the first expires.
+    /// Records the debts, the expiry and the new share of a shard after a split or merge.
     fn note_shard(&mut self, reading: &Readings) {
         let Readings { base, pk, new, .. } = reading;
         self.resharded.insert(base.clone());
@@ -375,7 +377,7 @@ impl AuditState {
         if new.shard == 0 {
             self.expires_s.insert(base.clone(), new.ttl);
         }
-        // It has another share from here on.
+        // The shard has another share from here on, so its history starts again.
         self.limits.retain(|(at, _), _| at != pk);
         if new.shard == 0 {
             for (limit, cell) in &new.cells {
@@ -384,7 +386,7 @@ impl AuditState {
         }
     }
 
-    /// A client has deleted an item. What follows starts anew, with at most a full bucket.
+    /// Records that a client has deleted an item. A later bucket starts full.
     fn note_deletion(
         &mut self,
         base: &str,
@@ -393,7 +395,7 @@ impl AuditState {
         client: ClientId,
     ) -> Result<(), String> {
         if !self.clients.entry(client).or_default().may_delete(base) {
-            return Err("a client deleted the bucket".to_owned());
+            return Err("a client deleted the bucket, but no call asked for that".to_owned());
         }
         self.vanished_us.insert(base.to_owned(), wrote.at_us);
         self.limits.retain(|(at, _), _| *at != wrote.key.pk);
@@ -425,7 +427,7 @@ impl AuditState {
             }
             if shard == 0 {
                 self.expires_s.remove(pk);
-                // Whoever gives something back from now on finds nothing there.
+                // Later refunds find no bucket.
                 self.limits.retain(|(at, _), _| at != pk);
             }
             return self.note_removal(base, shard, wrote, ahead_ms);
@@ -433,19 +435,19 @@ impl AuditState {
         let Some(new) = wrote.new else {
             return self.note_deletion(base, shard, wrote, client);
         };
-        let new = Reading::of(shard, new).ok_or("the item is no bucket any more")?;
+        let new = Reading::of(shard, new).ok_or("the item is no longer a bucket")?;
         let true_ms = true_ms(wrote);
         if !new.holds_share() {
-            return Err("written, and it is no shard of its bucket".to_owned());
+            return Err("written, although it is not a shard of its bucket".to_owned());
         }
         if let (Some(old), Some(ledger)) = (&old, &mut self.ledger)
             && !old.holds_share()
         {
-            return beside::check_brought_back(ledger, base, old, &new);
+            return beside::check_restored(ledger, base, old, &new);
         }
         if shard == 0 {
             self.expires_s.insert(pk.clone(), new.ttl);
-            // For a clock that is ahead it has expired already, or had until this write.
+            // By a clock that is ahead it has expired, or had expired before this write.
             let lives = [old.as_ref().and_then(|old| old.ttl), new.ttl];
             if lives.into_iter().flatten().any(|ttl| ttl * 1_000 <= true_ms + ahead_ms) {
                 self.vanished_us.insert(base.to_owned(), wrote.at_us);
@@ -453,10 +455,10 @@ impl AuditState {
         }
         if let Some(old) = &old {
             if old.count != new.count && new.count != 1 {
-                return Err(format!("of {} shards it became one of {}", old.count, new.count));
+                return Err(format!("the shard count went from {} to {}", old.count, new.count));
             }
             if new.rf < old.rf {
-                return Err(format!("time ran back from {} to {}", old.rf, new.rf));
+                return Err(format!("the refill time ran back from {} to {}", old.rf, new.rf));
             }
             if old.cells.keys().any(|limit| !new.cells.contains_key(limit)) {
                 self.vanished_us.insert(base.to_owned(), wrote.at_us);
@@ -468,9 +470,9 @@ impl AuditState {
             self.mixed.extend(lacking.cloned());
         }
         if new.rf > true_ms + ahead_ms {
-            return Err(format!("{} ms were paid out before their time", new.rf - true_ms));
+            return Err(format!("refilled for {} ms in the future", new.rf - true_ms));
         }
-        // An item that some clock takes for expired may start anew.
+        // An item that has expired by some clock may start anew.
         let anew = old.as_ref().is_none_or(|old| {
             let may_be_expired = old.ttl.is_some_and(|ttl| ttl * 1_000 <= true_ms + ahead_ms);
             may_be_expired
@@ -481,11 +483,11 @@ impl AuditState {
         }
         if anew && old.is_some() {
             self.excuses.count(Excuse::Anew);
-            // What is given back to what has expired is passed over.
+            // Refunds to an expired bucket are ignored.
             self.unsure.insert(base.to_owned());
         }
-        // Which clock that was is not known: up to twice the error, between it and the last one,
-        // and its life may have been measured from a moment before the refill time.
+        // The clock is unknown, so the slack is twice the error: of this clock and of the last one.
+        // And the lifetime may count from a time before the refill time.
         let lag_ms = self.lag_ms.entry(pk.clone()).or_default();
         let slack_ms = if anew && old.is_some() { 2 * ahead_ms + *lag_ms } else { 0 };
         let record = self.clients.entry(client).or_default();
@@ -524,17 +526,17 @@ impl AuditState {
                 self.wholes.remove(&place);
             }
             *record.net.entry(place.clone()).or_default() += net;
-            // A write that leaves a limit as it is says nothing about its moment.
+            // A write that takes nothing of a limit has no time for it.
             let base_ms = oldest_ms.filter(|_| net != 0).map_or(new.rf, |at| at.max(new.rf));
             let cell = new.cells[&place.1];
             let moments = Moments { base_ms, rf: new.rf, slack_ms };
             let of_shard = (pk.clone(), place.1.clone());
             let debt = i128::from((-cell.tokens).max(0));
-            // The interval by the shard alone starts when it is within its share again.
+            // The interval of the shard alone starts when its balance is within its share again.
             let before = old.as_ref().and_then(|old| old.cells.get(&limit));
             let was_over = before.is_some_and(|cell| cell.tokens > cell.rate.capacity().get());
-            // A batch may have taken under the old limits before it took on the new ones: under these no
-            // more was taken than is missing from their ceiling.
+            // A batch may have taken under the old limits before it applied the new ones. Under the
+            // new ones it has taken at most what is missing from the ceiling.
             let missing = i128::from(cell.rate.capacity().get()) - i128::from(cell.tokens);
             let is_new_rate = before.is_some_and(|before| before.rate != cell.rate);
             let net = if is_new_rate { net.min(missing) } else { net };
@@ -543,7 +545,7 @@ impl AuditState {
             } else {
                 check_interval(&mut self.limits, &of_shard, &cell.rate, debt, net, moments)?;
             }
-            // And of all shards together, by the true time: each has its own refill time.
+            // And of all shards together, by the true time, because each has its own refill time.
             let debts = self.debts.entry(place.clone()).or_default();
             debts.insert(shard, (-cell.tokens).max(0));
             let debt = debts.values().map(|debt| i128::from(*debt)).sum();

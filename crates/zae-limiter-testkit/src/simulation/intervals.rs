@@ -1,4 +1,5 @@
-//! Never over-admitted: net taken in any interval is at most the ceiling and what the interval earns.
+//! The over-admission check: net consumption in any interval is at most the ceiling plus what the
+//! interval earns.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +8,17 @@ use zae_limiter_core::Rate;
 /// One limit of one bucket's item.
 pub(super) type Place = (String, String);
 
-/// What is remembered of a limit.
+/// The history of a limit, reduced to what the check needs.
 #[derive(Debug)]
 pub(super) struct LimitHistory {
     rate: Rate,
-    /// Net taken since this rate holds.
+    /// Net consumption under the present rate.
     net: i128,
     /// The lowest value of `net - rate * time`, times the period.
     lowest: i128,
-    /// The latest moment from which an interval starts.
+    /// The latest time of a write so far.
     latest_ms: i64,
-    /// By how much more time the clocks may differ.
+    /// How far the clocks may differ.
     slack_ms: i64,
 }
 
@@ -27,16 +28,16 @@ impl LimitHistory {
     }
 }
 
-/// When a write happened.
+/// The times of a write.
 #[derive(Clone, Copy)]
 pub(super) struct Moments {
-    /// The earliest moment that it may carry.
+    /// The earliest time that the write may be about.
     pub(super) base_ms: i64,
     pub(super) rf: i64,
     pub(super) slack_ms: i64,
 }
 
-/// Net taken in any interval that ends now is at most the ceiling and what the interval earns.
+/// Checks all intervals that end with this write.
 pub(super) fn check_interval(
     limits: &mut BTreeMap<Place, LimitHistory>,
     place: &Place,
@@ -57,7 +58,7 @@ pub(super) fn check_interval(
     record.net += net;
     let risen =
         (record.net - debt) * period - earns(record.latest_ms + record.slack_ms) - record.lowest;
-    // What is less than a millitoken is carried over.
+    // One millitoken more, because fractions are carried over.
     let most = (i128::from(rate.capacity().get()) + 1) * period;
     if risen > most {
         return Err(format!(

@@ -1,46 +1,46 @@
-//! What clients of the original make out of nothing, and what holds of our promise beside them.
+//! Counts the tokens that clients of the original *make*: tokens that no time has earned.
 //!
-//! A bucket *holds*, at a moment, what its shards do: balance and unpaid time of each, up to its
-//! ceiling. An exact write lowers that by what it takes and no more. A write of the original may
-//! lower it by less, or raise it: that much was made out of nothing. It is
+//! At any time a bucket *holds* the balance and the unpaid refill of all its shards, up to their
+//! ceilings. An exact write lowers that by the amount that it takes. A write of the original may
+//! lower it by less, or raise it. The difference is what it has made:
 //!
-//! - what a shard is born with, as far as its share goes, and the time that a shard is paid for in
-//!   which it was none;
-//! - what a full shard was taken from without its refill time being moved: that time is paid again;
-//! - what an older one refills beyond the shard's share.
+//! - the tokens that a new shard starts with, and refill for time before the shard existed;
+//! - the refill of a full shard that was taken from without moving its refill time: that time is
+//!   paid out again;
+//! - the refill of older clients beyond the shard's share.
 //!
-//! With this ledger the promise for the whole bucket is: net taken in any interval is at most the
-//! ceiling, what the interval earns, and what was made in it. Two more things follow from how the
-//! original splits:
+//! With this ledger the rule for the whole bucket is: net consumption in any interval is at most
+//! the ceiling, plus what the interval earns, plus what was made in it. Two more things follow from
+//! how the original splits:
 //!
-//! - It changes the count of a shard and nothing else, so that a write of ours that goes by the larger
-//!   share of before may still happen. It must be exact by that share, and the client has seen the count
-//!   in its answer. By how much it lowers what the bucket holds by less than it takes is in the ledger.
-//! - A shard may be made while the one that it is split from still has its share. It does not belong to
-//!   the bucket then, and what is taken from it is not counted: but it is never more than the shard holds,
-//!   and it refills as any other.
+//! - It changes only the count of a shard. So a write of our clients may still use the larger share
+//!   from before. It must be exact by that share, and it shows the client the new count. The
+//!   difference in what the bucket holds is in the ledger.
+//! - It may create a shard while the shard that this one is split from still has the share. The new
+//!   shard is a *stray*: it does not belong to the bucket, and consumption from it is not counted.
+//!   It still holds a limited amount, and refills like any other shard.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::reading::Reading;
 use crate::table::ClientId;
 
-/// How long after its first answer a client may still have writes under way that it has sent before.
+/// How long after its first reply a client may still have earlier writes in flight.
 const UNDER_WAY_US: u64 = 2_000_000;
 
-/// See the module.
+/// The ledger of a run with clients of the original.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     originals: BTreeSet<ClientId>,
-    /// All shards that were ever written, by their buckets.
+    /// The last content of all shards, by bucket.
     shards: BTreeMap<String, BTreeMap<u32, Reading>>,
-    /// Shards whose counts were raised by the original.
+    /// Shards whose counts the original has raised.
     raised: BTreeMap<(String, u32), Raised>,
-    /// In millitokens, of all limits.
+    /// What was made so far, in millitokens of all limits.
     pub(super) made: i128,
 }
 
-/// What a shard's count was before, and who has seen since that it is another.
+/// The earlier counts of a shard, and when each client first saw that the count has changed.
 #[derive(Debug, Default)]
 struct Raised {
     before: BTreeSet<u32>,
@@ -56,24 +56,24 @@ impl Ledger {
         client.is_some_and(|client| self.originals.contains(&client))
     }
 
-    /// The table has removed an item.
+    /// Removes a deleted item.
     pub(super) fn forget(&mut self, base: &str, shard: u32) {
         if let Some(shards) = self.shards.get_mut(base) {
             shards.remove(&shard);
         }
     }
 
-    /// Whether anybody has written to the bucket.
-    pub(super) fn knows(&self, base: &str) -> bool {
+    /// Whether the bucket was ever written.
+    pub(super) fn has_bucket(&self, base: &str) -> bool {
         self.shards.contains_key(base)
     }
 
-    /// Whether a shard's share is its own.
+    /// Whether a shard belongs to the bucket, and is not a stray.
     pub(super) fn belongs(&self, base: &str, shard: u32) -> bool {
         self.shards.get(base).is_some_and(|shards| belongs(shards, shard))
     }
 
-    /// Takes note of a write. A change of the count that is not ours is remembered.
+    /// Records a write, and whether the original has changed the count.
     pub(super) fn note(&mut self, base: &str, new: &Reading, is_original: bool) {
         let shards = self.shards.entry(base.to_owned()).or_default();
         let old = shards.insert(new.shard, new.clone());
@@ -89,7 +89,7 @@ impl Ledger {
         }
     }
 
-    /// By which other counts a client may go that writes to a shard now.
+    /// The earlier counts that a client may still use in a write at `at_us`.
     pub(super) fn unseen(
         &mut self,
         base: &str,
@@ -107,26 +107,26 @@ impl Ledger {
         }
     }
 
-    /// What the shards of a bucket hold of a limit at a moment, times the period. Time that was paid
-    /// out before it has come is still owed.
+    /// What the shards of a bucket hold of a limit at a time, times the period. Refill for time in
+    /// the future is subtracted.
     pub(super) fn held(&self, base: &str, limit: &str, at_ms: i64) -> i128 {
         let Some(shards) = self.shards.get(base) else { return 0 };
         let belonging = shards.values().filter(|shard| belongs(shards, shard.shard));
         belonging.map(|shard| shard.held(limit, at_ms)).sum()
     }
 
-    /// The same of one shard, whether it belongs to the bucket or not.
+    /// What one shard holds, whether it belongs to the bucket or not.
     pub(super) fn held_by(&self, (base, shard): (&str, u32), limit: &str, at_ms: i64) -> i128 {
         let shard = self.shards.get(base).and_then(|shards| shards.get(&shard));
         shard.map_or(0, |shard| shard.held(limit, at_ms))
     }
 
-    /// Books what was made out of nothing.
+    /// Adds to what was made.
     pub(super) fn add_made(&mut self, made: i128) {
         self.made += made;
     }
 
-    /// Whether the shares of a bucket's shards are the whole of it.
+    /// Whether the shares of a bucket's shards add up to the whole bucket.
     pub(super) fn is_complete(&self, base: &str) -> bool {
         const WHOLE: u64 = 1 << 32;
         let Some(shards) = self.shards.get(base) else { return true };
@@ -135,8 +135,8 @@ impl Ledger {
     }
 }
 
-/// What a write has made of a limit, in millitokens, of which the bucket, or the shard, held so much
-/// before and after.
+/// What a write has made of a limit, in millitokens, from what the bucket or shard held before and
+/// after it.
 pub(super) fn made(before: i128, after: i128, net: i128, period_ms: u64) -> i128 {
     let period = i128::from(period_ms);
     let made = (after - before + net * period).max(0);
@@ -144,7 +144,7 @@ pub(super) fn made(before: i128, after: i128, net: i128, period_ms: u64) -> i128
 }
 
 impl Reading {
-    /// Balance and unpaid time up to the ceiling, times the period.
+    /// Balance and unpaid refill up to the ceiling, times the period.
     fn held(&self, limit: &str, at_ms: i64) -> i128 {
         let Some(cell) = self.cells.get(limit) else { return 0 };
         let period = i128::from(cell.rate.period_ms());
@@ -155,7 +155,7 @@ impl Reading {
     }
 }
 
-/// A shard belongs when the one that it was split from knows that it was.
+/// A shard belongs to the bucket if the count of the shard that it was split from includes it.
 fn belongs(shards: &BTreeMap<u32, Reading>, shard: u32) -> bool {
     if !shards.get(&shard).is_some_and(Reading::holds_share) {
         return false;

@@ -1,14 +1,14 @@
-//! Clients with the behaviour of the Python original, beside ours.
+//! Clients with the behaviour of the Python original.
 //!
-//! They know balances, rates, refill time and count of a shard, and nothing else that we write. What
-//! they do that we do not:
+//! They use the balances, rates, refill time and shard count of an item, and none of the other
+//! attributes. They differ from our clients:
 //!
-//! - they take from a shard without looking at its refill time or its ceiling: a full shard that was
-//!   idle is paid twice;
-//! - they take after a refill without looking at the balance again: it may end below zero;
-//! - they double a bucket by a number on its first shard, and tell the other shards later, or never; the
-//!   shards that are new by that are made by whoever asks them first, full;
-//! - the older of them know nothing of shares: what they make, and refill, is as large as the bucket.
+//! - they take from a shard without checking its refill time or its ceiling: the idle time of a
+//!   full shard refills twice;
+//! - they take after a refill without checking the balance again: it may end below zero;
+//! - they split a bucket by raising a number on its first shard, and announce it to the other
+//!   shards later or never. The first client that uses a new shard creates it, full;
+//! - older ones know nothing of shares: they create and refill shards as large as the whole bucket.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -23,25 +23,25 @@ use super::scene::draw_amounts;
 use super::workload::{Stage, locked};
 use crate::table::ClientId;
 
-/// The original has a bound, too.
+/// The most shards to which the original splits a bucket.
 const SHARDS_MAX: i64 = 16;
 
-/// What a write counts on the reserved limit, its ceiling, and its period.
+/// The reserved limit: the amount of one write, the ceiling and the period.
 const ONE_WRITE: i64 = 1_000;
 const WRITES_MAX: i64 = 1_000_000;
 const WRITES_PERIOD_MS: i64 = 1_000;
 
-/// One process.
+/// A client of the original.
 pub(super) struct Original {
     table: Arc<dyn Table>,
     clock: ClientClock,
-    /// One of those that split limits among shards, and tell shards of a new count.
+    /// Whether it is a newer one, which divides limits into shares and announces splits.
     knows_shares: bool,
-    /// Into how many shards it believes buckets to be split.
+    /// The shard counts that it has read, by bucket.
     counts: Mutex<BTreeMap<usize, i64>>,
 }
 
-/// What it takes, by limit, in millitokens.
+/// Amounts to take, by limit, in millitokens.
 type Amounts = BTreeMap<String, i64>;
 
 impl Original {
@@ -56,11 +56,11 @@ impl Original {
         }
     }
 
-    /// One call. That there is no answer is its own affair.
+    /// Makes one call, and ignores errors.
     pub(super) async fn call(&self, stage: &Stage) {
         let bucket = stage.draw(|rng| rng.usize(..stage.scene.buckets.len()));
         let _ = match stage.draw(|rng| rng.u32(..5)) {
-            0 => self.double(stage, bucket).await,
+            0 => self.split(stage, bucket).await,
             _ => self.acquire(stage, bucket).await,
         };
     }
@@ -69,11 +69,11 @@ impl Original {
         locked(&self.counts).get(&bucket).copied().unwrap_or(1)
     }
 
-    /// What it believes only ever grows.
-    fn learn(&self, bucket: usize, count: i64) {
+    /// Raises the cached shard count. It never falls.
+    fn raise_count(&self, bucket: usize, count: i64) {
         let mut counts = locked(&self.counts);
-        let known = counts.entry(bucket).or_insert(1);
-        *known = count.max(*known);
+        let cached = counts.entry(bucket).or_insert(1);
+        *cached = count.max(*cached);
     }
 
     async fn acquire(&self, stage: &Stage, bucket: usize) -> Result<(), TableError> {
@@ -88,11 +88,11 @@ impl Original {
         let key = item_key_of(target.key(), shard);
         let taken = match self.table.update(&take(&key, &amounts)).await? {
             Updated::Done(item, _) => {
-                self.learn(bucket, number(&item, "shard_count").unwrap_or(1));
+                self.raise_count(bucket, number(&item, "shard_count").unwrap_or(1));
                 true
             }
             Updated::Unmet(Some(item), _) => {
-                self.learn(bucket, number(&item, "shard_count").unwrap_or(1));
+                self.raise_count(bucket, number(&item, "shard_count").unwrap_or(1));
                 self.refill(&key, &amounts).await?
             }
             Updated::Unmet(None, _) => self.create(bucket, &key, target.limits(), &amounts).await?,
@@ -101,10 +101,10 @@ impl Original {
             return Ok(());
         }
         stage.pause().await;
-        self.give_back(stage, &key, &amounts).await
+        self.refund(stage, &key, &amounts).await
     }
 
-    /// Reads the shard, pays out its time, and takes: on condition that nobody else has paid it out.
+    /// Reads the shard, refills it, and takes: on condition that the refill time is unchanged.
     async fn refill(&self, key: &BucketItemKey, amounts: &Amounts) -> Result<bool, TableError> {
         let read = self.table.read(&[key.item_key()], Consistency::Strong).await?;
         let Some(item) = read.items.into_iter().next() else { return Ok(false) };
@@ -119,18 +119,18 @@ impl Original {
                 [of("cp"), of("ra")].map(|all| if whole { all } else { all / count });
             let earned = (now_ms - rf) * amount / of("rp").max(1);
             let refilled = (held + earned).min(ceiling) - held;
-            let asked = if whole { ONE_WRITE } else { amounts.get(&limit).copied().unwrap_or(0) };
-            if held + refilled < asked && !whole {
+            let taken = if whole { ONE_WRITE } else { amounts.get(&limit).copied().unwrap_or(0) };
+            if held + refilled < taken && !whole {
                 return Ok(false);
             }
-            actions.push(add(&attribute(&limit, "tk"), refilled - asked));
-            actions.push(add(&attribute(&limit, "tc"), asked));
+            actions.push(add(&attribute(&limit, "tk"), refilled - taken));
+            actions.push(add(&attribute(&limit, "tc"), taken));
         }
         let conditions = vec![Condition::Equal("rf".to_owned(), Value::number(rf))];
         let update = Update { key: key.item_key(), actions, conditions };
         match self.table.update(&update).await? {
             Updated::Done(..) => Ok(true),
-            // Somebody else has paid it out: without that, once more.
+            // Another client has refilled it: takes without a refill.
             Updated::Unmet(..) => {
                 let again = self.table.update(&take(key, amounts)).await?;
                 Ok(matches!(again, Updated::Done(..)))
@@ -138,7 +138,7 @@ impl Original {
         }
     }
 
-    /// Makes a shard, full less what is taken.
+    /// Creates a shard, full less what is taken.
     async fn create(
         &self,
         bucket: usize,
@@ -151,12 +151,12 @@ impl Original {
         let mut actions = Vec::new();
         let mut set = |name: String, value| actions.push(Action::Set(name, Value::number(value)));
         for (name, rate) in limits.iter() {
-            let asked = amounts.get(name.as_str()).copied().unwrap_or(0);
-            let left = rate.capacity().get() / share - asked;
+            let taken = amounts.get(name.as_str()).copied().unwrap_or(0);
+            let left = rate.capacity().get() / share - taken;
             if left < 0 {
                 return Ok(false);
             }
-            push_limit(&mut set, name.as_str(), rate, left, asked);
+            push_limit(&mut set, name.as_str(), rate, left, taken);
         }
         push_writes(&mut set);
         set("rf".to_owned(), self.now().as_millis());
@@ -170,8 +170,8 @@ impl Original {
         self.clock.now()
     }
 
-    /// Gives back some of it, whatever has become of the shard.
-    async fn give_back(
+    /// Refunds some of it, without checking whether the shard still exists.
+    async fn refund(
         &self,
         stage: &Stage,
         key: &BucketItemKey,
@@ -187,9 +187,9 @@ impl Original {
         self.table.update(&update).await.map(drop)
     }
 
-    /// Doubles a bucket: on the first shard, and then on those that are there already. Some are gone
-    /// before they have told all.
-    async fn double(&self, stage: &Stage, bucket: usize) -> Result<(), TableError> {
+    /// Splits a bucket: on the first shard, and then on the other existing ones. Sometimes it stops
+    /// before it has announced the split to all of them.
+    async fn split(&self, stage: &Stage, bucket: usize) -> Result<(), TableError> {
         let (count, key) = (self.count(bucket), &stage.scene.buckets[bucket].key);
         if count >= SHARDS_MAX {
             return Ok(());
@@ -207,7 +207,7 @@ impl Original {
             return Ok(());
         };
         let found = number(&found, "shard_count").unwrap_or(1);
-        self.learn(bucket, found);
+        self.raise_count(bucket, found);
         for shard in 1..count {
             if found != 2 * count || !self.knows_shares || stage.draw(|rng| rng.u32(..8)) == 0 {
                 return Ok(());
@@ -235,13 +235,13 @@ fn add(name: &str, amount: i64) -> Action {
     Action::Add(name.to_owned(), Value::number(amount))
 }
 
-/// The names of an item's limits, the reserved one too.
+/// The names of an item's limits, including the reserved one.
 fn limits_of(item: &Item) -> Vec<String> {
     let limit = |name: &String| Some(name.strip_prefix("b_")?.strip_suffix("_cp")?.to_owned());
     item.keys().filter_map(limit).collect()
 }
 
-/// Takes what is there, whatever the time.
+/// An update that takes if the balance suffices, without a refill.
 fn take(key: &BucketItemKey, amounts: &Amounts) -> Update {
     let reserved = ("wcu".to_owned(), ONE_WRITE);
     let (mut actions, mut conditions) = (Vec::new(), vec![Condition::Exists("PK".to_owned())]);
@@ -253,11 +253,11 @@ fn take(key: &BucketItemKey, amounts: &Amounts) -> Update {
     Update { key: key.item_key(), actions, conditions }
 }
 
-fn push_limit(set: &mut impl FnMut(String, i64), name: &str, rate: &Rate, left: i64, asked: i64) {
+fn push_limit(set: &mut impl FnMut(String, i64), name: &str, rate: &Rate, left: i64, taken: i64) {
     let period = i64::try_from(rate.period_ms()).unwrap_or(i64::MAX);
     for (suffix, value) in [
         ("tk", left),
-        ("tc", asked),
+        ("tc", taken),
         ("cp", rate.capacity().get()),
         ("ra", rate.refill_amount().get()),
         ("rp", period),

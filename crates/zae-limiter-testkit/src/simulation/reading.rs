@@ -1,4 +1,4 @@
-//! A bucket's item, read by its attributes alone: not by the code that is under test.
+//! Reads a bucket's item by its attributes, without the code under test.
 
 use std::collections::BTreeMap;
 
@@ -12,25 +12,25 @@ pub(super) struct Cell {
     pub(super) consumed: i64,
     pub(super) remainder: u64,
     pub(super) rate: Rate,
-    /// Of the whole bucket.
+    /// The rate of the whole bucket. `rate` is the shard's share of it.
     pub(super) whole: Rate,
 }
 
-/// A bucket's item, read by its attributes and nothing else.
+/// The content of a bucket's item.
 #[derive(Clone, Debug)]
 pub(super) struct Reading {
     pub(super) shard: u32,
-    /// Of how many shards it is one.
+    /// The item's shard count.
     pub(super) count: u32,
     pub(super) rf: i64,
     pub(super) ttl: Option<i64>,
-    /// When the configuration was read that its limits come from, by the reader's clock.
+    /// When the limits were read, by the clock of the client that read them.
     pub(super) limits_at: Option<i64>,
     pub(super) cells: BTreeMap<String, Cell>,
 }
 
 impl Cell {
-    /// Whether it is what a new bucket would be.
+    /// Whether the cell is what a new bucket would have: full, less the net consumption.
     pub(super) fn is_full_less_net(&self, old: &Reading, limit: &str) -> bool {
         let before = old.cells.get(limit).map_or(0, |cell| i128::from(cell.consumed));
         let net = i128::from(self.consumed) - before;
@@ -39,7 +39,7 @@ impl Cell {
 }
 
 impl Reading {
-    /// Whether it holds a share of the bucket at all.
+    /// Whether the item is a shard of the bucket, and not a retired one.
     pub(super) fn holds_share(&self) -> bool {
         self.shard < self.count
     }
@@ -49,7 +49,7 @@ impl Reading {
         Self::as_one_of(shard, count.and_then(|count| u32::try_from(count).ok()).unwrap_or(1), item)
     }
 
-    /// The same, as if it were one of so many shards.
+    /// Reads an item as if its shard count were `count`.
     pub(super) fn as_one_of(shard: u32, count: u32, item: &Item) -> Option<Self> {
         let number = |name: &str| item.get(name).and_then(Value::as_i64);
         let rf = number("rf")?;

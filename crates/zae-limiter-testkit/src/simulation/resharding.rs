@@ -1,23 +1,23 @@
-//! How one shard of a bucket becomes two and two become one: nothing is won or lost, at any moment.
+//! Checks splits and merges of shards: no token and no time is gained or lost.
 
 use super::reading::{Cell, Reading};
 
-/// A shard before and after.
+/// A shard before and after a write.
 pub(super) struct Change<'a> {
     pub(super) old: Option<&'a Reading>,
     pub(super) new: &'a Reading,
 }
 
-/// Whether two changes that were made together are a split, or its opposite: one of the shards
-/// counts otherwise than before.
+/// Whether two changes in one transaction are a split or a merge: the shard count of one of them
+/// has changed.
 pub(super) fn is_reshard(changes: &[Change<'_>]) -> bool {
     let counts_otherwise =
         |change: &Change<'_>| change.old.is_some_and(|old| old.count != change.new.count);
     changes.len() == 2 && changes.iter().any(counts_otherwise)
 }
 
-/// Checks a split or its opposite. Where one of the shards is a stray, made by others and outside of
-/// the bucket, it may be split onto that.
+/// Checks a split or a merge. With `onto_stray` the new shard may exist already: a client of the
+/// original has created it outside of the bucket.
 pub(super) fn check(changes: &[Change<'_>], onto_stray: bool) -> Result<(), String> {
     let [low, high] = changes else { return Err("not two shards".to_owned()) };
     let (low, high) = if low.new.shard < high.new.shard { (low, high) } else { (high, low) };
@@ -39,16 +39,16 @@ fn check_split(
     onto_stray: bool,
 ) -> Result<(), String> {
     if high.old.is_some_and(Reading::holds_share) && !onto_stray {
-        return Err("split onto a shard that is there".to_owned());
+        return Err("split onto a shard that exists".to_owned());
     }
     if low.rf != old.rf || high.new.rf != old.rf {
-        return Err("time was paid out, or lost, by a split".to_owned());
+        return Err("a split changed the refill time".to_owned());
     }
     same_limits(old, [low, high.new])?;
     same_moment(old.limits_at, [low, high.new])?;
     for (limit, cell) in &old.cells {
         let (low, new) = pair(limit, low, high.new)?;
-        // What others have put above the ceiling is worth nothing.
+        // Tokens above the ceiling, which other clients may add, do not count.
         let tokens = cell.tokens.min(cell.rate.capacity().get());
         same(limit, "tokens", tokens.into(), i128::from(low.tokens) + i128::from(new.tokens))?;
         same(limit, "remainder", cell.remainder.into(), i128::from(low.remainder))?;
@@ -63,14 +63,14 @@ fn check_split(
 fn check_merge(old: &Reading, low: &Reading, high: &Change<'_>) -> Result<(), String> {
     let at = low.rf;
     if at < old.rf || high.old.is_some_and(|high| at < high.rf) {
-        return Err("time ran back".to_owned());
+        return Err("the refill time ran back".to_owned());
     }
-    // Only shards under the same limits are merged. Those of the one that read them last hold.
+    // Only shards with the same limits merge. The merged shard has the later `limits_at`.
     let newest = high.old.and_then(|high| high.limits_at).max(old.limits_at);
     same_limits(old, high.old.into_iter().chain([low]))?;
     same_moment(newest, [low])?;
     for (limit, cell) in &old.cells {
-        let (new, gone) = pair(limit, low, high.new)?;
+        let (new, retired) = pair(limit, low, high.new)?;
         let other = high.old.and_then(|high| Some((high.rf, *high.cells.get(limit)?)));
         let (mut tokens, mut fraction) = held(cell, old.rf, at);
         if let Some((rf, other)) = &other {
@@ -84,26 +84,26 @@ fn check_merge(old: &Reading, low: &Reading, high: &Change<'_>) -> Result<(), St
         if tokens < ceiling {
             same(limit, "remainder", fraction, new.remainder.into())?;
         }
-        same(limit, "tokens of what is gone", 0, gone.tokens.into())?;
+        same(limit, "tokens of the retired shard", 0, retired.tokens.into())?;
         if let Some(ttl) = low.ttl.filter(|_| old.ttl.is_none()) {
             full_by(limit, new, at, ttl)?;
         }
         unconsumed(limit, Some(cell), new)?;
-        unconsumed(limit, other.as_ref().map(|(_, other)| other), gone)?;
+        unconsumed(limit, other.as_ref().map(|(_, other)| other), retired)?;
     }
     Ok(())
 }
 
-/// An item that expires from here on is full by then: starting anew it is the same.
+/// An item that gets an expiry must be full by then, because an absent bucket counts as full.
 fn full_by(limit: &str, cell: &Cell, rf: i64, ttl: i64) -> Result<(), String> {
     let (tokens, _) = held(cell, rf, ttl * 1_000);
     match tokens == i128::from(cell.rate.capacity().get()) {
         true => Ok(()),
-        false => Err(format!("{limit}: it expires at {ttl} s and is not full by then")),
+        false => Err(format!("{limit}: expires at {ttl} s and is not full by then")),
     }
 }
 
-/// The limits stay what they are.
+/// Neither a split nor a merge changes the limits.
 fn same_limits<'a>(
     old: &Reading,
     others: impl IntoIterator<Item = &'a Reading>,
@@ -130,7 +130,7 @@ fn same_moment<'a>(
     Ok(())
 }
 
-/// What a shard holds at a moment, and what is less than a millitoken.
+/// The balance of a shard at a time, and the fraction of a millitoken.
 fn held(cell: &Cell, rf: i64, at: i64) -> (i128, i128) {
     let (earned, remainder) = cell.rate.earned(u64::try_from(at - rf).unwrap_or(0), cell.remainder);
     let tokens = i128::from(cell.tokens) + i128::from(earned.get());

@@ -1,4 +1,4 @@
-//! What a run is about: buckets and their limits, faults, clocks, all drawn from its seed.
+//! The scene of a run: its buckets, limits, faults and clock errors, all drawn from the seed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -13,45 +13,45 @@ use super::workload::Harsh;
 use crate::given;
 use crate::table::Faults;
 
-/// What a run is about.
+/// The parameters of a run. Rates are between 0 and 1.
 #[derive(Debug)]
 pub(super) struct Scene {
-    /// How far a clock is off at most.
+    /// The largest error of a clock.
     pub(super) skew_us: i64,
     pub(super) faults: Faults,
     pub(super) buckets: Vec<Place>,
     pub(super) config_changes: f64,
-    /// How often a call brings limits of its own, instead of those that are stored.
+    /// Calls that have their own limits, instead of the stored ones.
     pub(super) own_limits: f64,
     pub(super) cancels: f64,
     pub(super) crashes: u32,
     pub(super) sweeps: bool,
-    /// How late expired items are removed at most, in seconds.
+    /// The longest delay after which expired items are deleted, in seconds.
     pub(super) sweep_late_s: i64,
     /// How far clocks jump for a while, beyond the skew.
     pub(super) jump_us: i64,
     /// Some leases are held for up to two days.
     pub(super) long_leases: bool,
-    /// How often a call takes nothing and pays afterwards.
+    /// Acquires that take nothing and settle afterwards.
     pub(super) post_paid: f64,
-    /// How often a bucket is deleted.
+    /// Calls that delete a bucket.
     pub(super) deletions: f64,
     /// How many runtimes end, with all tasks of a client.
     pub(super) runtimes_end: u32,
-    /// Everybody calls all the time.
+    /// All clients call with short pauses.
     pub(super) rush: bool,
 }
 
 /// An hour.
 const JUMP_US: i64 = 3_600_000_000;
 
-/// A bucket, and the bucket above.
+/// A bucket, and its parent.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) key: BucketKey,
     pub(super) parent: Option<usize>,
     pub(super) lifetime_factor: Option<u32>,
-    /// What its limits can be; the current one of them.
+    /// The sets of limits that it can have, and the index of the present one.
     pub(super) versions: Vec<Arc<LimitSet>>,
     pub(super) current: Mutex<usize>,
 }
@@ -95,7 +95,7 @@ impl Scene {
         }
     }
 
-    /// What else is rare, and what only some stores can take.
+    /// Draws rare conditions, and faults that only some stores can handle.
     pub(super) fn draw_harsh(&mut self, rng: &mut Rng, harsh: Harsh) {
         self.sweep_late_s = *pick(rng, &[10, 10, 3_600, 48 * 3_600]);
         self.jump_us = *pick(rng, &[0, 0, 0, JUMP_US]);
@@ -124,27 +124,27 @@ impl Scene {
         }
     }
 
-    /// How far any clock is ahead at most.
+    /// How far a clock can be ahead of the true time.
     pub(super) fn ahead_ms(&self) -> i64 {
         (self.skew_us + self.jump_us) / 1_000 + 1
     }
 
-    /// Limits do not change. Clocks do not jump.
-    pub(super) fn stay_as_they_are(&mut self) {
+    /// Excludes changes of limits, deletions, and clocks that jump.
+    pub(super) fn keep_limits(&mut self) {
         self.config_changes = 0.0;
         self.deletions = 0.0;
         self.jump_us = 0;
         self.long_leases = false;
     }
 
-    /// Every call is answered, and nobody ends before its time.
+    /// Excludes faults of calls, crashes, and runtimes that end.
     pub(super) fn spare_calls(&mut self) {
         let Faults { delay_us, lag_us, .. } = self.faults.clone();
         self.faults = Faults { delay_us, lag_us, ..Faults::none() };
         (self.crashes, self.runtimes_end) = (0, 0);
     }
 
-    /// A bucket under some limits, which were read at a moment, or come with the call.
+    /// A bucket with some of its limits. Without `read_at` they are the call's own.
     pub(super) fn target(
         &self,
         bucket: usize,
@@ -164,7 +164,7 @@ impl Scene {
         })
     }
 
-    /// The bucket and those above it, as far as `levels` goes.
+    /// The bucket and its ancestors, `levels` of them in total.
     pub(super) fn chain(&self, bucket: usize, levels: usize) -> Vec<usize> {
         let above = |at: &usize| self.buckets[*at].parent;
         std::iter::successors(Some(bucket), above).take(levels).collect()
@@ -187,7 +187,7 @@ pub(super) fn draw_limit_list(rng: &mut Rng) -> Vec<Limit> {
         Limit::per_second("rps", rps).burst(rps * rng.u64(1..=3)),
         Limit::per_minute("rpm", rpm).burst(rpm + rng.u64(..100)),
         Limit::per_day("tpd", rng.u64(20..=3_000)),
-        // Neither splits the other: every refill leaves a remainder.
+        // Neither number divides the other, so every refill leaves a remainder.
         Limit::per("odd", 7, Duration::from_secs(13)).burst(rng.u64(3..=9)),
     ];
     let mut kept: Vec<Limit> = all.into_iter().filter(|_| rng.u32(..3) > 0).collect();
@@ -246,13 +246,13 @@ pub(super) fn draw_amounts(
     named.into_iter().map(|(name, most)| (name, Millitokens::new(amount(rng, most)))).collect()
 }
 
-/// Nothing of any limit that all buckets share, to be paid for afterwards.
+/// An amount of zero for every limit, to be settled afterwards.
 pub(super) fn draw_nothing(targets: &[Arc<Target>]) -> BTreeMap<String, Millitokens> {
     let names = targets.iter().flat_map(|target| target.limits().names().iter());
     names.map(|name| (name.to_string(), Millitokens::new(0))).collect()
 }
 
-/// What a call has cost that has taken nothing: up to half more than a bucket holds.
+/// The cost of a call that has taken nothing: at most one and a half times the capacity.
 pub(super) fn draw_payment(rng: &mut Rng, target: &Target, takes: &Takes) -> Takes {
     let payment = |take: &Take| {
         let most = target.limits().rates()[take.cell].capacity().get();
@@ -262,7 +262,7 @@ pub(super) fn draw_payment(rng: &mut Rng, target: &Target, takes: &Takes) -> Tak
     takes.iter().map(payment).collect()
 }
 
-/// All of it back, some of it back, or more.
+/// Refunds everything or some of it, or charges more.
 pub(super) fn draw_differences(rng: &mut Rng, takes: &Takes) -> Takes {
     let whole = rng.u32(..3) == 0;
     let difference = |take: &Take| {

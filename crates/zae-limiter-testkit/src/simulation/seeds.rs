@@ -1,12 +1,12 @@
-//! Which seeds a test plays, and what it says of those that fail.
+//! Chooses the seeds of a test, and prints how to replay those that fail.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The seeds of a test, from the environment:
 ///
-/// - `ZAEL_SIM_SEED=n` plays seed n alone;
-/// - `ZAEL_SIM_SEEDS=n` plays n seeds, starting at `ZAEL_SIM_BASE` (0).
+/// - `ZAEL_SIM_SEED=n` runs only seed n;
+/// - `ZAEL_SIM_SEEDS=n` runs n seeds, starting at `ZAEL_SIM_BASE` (0).
 #[derive(Clone, Debug)]
 pub struct Seeds {
     range: Range<u64>,
@@ -16,8 +16,8 @@ pub struct Seeds {
 }
 
 impl Seeds {
-    /// So many seeds, unless the environment says otherwise. The command replays the test once
-    /// `ZAEL_SIM_SEED` is set.
+    /// `count` seeds, unless the environment sets others. `replay` is the command that replays the
+    /// test with `ZAEL_SIM_SEED` set.
     pub fn from_env(count: u64, replay: &str) -> Self {
         let alone = number_from("ZAEL_SIM_SEED");
         let first = number_from("ZAEL_SIM_BASE").unwrap_or(0);
@@ -29,7 +29,7 @@ impl Seeds {
         Self { range, step: 1, is_alone: alone.is_some(), replay: replay.to_owned() }
     }
 
-    /// Only every second seed: the even ones, or the odd ones.
+    /// Keeps only the even or the odd seeds.
     #[must_use]
     pub fn every_second(mut self, odd: bool) -> Self {
         if (self.range.start % 2 == 1) != odd {
@@ -39,21 +39,21 @@ impl Seeds {
         self
     }
 
-    /// Whether somebody replays one seed: then nothing follows from what does not happen in it.
+    /// Whether only one seed is replayed. Then a test must not require that rare events happen.
     pub fn is_alone(&self) -> bool {
         self.is_alone
     }
 
-    /// Plays them all, also when some fail.
+    /// Runs all seeds, even if some fail.
     ///
     /// # Panics
     ///
-    /// When some fail: with each of them, and the command that replays it.
+    /// If some fail, with the command that replays each of them.
     pub fn play<T>(&self, play: impl Fn(u64) -> T) -> Vec<T> {
         self.play_and_print(play, |_| ())
     }
 
-    /// The same, and prints something of those that did not fail, whether others did or not.
+    /// As [`play`](Self::play), and calls `print` with the reports of the seeds that did not fail.
     ///
     /// # Panics
     ///

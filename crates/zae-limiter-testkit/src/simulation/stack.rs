@@ -1,15 +1,16 @@
-//! The whole stack: clients are limiters, on stores that the auditor watches.
+//! Simulates the whole stack: each client is a limiter on a store that the auditor watches.
 //!
-//! Beneath the limiters everything is checked as ever, call by call of the store. Above them:
+//! The auditor checks all calls of the stores as in a [`Simulation`](super::Simulation). In
+//! addition, for the limiters:
 //!
 //! - every call ends within its deadline, whatever the table does;
-//! - a breaker opens only because the store does not answer. One that is busy does: see [`Signs`];
-//! - what a commit has confirmed is in the bucket's net consumption. Nothing else is, where every call
-//!   has told what became of it: what is rolled back is given back, and what is dropped but for what was
-//!   settled or flushed;
-//! - when the faults have stopped and every cache has had to read again, all limiters go by the limits
-//!   that are stored, and so does every shard that they write to;
-//! - when the faults stop, every limiter serves again, breakers included.
+//! - a breaker opens only because the store does not reply. A busy store does reply: see [`Signs`];
+//! - the net consumption of a bucket contains what commits have confirmed. If the outcome of every
+//!   call is known, it contains nothing else: a rollback refunds everything, and a drop refunds all
+//!   that was not settled or flushed;
+//! - after the faults have stopped and all caches have expired, all limiters use the stored limits,
+//!   and so does every shard that they write to;
+//! - after the faults have stopped, every limiter serves again, even if its breaker was open.
 
 mod calls;
 mod checks;
@@ -33,11 +34,11 @@ use super::{ClientClock, Excuses, Harsh, World};
 use crate::table::{ClientId, Faults, Totals};
 
 const RESOURCE: &str = "gpt-4";
-/// How long limits are remembered, in seconds.
+/// How long limiters cache limits, in seconds.
 const CACHE_TTLS: [u64; 3] = [0, 2, CACHE_TTL_MAX];
 const CACHE_TTL_MAX: u64 = 60;
 
-/// One run of limiters.
+/// One run with limiters.
 #[derive(Clone, Debug)]
 pub struct Stack {
     seed: u64,
@@ -45,18 +46,18 @@ pub struct Stack {
     harsh: Harsh,
 }
 
-/// What a run of limiters came to.
+/// The result of a run with limiters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StackReport {
-    /// The same for the same seed.
+    /// A hash of the run: the same for the same seed.
     pub digest: u64,
     /// Acquires that gave a lease that holds something.
     pub admitted: u64,
     /// Acquires that were refused.
     pub refused: u64,
-    /// Calls that passed because the store did not answer.
+    /// Calls that were allowed because the store was unavailable.
     pub degraded: u64,
-    /// Calls that failed because the store did not answer.
+    /// Calls that failed because the store was unavailable.
     pub unavailable: u64,
     /// Leases whose commit was confirmed.
     pub committed: u64,
@@ -64,17 +65,17 @@ pub struct StackReport {
     pub dropped: u64,
     /// Changes of limits that were confirmed.
     pub reconfigured: u64,
-    /// Calls that named a limit which has gone.
+    /// Calls that named a limit that was removed.
     pub unknown: u64,
-    /// Limits of entities whose net consumption is exactly what commits have confirmed.
+    /// Limits of entities whose net consumption was checked exactly.
     pub exact: u64,
-    /// Limits of entities for which that cannot be said.
+    /// Limits of entities whose exact consumption is unknown.
     pub unsure: u64,
-    /// Changes of buckets that the auditor looked at.
+    /// Writes to buckets that the auditor has checked.
     pub steps: u64,
-    /// How often the auditor could not say exactly what must be.
+    /// How often the auditor could not check something exactly.
     pub excuses: Excuses,
-    /// What the table was asked.
+    /// The table's calls and units.
     pub totals: Totals,
 }
 
@@ -90,17 +91,17 @@ struct Stage {
     report: Mutex<StackReport>,
     /// What commits have confirmed, by entity and limit, in tokens.
     kept: Mutex<BTreeMap<(String, String), i64>>,
-    /// What leases that were dropped had settled or flushed, likewise.
+    /// What dropped leases had settled or flushed, in the same form.
     used: Mutex<BTreeMap<(String, String), i64>>,
     entities: Vec<Place>,
-    /// Entities of whose leases nobody knows what became of them.
+    /// Entities with leases whose outcome is unknown.
     unsure: Mutex<BTreeSet<String>>,
 }
 
 struct Place {
     id: String,
     parent: Option<usize>,
-    /// What its limits can be; it starts with the first.
+    /// The sets of limits that it can have. It starts with the first.
     versions: Vec<Vec<Limit>>,
 }
 
@@ -113,31 +114,31 @@ struct Client {
 }
 
 impl Stack {
-    /// A run from a seed.
+    /// A run with that seed.
     pub fn new(seed: u64) -> Self {
         let replay = "cargo test --test simulation".to_owned();
         Self { seed, replay, harsh: Harsh::default() }
     }
 
-    /// The command that replays a run, once `ZAEL_SIM_SEED` says which.
+    /// Sets the command that replays a run with `ZAEL_SIM_SEED` set.
     #[must_use]
     pub fn replayed_by(mut self, command: &str) -> Self {
         command.clone_into(&mut self.replay);
         self
     }
 
-    /// What else goes wrong, in some of the runs.
+    /// Allows these faults in some of the runs.
     #[must_use]
     pub fn harsh(mut self, harsh: Harsh) -> Self {
         self.harsh = harsh;
         self
     }
 
-    /// Plays it.
+    /// Runs the simulation.
     ///
     /// # Panics
     ///
-    /// When something is violated, with the command that replays the run.
+    /// If a rule is violated, with the command that replays the run.
     pub fn run(
         &self,
         build: impl Fn(Arc<dyn Table>, ClientId) -> Arc<dyn Store> + Send + Sync + 'static,
@@ -145,7 +146,7 @@ impl Stack {
         let mut rng = Rng::with_seed(self.seed ^ 0x5EED_57AC);
         let mut scene = Scene::draw(&mut rng);
         scene.draw_harsh(&mut rng, self.harsh);
-        // What was taken can be told exactly where every call tells what became of it.
+        // In some runs no call fails, so that the consumption can be checked exactly.
         if rng.u32(..4) == 0 {
             scene.spare_calls();
         }
@@ -195,8 +196,8 @@ impl Stage {
         from(&mut locked(&self.rng))
     }
 
-    fn accuse(&self, what: impl Into<String>) {
-        self.world.auditor.accuse(what);
+    fn report_violation(&self, what: impl Into<String>) {
+        self.world.auditor.report_violation(what);
     }
 
     async fn pause(&self) {
@@ -209,7 +210,7 @@ impl Stage {
         self.world.time.sleep(Duration::from_micros(wait)).await;
     }
 
-    /// A limiter of its own; `None` when the table did not let it start.
+    /// Starts a client with its own limiter. `None` if the faults of the table prevent that.
     async fn client(&self, skew_us: i64) -> Option<Arc<Client>> {
         let id = {
             let mut next = locked(&self.next_client);
@@ -253,10 +254,12 @@ async fn play(stage: &Arc<Stage>) {
     let delay = stage.scene.faults.delay_us.clone();
     let calm = Faults { delay_us: delay, ..Faults::none() };
     stage.world.table.set_faults(calm.clone());
-    let Some(admin) = stage.client(0).await else { return stage.accuse("no limiter in peace") };
+    let Some(admin) = stage.client(0).await else {
+        return stage.report_violation("no limiter without faults");
+    };
     for place in &stage.entities {
         if let Err(error) = set_up(stage, &admin, place).await {
-            return stage.accuse(format!("could not be set up in peace: {error}"));
+            return stage.report_violation(format!("could not be set up without faults: {error}"));
         }
     }
     let mut running = Vec::new();
@@ -288,12 +291,14 @@ async fn play(stage: &Arc<Stage>) {
     time.sleep(CALM_MAX).await;
     let unended = stage.world.auditor.unended(u64::MAX);
     if !unended.is_empty() || !stage.world.auditor.is_quiet() {
-        return stage.accuse(format!("{CALM_MAX:?} after the last call: {unended:#?}"));
+        return stage.report_violation(format!(
+            "{CALM_MAX:?} after the last call, calls still wait: {unended:#?}"
+        ));
     }
     let ahead_us = stage.scene.jump_us.unsigned_abs() + stage.scene.skew_us.unsigned_abs();
     time.sleep(Duration::from_micros(2 * ahead_us)).await;
     checks::check_kept(stage, &admin);
-    // Whatever a limiter remembers, it has to read again.
+    // Waits until every limiter's cache has expired.
     time.sleep(Duration::from_secs(CACHE_TTL_MAX)).await;
     let everybody: Vec<_> = clients.into_iter().chain([admin]).collect();
     checks::check_limits(stage, &everybody).await;

@@ -1,4 +1,4 @@
-//! Time that passes only when nobody has anything to do.
+//! Virtual time, which advances only while all tasks wait.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,20 +12,20 @@ use crate::given::NOW;
 
 type Event = Box<dyn FnOnce() + Send>;
 
-/// The true time of a simulation, and what will happen in it.
+/// The true time of a simulation, and its future events.
 #[derive(Default)]
 pub struct VirtualTime {
-    // A std mutex: it is never held across an await, nor while an event happens.
+    // A std mutex: it is never held across an await, nor while an event runs.
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     now_us: u64,
-    /// By their moments, and then in the order in which they were planned.
+    /// Sorted by time, and then by the order in which they were scheduled.
     events: BTreeMap<(u64, u64), Event>,
     planned: u64,
-    /// How many have happened.
+    /// The number of events that have run.
     steps: u64,
 }
 
@@ -45,12 +45,12 @@ impl VirtualTime {
         self.lock().now_us
     }
 
-    /// What a clock without fault shows.
+    /// The time that a correct clock shows.
     pub fn now(&self) -> Timestamp {
         NOW.saturating_add_millis(self.now_us() / 1_000)
     }
 
-    /// Has something happen later.
+    /// Schedules an event.
     pub(crate) fn after(&self, us: u64, event: impl FnOnce() + Send + 'static) {
         let mut state = self.lock();
         let at = (state.now_us + us, state.planned);
@@ -58,7 +58,7 @@ impl VirtualTime {
         state.events.insert(at, Box::new(event));
     }
 
-    /// Moves to the next event and lets it happen. False when nothing will ever happen again.
+    /// Advances to the next event and runs it. Returns false if there is none.
     pub(crate) fn step(&self) -> bool {
         let event = {
             let mut state = self.lock();
@@ -71,17 +71,17 @@ impl VirtualTime {
         true
     }
 
-    /// How many events have happened.
+    /// The number of events that have run.
     pub(crate) fn steps(&self) -> u64 {
         self.lock().steps
     }
 
-    /// Waits in true time.
+    /// Waits in virtual time.
     pub fn sleep(&self, wait: Duration) -> BoxFuture<'static, ()> {
         let (wake, woken) = oneshot::channel();
         let us = u64::try_from(wait.as_micros()).unwrap_or(u64::MAX / 2);
         self.after(us, move || {
-            // A sleeper that has gone away needs no waking.
+            // The sleeper may have been dropped.
             let _ = wake.send(());
         });
         Box::pin(async {
@@ -90,8 +90,8 @@ impl VirtualTime {
     }
 }
 
-/// A client's clock: off by a little, running too fast or too slow, and set anew now and then, but
-/// never further from the truth than its bound, unless it is told to jump.
+/// A client's clock. It has an offset and a drift, but is never further from the true time than its
+/// bound, unless it jumps.
 #[derive(Debug)]
 pub struct ClientClock {
     time: Arc<VirtualTime>,
@@ -108,7 +108,7 @@ struct ClockError {
 }
 
 impl ClientClock {
-    /// A clock that is never more than `bound_us` off.
+    /// A clock that is off by at most `bound_us`.
     pub fn new(time: Arc<VirtualTime>, bound_us: i64, offset_us: i64, drift_ppm: i64) -> Self {
         let error = ClockError { offset_us, drift_ppm, jump_us: 0 };
         Self { time, bound_us, error: Mutex::new(error) }
@@ -118,17 +118,17 @@ impl ClientClock {
         self.error.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets it anew.
+    /// Sets the offset.
     pub fn set_offset(&self, offset_us: i64) {
         self.lock().offset_us = offset_us;
     }
 
-    /// Makes it jump, beyond its bound, until it jumps by another amount; 0 is back to normal.
+    /// Adds an error beyond the bound, until the next call. 0 removes it.
     pub fn jump(&self, us: i64) {
         self.lock().jump_us = us;
     }
 
-    /// From now on it is right.
+    /// Makes the clock correct from now on.
     pub fn correct(&self) {
         *self.lock() = ClockError { offset_us: 0, drift_ppm: 0, jump_us: 0 };
     }

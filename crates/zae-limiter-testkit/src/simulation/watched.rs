@@ -1,4 +1,4 @@
-//! A store that lets the auditor know of every call: what it asks, and what it is replied.
+//! A store that reports every call and its reply to the auditor.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +11,7 @@ use zae_limiter_core::{
 use super::audit::{Auditor, CallAmount, Ended, Kind};
 use crate::table::ClientId;
 
-/// See the module.
+/// Wraps a client's store.
 #[derive(Debug)]
 pub(super) struct Watched {
     store: Arc<dyn Store>,
@@ -20,14 +20,14 @@ pub(super) struct Watched {
     signs: Arc<Signs>,
 }
 
-/// What may have opened a client's breaker: calls that failed for want of the store, and those that got no
-/// answer in time.
+/// Counts the reasons for a client's breaker to open: calls that failed because the store was
+/// unavailable, and calls that got no reply in time.
 #[derive(Debug, Default)]
 pub(super) struct Signs(Mutex<Counts>);
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
-    /// Since the store last answered.
+    /// Since the last reply of the store.
     pub(super) in_a_row: u32,
     pub(super) ever: u64,
 }
@@ -41,20 +41,20 @@ impl Signs {
         *self.lock()
     }
 
-    /// The store has failed, or was too late.
+    /// The store has failed, or its reply was too late.
     pub(super) fn add(&self) {
         let mut counts = self.lock();
         counts.in_a_row += 1;
         counts.ever += 1;
     }
 
-    /// The store has answered a call of which the breaker gets to know.
+    /// The store has replied to a call that the breaker counts.
     fn clear(&self) {
         self.lock().in_a_row = 0;
     }
 }
 
-/// A call of the store whose end is a sign or not.
+/// A call of the store. Its end may be a sign of an outage.
 struct Awaited<'a> {
     signs: &'a Signs,
     is_sign: bool,
@@ -68,7 +68,7 @@ impl Drop for Awaited<'_> {
     }
 }
 
-/// A call that ends when somebody says how, or when it is dropped.
+/// A call that the auditor knows of. It ends when it is dropped, with the outcome in `ended`.
 struct Watching<'a> {
     watched: &'a Watched,
     call: u64,
@@ -91,14 +91,14 @@ impl Watched {
         Self { store, auditor, client, signs }
     }
 
-    /// Waits for an answer, and takes note when there is none, or an outage.
+    /// Waits for a reply, and counts a sign if there is none or if it is an outage.
     fn awaited<'a, T: Send + 'a>(
         &'a self,
-        answer: BoxFuture<'a, Result<T, StoreError>>,
+        call: BoxFuture<'a, Result<T, StoreError>>,
     ) -> BoxFuture<'a, Result<T, StoreError>> {
         Box::pin(async move {
             let mut awaited = Awaited { signs: &self.signs, is_sign: true };
-            let reply = answer.await;
+            let reply = call.await;
             awaited.is_sign = reply.as_ref().is_err_and(StoreError::is_outage);
             reply
         })
@@ -116,7 +116,7 @@ impl Watched {
     }
 }
 
-/// What is asked of each limit of a bucket.
+/// The amounts of a call, for each limit of a bucket.
 pub(super) fn amounts_of(target: &Target, takes: &Takes) -> Vec<CallAmount> {
     let amount = |take: &Take| CallAmount {
         bucket: target.key().clone(),
@@ -126,7 +126,7 @@ pub(super) fn amounts_of(target: &Target, takes: &Takes) -> Vec<CallAmount> {
     takes.iter().map(amount).collect()
 }
 
-/// How a call ended that gives nothing but its success; without a reply nobody waited for it.
+/// How a call without a result ended. No reply means that the caller did not wait for it.
 pub(super) fn ended_of(reply: Option<&Result<(), StoreError>>) -> Ended {
     match reply {
         None => Ended::Cancelled,

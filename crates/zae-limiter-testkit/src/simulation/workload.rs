@@ -1,4 +1,5 @@
-//! What the clients of a simulation do.
+//! Runs the clients of a simulation: what they call, when they crash, and what is checked at the
+//! end.
 
 mod checks;
 
@@ -26,7 +27,7 @@ use super::watched::{amounts_of, ended_of};
 use super::{ClientClock, World};
 use crate::table::{ClientId, Faults, Totals};
 
-/// One run: so many clients, and a seed for everything that they and the world do.
+/// One run of a simulation. Its seed decides everything that happens.
 #[derive(Clone, Debug)]
 pub struct Simulation {
     seed: u64,
@@ -38,39 +39,39 @@ pub struct Simulation {
     harsh: Harsh,
 }
 
-/// What a store must be made for before it is played.
+/// Faults that not every store can handle. By default they are off.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Harsh {
     /// Table calls that never return: the store needs a time limit for each.
     pub hung_calls: bool,
     /// Tasks that are dropped or panic, and runtimes that end.
     pub ended_tasks: bool,
-    /// Buckets that are deleted under traffic.
+    /// Buckets that are deleted while clients use them.
     pub deletions: bool,
 }
 
-/// Somebody who is in the world beside the clients, and writes to the table too.
+/// Another program that uses the table next to the clients, such as the aggregator.
 pub trait Companion: fmt::Debug + Send + Sync {
-    /// What it does while the clients are there; it ends with them, wherever it is.
+    /// Runs next to the clients. It is aborted when they have ended.
     fn beside(self: Arc<Self>, world: Arc<World>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
-    /// What it does when they are gone and nothing goes wrong any more.
+    /// Runs after the clients have ended, without faults.
     fn afterwards(self: Arc<Self>, world: Arc<World>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// The same for the same seed.
+    /// A hash of the run: the same for the same seed.
     pub digest: u64,
     /// Acquires that were admitted.
     pub admitted: u64,
     /// Acquires that were refused.
     pub refused: u64,
-    /// Calls without an answer.
+    /// Calls that failed.
     pub failed: u64,
-    /// Calls whose callers did not wait.
+    /// Calls that were dropped before their reply.
     pub cancelled: u64,
-    /// Settlements that were made.
+    /// Settlements that succeeded.
     pub settled: u64,
     /// Clients that crashed.
     pub crashed: u64,
@@ -78,21 +79,22 @@ pub struct Report {
     pub ended_tasks: u64,
     /// Deletions of buckets.
     pub deleted: u64,
-    /// Changes of buckets that the auditor looked at.
+    /// Writes to buckets that the auditor has checked.
     pub steps: u64,
-    /// What clients of the original have made out of nothing, in millitokens of all limits.
+    /// Tokens that clients of the original have made without earning them, in millitokens of all
+    /// limits.
     pub made: i128,
-    /// How often the auditor could not say exactly what must be.
+    /// How often the auditor could not check something exactly.
     pub excuses: Excuses,
-    /// What the table was asked.
+    /// The table's calls and units.
     pub totals: Totals,
-    /// How long it took, in virtual time.
+    /// The duration of the run in virtual time.
     pub took: Duration,
 }
 
-/// A store that spreads hot buckets, and can be told to, whether they are hot or not.
+/// A store that can split and merge buckets on request, whether they are hot or not.
 pub trait Reshard: Send + Sync {
-    /// Splits a bucket into more shards, or makes fewer of them.
+    /// Splits a bucket if `more`, otherwise merges it.
     fn reshard<'a>(
         &'a self,
         target: &'a Target,
@@ -101,14 +103,14 @@ pub trait Reshard: Send + Sync {
     ) -> BoxFuture<'a, Result<(), StoreError>>;
 }
 
-/// A client's store, and its power to split buckets.
+/// A client's store, and its ability to split buckets.
 type Built = (Arc<dyn Store>, Option<Arc<dyn Reshard>>);
 
-/// Makes a client's store: the table as it sees it, and its number.
+/// Builds a client's store from its handle of the table and its number.
 type Build = dyn Fn(Arc<dyn Table>, ClientId) -> Built + Send + Sync;
 
 impl Simulation {
-    /// A run of 20 clients and a few more.
+    /// A run of 20 to 24 clients.
     pub fn new(seed: u64) -> Self {
         let replay = "cargo test --test simulation".to_owned();
         Self {
@@ -122,47 +124,47 @@ impl Simulation {
         }
     }
 
-    /// The command that replays a run, once `ZAEL_SIM_SEED` says which.
+    /// Sets the command that replays a run with `ZAEL_SIM_SEED` set.
     #[must_use]
     pub fn replayed_by(mut self, command: &str) -> Self {
         command.clone_into(&mut self.replay);
         self
     }
 
-    /// Somebody else is there.
+    /// Adds a companion.
     #[must_use]
     pub fn with(mut self, companion: Arc<dyn Companion>) -> Self {
         self.companion = Some(companion);
         self
     }
 
-    /// What else goes wrong, in some of the runs.
+    /// Allows these faults in some of the runs.
     #[must_use]
     pub fn harsh(mut self, harsh: Harsh) -> Self {
         self.harsh = harsh;
         self
     }
 
-    /// So many clients with the behaviour of the Python original are in the mix. Limits stay what they
-    /// are, because the original knows none but the first.
+    /// Adds clients with the behaviour of the Python original. Limits then do not change, because
+    /// these clients use only the first ones.
     #[must_use]
     pub fn beside_originals(mut self, clients: u32) -> Self {
         self.originals = clients;
         self
     }
 
-    /// How many calls each task of a client makes.
+    /// Sets how many calls each task of a client makes.
     #[must_use]
     pub fn calls(mut self, calls: u32) -> Self {
         self.calls = calls;
         self
     }
 
-    /// Plays it.
+    /// Runs the simulation.
     ///
     /// # Panics
     ///
-    /// When an invariant is violated, with the command that replays the run.
+    /// If an invariant is violated, with the command that replays the run.
     pub fn run(
         &self,
         build: impl Fn(Arc<dyn Table>, ClientId) -> Arc<dyn Store> + Send + Sync + 'static,
@@ -170,7 +172,7 @@ impl Simulation {
         self.play(Box::new(move |table, client| (build(table, client), None)))
     }
 
-    /// Plays it with clients that split buckets all the time.
+    /// Runs the simulation with clients that split and merge buckets all the time.
     ///
     /// # Panics
     ///
@@ -190,12 +192,12 @@ impl Simulation {
         let mut scene = Scene::draw(&mut rng);
         scene.draw_harsh(&mut rng, self.harsh);
         if self.companion.is_some() {
-            // Somebody who looks again every few seconds.
+            // A companion polls every few seconds: days of virtual time would take too long.
             scene.long_leases = false;
             scene.jump_us = 0;
         }
         if self.originals > 0 {
-            scene.stay_as_they_are();
+            scene.keep_limits();
         }
         let (settings, ahead_ms) = (self.clone(), scene.ahead_ms());
         let (report, violation) = World::play(rng.u64(..), ahead_ms, async move |world| {
@@ -231,7 +233,7 @@ struct Tally {
     deleted: u64,
 }
 
-/// What all clients share.
+/// State that all clients of a run share.
 pub(super) struct Stage {
     pub(super) world: Arc<World>,
     pub(super) scene: Scene,
@@ -239,7 +241,7 @@ pub(super) struct Stage {
     tally: Mutex<Tally>,
     rng: Mutex<Rng>,
     next_client: Mutex<ClientId>,
-    /// Nothing goes wrong any more.
+    /// Faults have stopped.
     is_calm: AtomicBool,
 }
 
@@ -271,7 +273,7 @@ impl Stage {
         Arc::new(Client { id, store, reshard, clock, seen, jumped })
     }
 
-    /// Whether a bucket is in several shards.
+    /// Whether a bucket has several shards.
     fn is_split(&self, target: &Target) -> bool {
         let first = ItemKey::new(bucket_partition(target.key(), 0), "#STATE");
         let count = self.world.table.item(&first);
@@ -291,23 +293,23 @@ impl Stage {
     }
 }
 
-/// One process.
+/// A client: one process with its own store and clock.
 struct Client {
     id: ClientId,
     store: Arc<dyn Store>,
     reshard: Option<Arc<dyn Reshard>>,
     clock: ClientClock,
-    /// Which limits it believes to hold.
+    /// Its cache of the limits, by bucket.
     seen: Mutex<BTreeMap<usize, Seen>>,
     /// For how many more calls its clock is an hour off.
     jumped: Mutex<u32>,
 }
 
-/// What a client saw when it last looked at the configuration of a bucket.
+/// The limits that a client has read.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     version: usize,
-    /// The true time, and the client's own.
+    /// When it read them: the true time, and the time by its own clock.
     at_us: u64,
     read_at: Timestamp,
 }
@@ -348,7 +350,7 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
     }
     let clients: Vec<Arc<Client>> = running.iter().map(|(client, _)| Arc::clone(client)).collect();
     let mut tasks: Vec<_> = running.into_iter().flat_map(|(_, tasks)| tasks).collect();
-    // When half of them are done everything goes well again, and what the others have begun ends soon.
+    // The faults stop when half of the tasks are done. Then all calls in progress must end soon.
     let others = tasks.split_off(tasks.len() / 2);
     join(tasks).await;
     let delay = stage.scene.faults.delay_us.clone();
@@ -359,14 +361,14 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
     time.sleep(CALM_MAX).await;
     let unended = stage.world.auditor.unended(calm_us);
     if !unended.is_empty() {
-        let what = format!("{CALM_MAX:?} after the last fault calls still wait: {unended:#?}");
-        stage.world.auditor.accuse(what);
+        let what = format!("{CALM_MAX:?} after the last fault, calls still wait: {unended:#?}");
+        stage.world.auditor.report_violation(what);
         return (report(stage), stage.world.violation());
     }
     join(others.into_iter().chain(originals)).await;
     if let (Some(beside), Some(companion)) = (beside, companion) {
         beside.abort();
-        // Ended by us, or by a panic of its own.
+        // It was aborted above, or it has panicked.
         if let Err(error) = beside.await
             && error.is_panic()
         {
@@ -379,16 +381,17 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
         time.sleep(Duration::from_millis(10)).await;
         if time.now_us() - done_us > u64::try_from(CALM_MAX.as_micros()).unwrap_or(u64::MAX) {
             let tasks = stage.world.table.running_tasks();
-            let what = format!("{CALM_MAX:?} after the last call {tasks} tasks still run");
-            stage.world.auditor.accuse(what);
+            let what = format!("{CALM_MAX:?} after the last call, {tasks} tasks still run");
+            stage.world.auditor.report_violation(what);
             return (report(stage), stage.world.violation());
         }
     }
-    // Time that a clock far ahead has paid out comes, and moments at which it has read limits pass.
+    // Waits until the times of clocks that were far ahead have passed: refill times, and times at
+    // which limits were read.
     let ahead_us = stage.scene.jump_us.unsigned_abs() + stage.scene.skew_us.unsigned_abs();
     time.sleep(Duration::from_micros(2 * ahead_us)).await;
-    // A bucket that nobody has brought up to date refills by its old limits for as long as calls
-    // under the new ones are refused: the wait they are told holds after the change has gone through.
+    // Sets the limits of all buckets again. A change of limits may have failed before it reached
+    // its bucket. Such a bucket refills by its old limits, so the waits of refused calls are wrong.
     let last = stage.client(0);
     for bucket in 0..stage.scene.buckets.len() {
         let version = *locked(&stage.scene.buckets[bucket].current);
@@ -409,7 +412,7 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
     (report(stage), stage.world.violation())
 }
 
-/// How long what has begun may take once nothing goes wrong any more, in virtual time.
+/// The longest time that calls in progress may take after the faults have stopped.
 pub(super) const CALM_MAX: Duration = Duration::from_secs(30);
 
 pub(super) async fn join(tasks: impl IntoIterator<Item = JoinHandle<()>>) {
@@ -471,7 +474,7 @@ fn start_original(stage: &Arc<Stage>, calls: u32) -> JoinHandle<()> {
 }
 
 fn crash(stage: &Stage, client: &Client, tasks: Vec<JoinHandle<()>>) {
-    // The table first: what the client does as its calls are dropped is done by nobody.
+    // The table first: calls that the client makes while its tasks are dropped must have no effect.
     stage.world.table.crash(client.id);
     stage.world.auditor.crashed(client.id);
     tasks.iter().for_each(JoinHandle::abort);
@@ -501,7 +504,7 @@ impl Client {
         }
     }
 
-    /// Its clock is set anew now and then; it may be an hour off for a few calls.
+    /// Changes the client's clock now and then. It may be an hour off for a few calls.
     fn disturb_clock(&self, stage: &Stage) {
         if stage.is_calm.load(Ordering::Relaxed) {
             return;
@@ -523,22 +526,22 @@ impl Client {
         }
     }
 
-    /// The limits of a bucket as this client sees them.
+    /// A bucket with the limits that this client has read, or reads now.
     fn target(&self, stage: &Stage, bucket: usize) -> Arc<Target> {
         const SEEN_FOR_US: u64 = 2_000_000;
         let now_us = stage.world.time.now_us();
-        let known = locked(&self.seen).get(&bucket).copied();
-        let seen = match known.filter(|seen| seen.at_us + SEEN_FOR_US >= now_us) {
+        let cached = locked(&self.seen).get(&bucket).copied();
+        let seen = match cached.filter(|seen| seen.at_us + SEEN_FOR_US >= now_us) {
             Some(seen) => seen,
-            None => self.look(stage, bucket),
+            None => self.read_limits(stage, bucket),
         };
         let is_own = !stage.is_calm.load(Ordering::Relaxed)
             && stage.draw(|rng| rng.f64()) < stage.scene.own_limits;
         stage.scene.target(bucket, seen.version, (!is_own).then_some(seen.read_at))
     }
 
-    /// Reads which limits of a bucket hold.
-    fn look(&self, stage: &Stage, bucket: usize) -> Seen {
+    /// Reads the present limits of a bucket.
+    fn read_limits(&self, stage: &Stage, bucket: usize) -> Seen {
         let version = *locked(&stage.scene.buckets[bucket].current);
         let (at_us, read_at) = (stage.world.time.now_us(), self.clock.now());
         let seen = Seen { version, at_us, read_at };
@@ -555,11 +558,11 @@ impl Client {
             false => stage.draw(|rng| draw_amounts(rng, &targets)),
         };
         let leg = |target: Arc<Target>| {
-            let asked = amounts.iter().filter_map(|(limit, amount)| {
+            let takes = amounts.iter().filter_map(|(limit, amount)| {
                 let cell = target.limits().position(limit)?;
                 Some(Take { cell, amount: *amount })
             });
-            Leg { takes: asked.collect(), target: Arc::clone(&target) }
+            Leg { takes: takes.collect(), target: Arc::clone(&target) }
         };
         Plan { now: self.clock.now(), legs: targets.into_iter().map(leg).collect() }
     }
@@ -570,8 +573,8 @@ impl Client {
         let patience = stage.draw(|rng| {
             (rng.f64() < stage.scene.cancels).then(|| Duration::from_micros(rng.u64(..30_000)))
         });
-        let answer = self.ask(stage, &plan, patience).await;
-        let Some(Ok(Admission::Taken(taken))) = answer else { return };
+        let reply = self.call_acquire(stage, &plan, patience).await;
+        let Some(Ok(Admission::Taken(taken))) = reply else { return };
         if !is_post_paid && stage.draw(|rng| rng.bool()) {
             return;
         }
@@ -596,7 +599,7 @@ impl Client {
         self.settle(stage, &settlements).await;
     }
 
-    async fn ask(
+    async fn call_acquire(
         &self,
         stage: &Stage,
         plan: &Plan,
@@ -608,9 +611,9 @@ impl Client {
         let kind = Kind::Acquire { legs: plan.legs.len() };
         let auditor = &stage.world.auditor;
         let call = auditor.begin(self.id, kind, plan.now, &buckets, &amounts);
-        let answer = within(stage, patience, self.store.acquire(plan)).await;
+        let reply = within(stage, patience, self.store.acquire(plan)).await;
         let mut tally = locked(&stage.tally);
-        let ended = match &answer {
+        let ended = match &reply {
             None => {
                 tally.cancelled += 1;
                 Ended::Cancelled
@@ -630,7 +633,7 @@ impl Client {
             }
         };
         auditor.end(self.id, call, ended);
-        answer
+        reply
     }
 
     async fn settle(&self, stage: &Stage, settlements: &[Settlement]) {
@@ -643,13 +646,13 @@ impl Client {
         let patience = stage.draw(|rng| {
             (rng.f64() < stage.scene.cancels).then(|| Duration::from_micros(rng.u64(..30_000)))
         });
-        let answer = within(stage, patience, self.store.settle(settlements, now)).await;
+        let reply = within(stage, patience, self.store.settle(settlements, now)).await;
         let mut tally = locked(&stage.tally);
-        tally.settled += u64::from(matches!(answer, Some(Ok(()))));
-        auditor.end(self.id, call, ended_of(answer.as_ref()));
+        tally.settled += u64::from(matches!(reply, Some(Ok(()))));
+        auditor.end(self.id, call, ended_of(reply.as_ref()));
     }
 
-    /// In the first half of a run buckets are split, in the second merged, mostly.
+    /// Mostly splits in the first half of a run, and mostly merges in the second.
     async fn reshard(&self, stage: &Stage, reshard: &dyn Reshard, bucket: usize) {
         let is_late = stage.world.time.now_us() > 30_000_000;
         let more = stage.draw(|rng| rng.u32(..4) > 0) != is_late;
@@ -657,8 +660,8 @@ impl Client {
         let now = self.clock.now();
         let auditor = &stage.world.auditor;
         let call = auditor.begin(self.id, Kind::Reshard, now, &[&target], &[]);
-        let answer = reshard.reshard(&target, more, now).await;
-        auditor.end(self.id, call, ended_of(Some(&answer)));
+        let reply = reshard.reshard(&target, more, now).await;
+        auditor.end(self.id, call, ended_of(Some(&reply)));
     }
 
     async fn delete(&self, stage: &Stage, bucket: usize) {
@@ -666,48 +669,53 @@ impl Client {
         let auditor = &stage.world.auditor;
         let call = auditor.begin(self.id, Kind::Delete, self.clock.now(), &[&target], &[]);
         let keys = [Key::Bucket(target.key().clone())];
-        let answer = self.store.delete(&keys).await;
-        locked(&stage.tally).deleted += u64::from(answer.is_ok());
-        auditor.end(self.id, call, ended_of(Some(&answer)));
+        let reply = self.store.delete(&keys).await;
+        locked(&stage.tally).deleted += u64::from(reply.is_ok());
+        auditor.end(self.id, call, ended_of(Some(&reply)));
     }
 
     async fn reconfigure(&self, stage: &Stage, bucket: usize, version: usize) {
         *locked(&stage.scene.buckets[bucket].current) = version;
-        self.look(stage, bucket);
+        self.read_limits(stage, bucket);
         let target = self.target(stage, bucket);
         let now = self.clock.now();
         let auditor = &stage.world.auditor;
         let call = auditor.begin(self.id, Kind::Reconfigure, now, &[&target], &[]);
-        let answer = self.store.reconfigure(&target, now).await;
-        auditor.end(self.id, call, ended_of(Some(&answer)));
+        let reply = self.store.reconfigure(&target, now).await;
+        auditor.end(self.id, call, ended_of(Some(&reply)));
     }
 }
 
-/// A refusal names every limit that was asked, and says which of them stand in the way.
+/// A refusal has a status for every requested limit, and at least one of them is exceeded.
 fn check_statuses(stage: &Stage, plan: &Plan, statuses: &[LimitStatus]) {
-    let asked: usize = plan.legs.iter().map(|leg| leg.takes.len()).sum();
+    let requested: usize = plan.legs.iter().map(|leg| leg.takes.len()).sum();
     let auditor = &stage.world.auditor;
-    if statuses.len() != asked {
-        auditor.accuse(format!("{} statuses of {asked} limits asked: {plan:#?}", statuses.len()));
+    if statuses.len() != requested {
+        let count = statuses.len();
+        auditor.report_violation(format!(
+            "{count} statuses for {requested} requested limits: {plan:#?}"
+        ));
     }
     if !statuses.iter().any(|status| status.exceeded) {
-        auditor.accuse(format!("refused for no reason: {statuses:#?}"));
+        auditor.report_violation(format!("refused, but no limit is exceeded: {statuses:#?}"));
     }
     if statuses.iter().any(|status| status.exceeded == status.retry_after.is_zero()) {
-        auditor.accuse(format!("a wait without excess, or an excess without wait: {statuses:#?}"));
+        auditor.report_violation(format!(
+            "a wait for a limit that is not exceeded, or the reverse: {statuses:#?}"
+        ));
     }
 }
 
-/// The answer, or `None` for a caller who has lost patience and dropped the call.
+/// The reply, or `None` if the caller drops the call after its `patience`.
 async fn within<T>(
     stage: &Stage,
     patience: Option<Duration>,
-    answer: impl Future<Output = T>,
+    call: impl Future<Output = T>,
 ) -> Option<T> {
-    let mut answer = pin!(answer);
-    let Some(patience) = patience else { return Some(answer.await) };
+    let mut call = pin!(call);
+    let Some(patience) = patience else { return Some(call.await) };
     let mut over = stage.world.time.sleep(patience);
-    poll_fn(move |context| match answer.as_mut().poll(context) {
+    poll_fn(move |context| match call.as_mut().poll(context) {
         Poll::Ready(value) => Poll::Ready(Some(value)),
         Poll::Pending => over.as_mut().poll(context).map(|()| None),
     })

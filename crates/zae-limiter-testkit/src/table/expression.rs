@@ -1,4 +1,4 @@
-//! What conditions and actions mean, and which of them DynamoDB rejects.
+//! Evaluates conditions and actions, and rejects what DynamoDB rejects.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -18,8 +18,8 @@ pub(crate) fn rejected(message: impl Into<String>) -> TableError {
     TableError::new(TableErrorKind::Rejected, message)
 }
 
-/// Whether all conditions hold of an item. What is compared with a missing attribute, or with a
-/// value of another type, does not hold.
+/// Whether all conditions hold for an item. A comparison with a missing attribute, or with a value
+/// of another type, does not hold.
 pub(crate) fn all_hold(conditions: &[Condition], item: Option<&Item>) -> bool {
     conditions.iter().all(|condition| holds(condition, item))
 }
@@ -57,7 +57,7 @@ fn order(value: &Value, bound: &Value) -> Option<Ordering> {
     }
 }
 
-/// Rejects what DynamoDB would reject without looking at any item.
+/// Rejects what DynamoDB rejects without reading an item.
 pub(crate) fn check(actions: &[Action], conditions: &[Condition]) -> Result<(), TableError> {
     let mut changed = BTreeSet::new();
     for action in actions {
@@ -94,7 +94,7 @@ pub(crate) fn check(actions: &[Action], conditions: &[Condition]) -> Result<(), 
     Ok(())
 }
 
-/// Comparisons, functions, and what joins them. The `AND` of a range belongs to its `BETWEEN`.
+/// Counts comparisons, functions, `AND` and `OR`. The `AND` of a range belongs to its `BETWEEN`.
 fn operators(condition: &str) -> usize {
     let count =
         |wanted: &[&str]| condition.split_whitespace().filter(|word| wanted.contains(word)).count();
@@ -157,10 +157,10 @@ pub(crate) fn updated(
                     .ok_or_else(|| rejected(format!("cannot add to {name}")))?;
                 item.insert(name.to_owned(), sum);
             }
-            Action::Delete(_, gone) => match (item.get_mut(name), gone) {
+            Action::Delete(_, deleted) => match (item.get_mut(name), deleted) {
                 (None, _) => {}
-                (Some(Value::Ss(texts)), Value::Ss(gone)) => {
-                    texts.retain(|text| !gone.contains(text));
+                (Some(Value::Ss(texts)), Value::Ss(deleted)) => {
+                    texts.retain(|text| !deleted.contains(text));
                     if texts.is_empty() {
                         item.remove(name);
                     }
@@ -183,7 +183,7 @@ fn added(value: Option<&Value>, more: &Value) -> Option<Value> {
     }
 }
 
-/// Numbers come back without superfluous zeros.
+/// Normalises numbers: DynamoDB returns them without superfluous zeros.
 fn normal(value: &Value) -> Value {
     match value {
         Value::N(number) => {

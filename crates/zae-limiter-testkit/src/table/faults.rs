@@ -1,47 +1,47 @@
-//! What can go wrong between a client and the table.
+//! Faults between a client and the table.
 
 use std::ops::RangeInclusive;
 
 use fastrand::Rng;
 use zae_limiter_schema::{TableError, TableErrorKind};
 
-/// How often what goes wrong. Rates are between 0 and 1, times in microseconds.
+/// The rates of faults. Rates are between 0 and 1, times in microseconds.
 #[derive(Clone, Debug)]
 pub struct Faults {
-    /// How long a request is on its way, and an answer again.
+    /// The delay of a request, and again of its reply.
     pub delay_us: RangeInclusive<u64>,
-    /// How often it takes [`slow_us`](Self::slow_us) instead.
+    /// Delays that are [`slow_us`](Self::slow_us) instead.
     pub slow: f64,
-    /// How long a slow one takes.
+    /// The delay of a slow request or reply.
     pub slow_us: RangeInclusive<u64>,
     /// Requests that never arrive.
     pub lost_request: f64,
-    /// Answers that never arrive: the change was made.
+    /// Replies that never arrive, although the request took effect.
     pub lost_answer: f64,
-    /// Requests that the table turns away.
+    /// Requests that the table throttles.
     pub throttled: f64,
-    /// Requests that a partition turns away.
+    /// Requests that a partition throttles.
     pub partition_throttled: f64,
-    /// Writes that meet somebody else's transaction.
+    /// Writes that conflict with another transaction.
     pub conflict: f64,
-    /// How far an index, or an eventual read, is behind at most.
+    /// The longest lag of an index or an eventually consistent read.
     pub lag_us: u64,
-    /// How many write units a partition, of the table or of an index, takes in a second.
+    /// The write units per second of a partition, of the table or of an index.
     pub partition_units: Option<f64>,
-    /// Calls that never return. The request arrives, or it does not.
+    /// Calls that never return. Half of their requests arrive.
     pub hung: f64,
-    /// Writes with which a partition becomes hot: it turns every write away for [`hot_us`](Self::hot_us).
+    /// Writes that make their partition hot: it throttles all writes for [`hot_us`](Self::hot_us).
     pub hot_partition: f64,
     /// How long a partition stays hot.
     pub hot_us: RangeInclusive<u64>,
-    /// Tasks of the store that are dropped at one of their first polls.
+    /// Tasks of the store that are dropped before one of their first polls.
     pub dropped_task: f64,
     /// Tasks of the store that panic in one of their first table calls.
     pub panicked_task: f64,
 }
 
 impl Faults {
-    /// Nothing goes wrong and nothing takes time.
+    /// No faults and no delays.
     pub fn none() -> Self {
         Self {
             delay_us: 0..=0,
@@ -62,7 +62,7 @@ impl Faults {
         }
     }
 
-    /// Nothing goes wrong; every way takes that long.
+    /// No faults. Every request and every reply takes `us`.
     pub fn delay(us: u64) -> Self {
         Self { delay_us: us..=us, ..Self::none() }
     }
@@ -77,12 +77,12 @@ impl Faults {
         let mut left = rng.f64();
         let outcomes = [
             (self.lost_request, Outcome::LostRequest),
-            (self.lost_answer, Outcome::LostAnswer),
-            (self.throttled, Outcome::Turned(TableErrorKind::Throttled)),
-            (self.partition_throttled, Outcome::Turned(TableErrorKind::PartitionThrottled)),
-            (self.conflict, Outcome::Turned(TableErrorKind::Conflict)),
+            (self.lost_answer, Outcome::LostReply),
+            (self.throttled, Outcome::Rejected(TableErrorKind::Throttled)),
+            (self.partition_throttled, Outcome::Rejected(TableErrorKind::PartitionThrottled)),
+            (self.conflict, Outcome::Rejected(TableErrorKind::Conflict)),
             (self.hung / 2.0, Outcome::HungRequest),
-            (self.hung / 2.0, Outcome::HungAnswer),
+            (self.hung / 2.0, Outcome::HungReply),
         ];
         let mut outcome = Outcome::Answered;
         for (rate, one) in outcomes {
@@ -96,7 +96,7 @@ impl Faults {
     }
 }
 
-/// What becomes of one call.
+/// The delays and the outcome of one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Journey {
     pub(crate) there_us: u64,
@@ -105,9 +105,9 @@ pub(crate) struct Journey {
 }
 
 impl Outcome {
-    /// Whether the caller never gets an answer.
+    /// Whether the caller never gets a reply.
     pub(crate) fn is_hung(self) -> bool {
-        matches!(self, Self::HungRequest | Self::HungAnswer)
+        matches!(self, Self::HungRequest | Self::HungReply)
     }
 }
 
@@ -115,16 +115,16 @@ impl Outcome {
 pub(crate) enum Outcome {
     Answered,
     LostRequest,
-    LostAnswer,
-    Turned(TableErrorKind),
-    /// Never arrives, and nobody ever says so.
+    LostReply,
+    Rejected(TableErrorKind),
+    /// The request never arrives, and there is no reply.
     HungRequest,
-    /// Arrives and takes effect, and nobody ever says so.
-    HungAnswer,
+    /// The request takes effect, but there is no reply.
+    HungReply,
 }
 
-/// What a client sees when a request or its answer is lost: it cannot tell which.
+/// The error of a client whose request or reply is lost. The client cannot know which.
 pub(crate) fn lost() -> TableError {
-    TableError::new(TableErrorKind::Unavailable, "no answer from the simulated table")
+    TableError::new(TableErrorKind::Unavailable, "no reply from the simulated table")
         .maybe_applied()
 }

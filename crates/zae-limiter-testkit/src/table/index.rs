@@ -1,10 +1,10 @@
-//! An index: a view of the table that lags behind it.
+//! A secondary index, which lags behind the table.
 
 use std::collections::BTreeMap;
 
 use zae_limiter_schema::{Index, Item, ItemKey, Value, item_size};
 
-/// Which attributes an index shows.
+/// The attributes that an index has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Projection {
     /// All of them.
@@ -13,26 +13,26 @@ pub enum Projection {
     Keys,
 }
 
-/// Where an entry stands: the index's own keys, then the table's.
+/// The position of an entry: the index's keys, then the table's.
 pub(crate) type Place = (String, String, ItemKey);
 
 #[derive(Debug)]
 pub(crate) struct IndexView {
     index: Index,
     projection: Projection,
-    /// What a query sees.
+    /// The entries that a query sees.
     entries: BTreeMap<Place, Item>,
-    /// What it will see, and when.
+    /// Changes that a query will see later, by their time.
     pending: BTreeMap<(u64, u64), Change>,
-    /// Changes of one item arrive in their order.
+    /// The time of the last change of each item, so that they arrive in order.
     last_due: BTreeMap<ItemKey, u64>,
     next: u64,
 }
 
 #[derive(Debug)]
 struct Change {
-    gone: Option<Place>,
-    come: Option<(Place, Item)>,
+    removed: Option<Place>,
+    added: Option<(Place, Item)>,
 }
 
 impl IndexView {
@@ -57,7 +57,7 @@ impl IndexView {
         Some(((pk.to_owned(), sk.to_owned(), key.clone()), shown))
     }
 
-    /// The key of an entry, behind which a next page starts.
+    /// The key of an entry, after which a next page starts.
     pub(crate) fn key_of(&self, pk: &str, sk: &str, key: &ItemKey) -> Item {
         let text = |name: &str, text: &str| (name.to_owned(), Value::text(text));
         Item::from([
@@ -68,7 +68,7 @@ impl IndexView {
         ])
     }
 
-    /// What changing an item costs here, by partition; takes note of the change.
+    /// The write units of a change in this index, by partition.
     pub(crate) fn cost(
         &self,
         key: &ItemKey,
@@ -101,17 +101,17 @@ impl IndexView {
         new: Option<&Item>,
         due_us: u64,
     ) {
-        let (gone, come) = (self.entry(key, old).map(|(place, _)| place), self.entry(key, new));
-        if gone.is_none() && come.is_none() {
+        let (removed, added) = (self.entry(key, old).map(|(place, _)| place), self.entry(key, new));
+        if removed.is_none() && added.is_none() {
             return;
         }
         let last = self.last_due.entry(key.clone()).or_default();
         *last = due_us.max(*last);
-        self.pending.insert((*last, self.next), Change { gone, come });
+        self.pending.insert((*last, self.next), Change { removed, added });
         self.next += 1;
     }
 
-    /// The entries of a partition, as they are seen now, in order.
+    /// The entries of a partition that a query sees now, in order.
     pub(crate) fn partition(
         &mut self,
         pk: &str,
@@ -120,9 +120,9 @@ impl IndexView {
         while let Some(first) = self.pending.first_entry()
             && first.key().0 <= now_us
         {
-            let Change { gone, come } = first.remove();
-            gone.map(|place| self.entries.remove(&place));
-            come.map(|(place, item)| self.entries.insert(place, item));
+            let Change { removed, added } = first.remove();
+            removed.map(|place| self.entries.remove(&place));
+            added.map(|(place, item)| self.entries.insert(place, item));
         }
         let from = (pk.to_owned(), String::new(), ItemKey::new("", ""));
         let pk = pk.to_owned();

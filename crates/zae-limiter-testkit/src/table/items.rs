@@ -1,4 +1,4 @@
-//! The items, and what each call does to them and costs.
+//! The items, and the effect and cost of each call on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::expression::{all_hold, check, rejected, updated};
 use super::index::{IndexView, Projection};
 use super::{ITEM_MAX, Load, PAGE_MAX, READ_UNIT, Site, Totals, units, write_units};
 
-/// The most shards of a transaction.
+/// The most changes in a transaction.
 const TRANSACTION_MAX: usize = 100;
 /// The longest partition and sort keys in bytes.
 const PK_MAX: usize = 2_048;
@@ -21,11 +21,11 @@ const SK_MAX: usize = 1_024;
 #[derive(Debug)]
 pub(crate) struct Items {
     items: BTreeMap<ItemKey, Item>,
-    /// What an item was before its last change, and when that was: for reads that may be stale.
+    /// Each item before its last change, and the time of that change: for stale reads.
     before: BTreeMap<ItemKey, (Option<Item>, u64)>,
     indexes: [IndexView; 4],
     load: Load,
-    /// Partitions of the table that turn writes away, and until when.
+    /// Hot partitions of the table, which throttle writes, and until when.
     hot_until_us: BTreeMap<String, u64>,
     pub(crate) totals: Totals,
 }
@@ -49,16 +49,16 @@ impl Default for Items {
 
 impl Items {
     pub(crate) fn set_projection(&mut self, index: Index, projection: Projection) {
-        assert!(self.items.is_empty(), "a projection is chosen with the table");
+        assert!(self.items.is_empty(), "a projection can only be set while the table is empty");
         self.indexes[place(index)] = IndexView::new(index, projection);
     }
 
-    /// A partition is hot until then.
+    /// Makes a partition hot until then.
     pub(super) fn heat(&mut self, partition: &str, until_us: u64) {
         self.hot_until_us.insert(partition.to_owned(), until_us);
     }
 
-    /// No partition is hot any more.
+    /// Makes all partitions accept writes again.
     pub(crate) fn cool(&mut self) {
         self.hot_until_us.clear();
     }
@@ -71,7 +71,7 @@ impl Items {
         self.items.values()
     }
 
-    /// What has a `ttl` before a moment.
+    /// The keys of items whose `ttl` is before a time.
     pub(crate) fn expired(&self, before_s: i64) -> Vec<ItemKey> {
         let ttl = |item: &Item| item.get("ttl").and_then(Value::as_i64);
         let expired = self.items.iter().filter(|(_, item)| ttl(item).is_some_and(|t| t < before_s));
@@ -107,7 +107,7 @@ fn place(index: Index) -> usize {
     Index::ALL.iter().position(|one| *one == index).expect("one of all")
 }
 
-/// What a write would cost: the table's units, and those of each index by partition.
+/// The cost of a write: the table's units, and those of each index by partition.
 struct Bill {
     table: f64,
     indexes: Vec<(Index, String, f64)>,
@@ -136,14 +136,14 @@ impl Bill {
 }
 
 impl Site<'_> {
-    /// Books a write; a partition that is at its end turns it away.
+    /// Counts a write. Fails if a partition is hot or has no capacity left in this second.
     fn count_write(&mut self, key: &ItemKey, bill: &Bill) -> Result<(), TableError> {
         let second = self.now_us / 1_000_000;
         if let Some(us) = self.heats_us.take() {
             self.items.hot_until_us.insert(key.pk.clone(), self.now_us + us);
         }
         if self.items.hot_until_us.get(&key.pk).is_some_and(|until| *until > self.now_us) {
-            let message = format!("partition {} is hot", key.pk);
+            let message = "a partition of the simulated table is hot";
             return Err(TableError::new(TableErrorKind::PartitionThrottled, message));
         }
         let mut loads = vec![((None, key.pk.clone()), bill.table)];
@@ -155,8 +155,8 @@ impl Site<'_> {
                 let (at, load) = self.items.load.get(partition).copied().unwrap_or_default();
                 at == second && load + units > most
             };
-            if let Some(((_, partition), _)) = loads.iter().find(|load| is_over(load)) {
-                let message = format!("partition {partition} takes no more in this second");
+            if loads.iter().any(is_over) {
+                let message = "a partition has no capacity left in this second";
                 return Err(TableError::new(TableErrorKind::PartitionThrottled, message));
             }
         }
@@ -231,7 +231,7 @@ impl Site<'_> {
             after.push((key, new));
         }
         if unmet.iter().any(Option::is_some) {
-            // Nothing reaches an index.
+            // A failed transaction writes to no index.
             let mut total = 0.0;
             for (key, bill) in bills {
                 let bill = Bill { table: bill.table, indexes: Vec::new() };
@@ -327,7 +327,7 @@ impl Site<'_> {
             answer.items.push(row.item);
         }
         if answer.items.len() == query.limit {
-            // A full page names its end, even where nothing follows.
+            // A full page has a next key, even if nothing follows.
             answer.next = answer.next.or(last);
         }
         answer.consumed.read = read_units(size, query.consistency);
@@ -365,7 +365,7 @@ impl Site<'_> {
     }
 }
 
-/// An item as a query comes to it.
+/// An item that a query reads.
 struct Row {
     sort: (String, ItemKey),
     key: Item,
@@ -396,7 +396,7 @@ fn read_units(bytes: usize, consistency: Consistency) -> f64 {
 
 fn check_key(key: &ItemKey) -> Result<(), TableError> {
     let fits = (1..=PK_MAX).contains(&key.pk.len()) && (1..=SK_MAX).contains(&key.sk.len());
-    if fits { Ok(()) } else { Err(rejected(format!("the key {key} is empty or too long"))) }
+    if fits { Ok(()) } else { Err(rejected("a key is empty or too long")) }
 }
 
 fn check_update(update: &Update) -> Result<(), TableError> {

@@ -1,4 +1,4 @@
-//! Numbers as DynamoDB keeps them: decimal, up to 38 significant digits.
+//! DynamoDB's numbers: decimal, with up to 38 significant digits.
 
 use std::cmp::Ordering;
 
@@ -13,7 +13,7 @@ pub(crate) struct Decimal {
 }
 
 impl Decimal {
-    /// Reads a number without an exponent: nobody of ours writes one.
+    /// Parses a number without an exponent: the limiter writes none.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
         let whole_digits = whole.strip_prefix(['-', '+']).unwrap_or(whole);
@@ -31,7 +31,7 @@ impl Decimal {
         (self.digits.unsigned_abs() < 10_u128.pow(DIGITS_MAX)).then_some(self)
     }
 
-    /// The sum; `None` when it has too many digits.
+    /// The sum. `None` if it has too many digits.
     pub(crate) fn plus(self, other: Self) -> Option<Self> {
         let scale = self.scale.max(other.scale);
         let digits = self.at_scale(scale)?.checked_add(other.at_scale(scale)?)?;
@@ -46,13 +46,13 @@ impl Decimal {
         let scale = self.scale.max(other.scale);
         match (self.at_scale(scale), other.at_scale(scale)) {
             (Some(one), Some(other)) => one.cmp(&other),
-            // Too large for the scale of the other: its sign decides.
+            // Too large for the scale of the other, so its sign decides.
             (None, _) => self.digits.cmp(&0),
             (_, None) => 0.cmp(&other.digits),
         }
     }
 
-    /// As DynamoDB answers it.
+    /// The number as DynamoDB returns it.
     pub(crate) fn text(self) -> String {
         let sign = if self.digits < 0 { "-" } else { "" };
         let scale = usize::try_from(self.scale).unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Tasks that a store starts on the table's runtime: each client has a runtime of its own, which may end,
-//! and any task may be dropped between two polls or panic in the middle of a table call.
+//! Runs the tasks that a store starts on the table's runtime. Each client has its own runtime,
+//! which may end. Any task may be dropped between two polls, or panic within a table call.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -14,17 +14,17 @@ use zae_limiter_schema::Task;
 
 use super::{ClientId, Faults, Inside};
 
-/// At which of its polls a task is dropped at the latest, and in which of its calls it panics.
+/// The most polls before a task is dropped, and the most table calls before it panics.
 const POLLS_MAX: u32 = 6;
 const CALLS_MAX: u32 = 4;
 
-/// How a task ends before its time.
+/// How the simulation ends a task early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doom {
     Never,
-    /// Dropped instead of polled, after so many polls.
+    /// Dropped after that many polls.
     DroppedAfter(u32),
-    /// A panic in the call after so many calls.
+    /// Panics after that many table calls.
     PanicsAfter(u32),
 }
 
@@ -42,7 +42,7 @@ impl Doom {
         }
     }
 
-    /// Counts a poll; true when the task is dropped instead.
+    /// Counts a poll. Returns true if the task is dropped instead.
     fn is_dropped(&mut self) -> bool {
         match self {
             Self::DroppedAfter(0) => true,
@@ -54,7 +54,7 @@ impl Doom {
         }
     }
 
-    /// Counts a call; true when it panics.
+    /// Counts a table call. Returns true if it panics.
     fn panics(&mut self) -> bool {
         match self {
             Self::PanicsAfter(0) => true,
@@ -67,10 +67,10 @@ impl Doom {
     }
 }
 
-/// The payload of a panic that the simulation has drawn. It does not pass the panic hook.
+/// The payload of a panic that the simulation causes. It bypasses the panic hook.
 struct Drawn;
 
-/// The tasks that run, and the one that is being polled.
+/// The running tasks, and the one that is being polled.
 #[derive(Default)]
 pub(super) struct Tasks {
     running: BTreeMap<(ClientId, u64), Arc<Running>>,
@@ -86,7 +86,7 @@ struct Running {
 
 struct Inner {
     doom: Doom,
-    /// Absent while it is polled, and when it has ended.
+    /// `None` while the task is being polled, and after it has ended.
     task: Option<Task>,
     waker: Option<Waker>,
     is_ended: bool,
@@ -118,13 +118,13 @@ impl Inside {
         tokio::spawn(Polling { inside: Arc::clone(self), running });
     }
 
-    /// How many tasks of clients that have not crashed still run.
+    /// The number of running tasks of clients that have not crashed.
     pub(super) fn running(&self) -> usize {
         let crashed = self.lock().crashed.clone();
         self.tasks().running.keys().filter(|(client, _)| !crashed.contains(client)).count()
     }
 
-    /// Drops all tasks of a client at once, as the end of their runtime does. True when there were some.
+    /// Drops all tasks of a client, like the end of their runtime. Returns whether there were any.
     pub(super) fn drop_tasks(&self, client: ClientId) -> bool {
         let ended: Vec<Arc<Running>> = {
             let mut tasks = self.tasks();
@@ -138,7 +138,7 @@ impl Inside {
                 inner.is_ended = true;
                 (inner.task.take(), inner.waker.take())
             };
-            // What the store does as it is dropped may start other tasks: no lock is held.
+            // Dropping a task may start other tasks, so no lock is held.
             drop(task);
             if let Some(waker) = waker {
                 waker.wake();
@@ -147,7 +147,7 @@ impl Inside {
         !ended.is_empty()
     }
 
-    /// Panics if the task that is being polled is to panic in this call.
+    /// Panics if that was drawn for this call of the task that is being polled.
     pub(super) fn panic_if_doomed(&self) {
         let polled = self.tasks().polled.clone();
         if polled.is_some_and(|running| running.lock().doom.panics()) {
@@ -155,7 +155,7 @@ impl Inside {
         }
     }
 
-    /// The client does not know what the table made of its calls.
+    /// Records that the client does not know the outcome of its calls.
     pub(super) fn note_fault(&self, client: ClientId) {
         if let Some(watch) = &self.watch {
             watch.sent(client);
@@ -165,7 +165,7 @@ impl Inside {
     }
 }
 
-/// Polls a task until it ends, in whatever way.
+/// Polls a task until it completes or is ended.
 struct Polling {
     inside: Arc<Inside>,
     running: Arc<Running>,
@@ -223,7 +223,7 @@ impl Future for Polling {
                 Poll::Pending
             }
             Err(payload) => {
-                // The rest of the task is dropped before anybody looks at what has happened.
+                // The rest of the task is dropped before the panic is reported.
                 drop(task);
                 self.panicked(&*payload);
                 self.end()

@@ -166,9 +166,9 @@ fn what_becomes_of_hot_buckets_is_counted() {
     };
     with_local_recorder(&counts, || runtime.block_on(work));
     for (name, expected) in [
-        ("zae_limiter_bucket_doublings_total{}", 1),
+        ("zae_limiter_bucket_splits_total{}", 1),
         ("zae_limiter_bucket_merges_total{}", 1),
-        ("zae_limiter_bucket_parts{}", 2),
+        ("zae_limiter_bucket_shards{}", 2),
         ("zae_limiter_gathered_acquires_total{}", 1),
     ] {
         assert_eq!(counts.get(name), expected, "{name}");

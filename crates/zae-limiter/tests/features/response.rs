@@ -1,8 +1,8 @@
 //! What a caller gets over HTTP: the public form of a refusal, and nothing of its ancestors.
 
 use http::StatusCode;
-use zae_limiter::{Error, Limit, MemoryStore, RateLimiter};
 use zae_limiter::model::LimitSet;
+use zae_limiter::{Error, Limit, MemoryStore, RateLimiter};
 
 use crate::world::{Kind, child, on, own_limits, per_minute, spend, without_refill};
 
@@ -72,7 +72,8 @@ fn each_error_has_its_status_and_shows_no_details_of_the_store() {
 
 #[test]
 fn limits_come_from_a_file() {
-    let limits: LimitSet = serde_json::from_str("[\"rpm:100\", {\"name\":\"tpm\",\"capacity\":5}]").unwrap();
+    let limits: LimitSet =
+        serde_json::from_str("[\"rpm:100\", {\"name\":\"tpm\",\"capacity\":5}]").unwrap();
     assert_eq!(limits.to_limits(), [Limit::per_minute("rpm", 100), Limit::per_minute("tpm", 5)]);
     let policy: zae_limiter::OnUnavailable = serde_json::from_str("\"allow\"").unwrap();
     assert_eq!(policy, zae_limiter::OnUnavailable::Allow);

@@ -1,4 +1,4 @@
-//! The auditor beside clients of the original: what it notes of theirs, and of ours.
+//! The auditor's rules for runs with clients of the original.
 
 use zae_limiter_core::BucketKey;
 use zae_limiter_schema::bucket_partition;
@@ -10,30 +10,30 @@ use super::{AuditState, Auditor, Excuses, Written, true_ms};
 use crate::table::{ClientId, Wrote};
 
 impl Auditor {
-    /// From now on this client counts as one of the original.
+    /// Marks a client as one of the original.
     pub(crate) fn expect_original(&self, client: ClientId) {
         self.lock().ledger.get_or_insert_default().expect(client);
     }
 
-    /// What clients of the original have made out of nothing, in millitokens of all limits.
+    /// What clients of the original have made, in millitokens of all limits.
     pub(crate) fn made(&self) -> i128 {
         self.lock().ledger.as_ref().map_or(0, |ledger| ledger.made)
     }
 
-    /// Whether the shards of a bucket are the whole of it.
+    /// Whether the shares of a bucket's shards add up to the whole bucket.
     pub(crate) fn is_complete(&self, bucket: &BucketKey) -> bool {
         let base = bucket_partition(bucket, 0);
         self.lock().ledger.as_ref().is_none_or(|ledger| ledger.is_complete(&base))
     }
 
-    /// Whether an item looks like a shard of a bucket whose share another shard still has.
+    /// Whether an item is a stray: another shard still has its share.
     pub(super) fn is_stray(&self, base: &str, shard: u32) -> bool {
         self.lock().ledger.as_ref().is_some_and(|ledger| !ledger.belongs(base, shard))
     }
 }
 
 impl AuditState {
-    /// A write of the original: not checked, but what it made out of nothing is known afterwards.
+    /// Records a write of the original. It is not checked, but what it has made is counted.
     pub(super) fn note_original(
         &mut self,
         base: &str,
@@ -41,7 +41,7 @@ impl AuditState {
         wrote: &Wrote<'_>,
         ahead_ms: i64,
     ) -> Result<(), String> {
-        // What is given back to an item that is gone is no bucket.
+        // A refund of the original to a deleted item creates an item that is not a bucket.
         let new = wrote.new.and_then(|item| Reading::of(shard, item));
         let (Some(new), Some(ledger)) = (new, &mut self.ledger) else { return Ok(()) };
         let old = wrote.old.and_then(|item| Reading::of(shard, item));
@@ -49,8 +49,8 @@ impl AuditState {
         let at_ms = true_ms - ahead_ms - self.age_ms;
         let slack_ms = 2 * ahead_ms + self.age_ms;
         let moments = Moments { base_ms: true_ms, rf: true_ms, slack_ms };
-        // A bucket that is not there counts as full.
-        let is_first = !ledger.knows(base);
+        // An absent bucket counts as full.
+        let is_first = !ledger.has_bucket(base);
         let held = |ledger: &Ledger| -> Vec<i128> {
             new.cells.keys().map(|limit| ledger.held(base, limit, at_ms)).collect()
         };
@@ -72,7 +72,7 @@ impl AuditState {
                 false => ledger::made(before, after, net, cell.rate.period_ms()),
             };
             ledger.add_made(made);
-            // The shard by itself starts anew: the ledger is of the whole.
+            // The history of the shard alone starts again: the ledger is about the whole bucket.
             let of_shard = (wrote.key.pk.clone(), limit.clone());
             self.limits.insert(of_shard, LimitHistory::new(cell.rate));
             let debts = self.debts.entry(place.clone()).or_default();
@@ -86,8 +86,8 @@ impl AuditState {
 }
 
 impl AuditState {
-    /// The table has removed an item that had expired. Where the original has taken from it without making
-    /// its life longer, it was not full: what it lacked is made out of nothing.
+    /// Records that the table has deleted an expired item. If the original took from it without
+    /// extending its lifetime, it was not full: what it lacked counts as made.
     pub(super) fn note_removal(
         &mut self,
         base: &str,
@@ -115,33 +115,33 @@ impl AuditState {
     }
 }
 
-/// A shard that held nothing any more is one again, because the original counts it as one. It starts
-/// with nothing, and where its share was free.
-pub(super) fn check_brought_back(
+/// Checks a retired shard that is restored because the original counts it. It must start empty, and
+/// its share must be free.
+pub(super) fn check_restored(
     ledger: &mut Ledger,
     base: &str,
     old: &Reading,
     new: &Reading,
 ) -> Result<(), String> {
     if new.rf < old.rf {
-        return Err(format!("time ran back from {} to {}", old.rf, new.rf));
+        return Err(format!("the refill time ran back from {} to {}", old.rf, new.rf));
     }
     for (limit, cell) in &new.cells {
         let consumed = old.cells.get(limit).map_or(0, |cell| cell.consumed);
         if (cell.tokens, cell.consumed, cell.remainder) != (0, consumed, 0) {
-            return Err(format!("{limit}: what is brought back starts with nothing: {cell:?}"));
+            return Err(format!("{limit}: a restored shard must start empty: {cell:?}"));
         }
     }
     ledger.note(base, new, false);
     match ledger.belongs(base, new.shard) {
         true => Ok(()),
-        false => Err("brought back while another shard has its share".to_owned()),
+        false => Err("restored while another shard has its share".to_owned()),
     }
 }
 
 impl Written<'_> {
-    /// Checks a write of ours. What it has made of each limit is nothing, but for a client that went
-    /// by a count from before the original had changed it; whether it did is the second answer.
+    /// Checks a write of our own client. Returns what it has made of each limit, and whether it
+    /// used a shard count that the original has changed since. Only such a write may make anything.
     pub(super) fn check_beside(
         &self,
         ledger: &mut Ledger,
@@ -159,10 +159,10 @@ impl Written<'_> {
         let held = |ledger: &Ledger| -> Vec<i128> {
             nets.iter().map(|(limit, _)| ledger.held_by(place, limit, at_ms)).collect()
         };
-        // A bucket that is not there counts as full, and so does one that has expired. Clients of the
-        // original take from an item without making its life longer: what it lacked when it expired is made
-        // out of nothing, and by them. Ours leave none that is not full by then.
-        let is_first = !ledger.knows(base) || (self.anew && self.old.is_none());
+        // An absent or expired bucket counts as full. The original takes from an item without
+        // extending its lifetime: what it lacks when it expires was made by the original. Items of
+        // our clients are full when they expire.
+        let is_first = !ledger.has_bucket(base) || (self.anew && self.old.is_none());
         let before = held(ledger);
         ledger.note(base, self.new, false);
         let after = held(ledger);
@@ -179,7 +179,7 @@ impl Written<'_> {
         let checked = self.check(ahead_ms, excuses).and_then(|()| match made.iter().sum() {
             0 => Ok(()),
             _ if self.anew => Ok(()),
-            sum => Err(format!("{sum} millitokens were made out of nothing")),
+            sum => Err(format!("the write made {sum} millitokens that no time has earned")),
         });
         let Err(what) = checked else { return Ok((made, false)) };
         match unseen.iter().any(|count| self.is_exact_by(*count, wrote, ahead_ms)) {
@@ -188,7 +188,7 @@ impl Written<'_> {
         }
     }
 
-    /// Whether a write is exact if the shard is one of so many.
+    /// Whether a write is exact by another shard count.
     fn is_exact_by(&self, count: u32, wrote: &Wrote<'_>, ahead_ms: i64) -> bool {
         let shard = self.new.shard;
         let reading = |item| Reading::as_one_of(shard, count, item);

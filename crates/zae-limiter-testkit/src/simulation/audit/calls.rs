@@ -1,4 +1,4 @@
-//! What clients have asked for and were told, against what they have written.
+//! Compares what clients have written with the replies to their calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,9 +6,9 @@ use zae_limiter_core::{Applied, BucketKey, StoreError, Timestamp};
 
 use super::super::intervals::Place;
 use super::excuses::{Excuse, Excuses};
-use super::limits::Brought;
+use super::limits::CallLimits;
 
-/// A call that changes buckets, by what it asks of them: positive takes, negative gives back.
+/// The kind of a call that changes buckets. Positive amounts take, negative ones refund.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Acquire {
@@ -16,12 +16,12 @@ pub(crate) enum Kind {
     },
     Settle,
     Reconfigure,
-    /// More shards, or fewer.
+    /// A split or a merge.
     Reshard,
     Delete,
 }
 
-/// What a call was told.
+/// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// Everything was taken, or settled.
@@ -31,7 +31,7 @@ pub(crate) enum Ended {
         applied: Applied,
         is_outage: bool,
     },
-    /// Nobody waited for the answer.
+    /// The caller did not wait for the reply.
     Cancelled,
 }
 
@@ -41,7 +41,7 @@ impl Ended {
     }
 }
 
-/// What is asked of one limit.
+/// The amount of a call for one limit, in millitokens.
 #[derive(Clone, Debug)]
 pub(crate) struct CallAmount {
     pub(crate) bucket: BucketKey,
@@ -55,32 +55,32 @@ pub(super) struct Call {
     pub(super) now: Timestamp,
     pub(super) began_us: u64,
     pub(super) buckets: BTreeSet<String>,
-    /// The limits under which it was made.
-    pub(super) brought: Vec<Brought>,
+    /// The limits of its buckets.
+    pub(super) limits: Vec<CallLimits>,
     pub(super) amounts: Vec<(Place, i64)>,
     pub(super) ended: Option<Ended>,
-    /// How many table calls of the client had been without an answer when it began.
+    /// How many table calls of the client were unanswered when it began.
     pub(super) unanswered: u64,
-    /// Limits that may have gone away, so that what is given back to them is passed over.
+    /// Limits that may have been removed, so that refunds to them are ignored.
     pub(super) may_vanish: BTreeSet<Place>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct ClientRecord {
     pub(super) in_flight: usize,
-    /// A call to the table failed since the client last had nothing under way.
+    /// A table call has failed since the client last had no calls in progress.
     pub(super) faulted: bool,
     pub(super) crashed: bool,
-    /// Table calls without an answer, ever.
+    /// The number of all unanswered table calls.
     pub(super) unanswered: u64,
     pub(super) calls: BTreeMap<u64, Call>,
-    /// Net taken by its writes since then.
+    /// Net consumption by its writes since the client last had no calls in progress.
     pub(super) net: BTreeMap<Place, i128>,
 }
 
 impl Call {
-    /// What it has done to one limit, as far as can be said. A charge always counts; only what is given
-    /// back, by a settlement or by an acquire that takes nothing, is passed over where nothing is left.
+    /// The call's effect on one limit, as far as it is known. A charge always counts. A refund, by
+    /// a settlement or by an acquire that takes nothing, is ignored if the limit no longer exists.
     fn outcome(&self, record: &ClientRecord, place: &Place, amount: i64) -> Outcome {
         let chain = matches!(self.kind, Kind::Acquire { legs } if legs > 1);
         let vanished = self.may_vanish.contains(place);
@@ -98,7 +98,7 @@ impl Call {
                 Outcome::Unknown(Excuse::RefundPassedOver)
             }
             (Kind::Settle, Some(Ended::Cancelled)) | (_, Some(Ended::Done)) => Outcome::Whole,
-            // What was taken could not be given back: it is lost, on the safe side.
+            // The refund may have failed: then the tokens are lost, on the safe side.
             (Kind::Acquire { .. }, Some(Ended::Cancelled)) if record.faulted => {
                 Outcome::Unknown(Excuse::CancelledAndFaulted)
             }
@@ -126,7 +126,8 @@ enum Outcome {
 }
 
 impl ClientRecord {
-    /// Whether what was written is what the replies say. Takes note of buckets of which that is unknown.
+    /// Checks that the writes took what the replies say. Adds buckets to `unsure` if that is
+    /// unknown.
     pub(super) fn balance(
         &self,
         sharded: &BTreeSet<String>,
@@ -159,7 +160,7 @@ impl ClientRecord {
                 used.into_iter().for_each(|excuse| excuses.count(excuse));
             }
             let mut is_explained = is_sum_of_some(rest, &unknown);
-            // What is given back to several shards may reach some of them.
+            // A refund to several shards may reach only some of them.
             if !is_explained && sharded.contains(&place.0) && is_within(rest, &unknown) {
                 excuses.count(Excuse::WithinBounds);
                 is_explained = true;
@@ -175,7 +176,7 @@ impl ClientRecord {
         Ok(())
     }
 
-    /// What its calls under way, and those just ended, may give back to, or charge, a limit.
+    /// The sum of the amounts that its calls, in progress or just ended, may apply to a limit.
     fn may(&self, place: &Place, wanted: impl Fn(&Call, i64) -> i64) -> i128 {
         let amounts = self.calls.values().flat_map(|call| {
             call.amounts
@@ -189,7 +190,7 @@ impl ClientRecord {
     pub(super) fn may_credit(&self, place: &Place) -> i128 {
         self.may(place, |call, amount| match (call.kind, call.ended) {
             (Kind::Settle, _) => (-amount).max(0),
-            // What one leg has taken is given back when another refuses, or nobody waits.
+            // A leg is refunded if another one is refused, or if the caller leaves.
             (Kind::Acquire { legs: 1 }, Some(Ended::Done | Ended::Refused)) => 0,
             _ => amount.max(0),
         })
@@ -200,26 +201,26 @@ impl ClientRecord {
     }
 
     pub(super) fn lowest_ceiling(&self, place: &Place) -> Option<i64> {
-        let brought = self.calls.values().flat_map(|call| &call.brought);
-        let rates = brought.filter(|one| one.bucket == place.0);
+        let limits = self.calls.values().flat_map(|call| &call.limits);
+        let rates = limits.filter(|one| one.bucket == place.0);
         rates.filter_map(|one| one.rates.get(&place.1)).map(|rate| rate.capacity().get()).min()
     }
 
-    /// Whether it may delete items of this bucket.
+    /// Whether one of its calls deletes this bucket.
     pub(super) fn may_delete(&self, pk: &str) -> bool {
         self.calls.values().any(|call| call.kind == Kind::Delete && call.buckets.contains(pk))
     }
 
-    /// The earliest moment that a write to this bucket may carry.
+    /// The earliest time of a call that may write to this bucket.
     pub(super) fn oldest_ms(&self, pk: &str) -> Option<i64> {
         let calls = self.calls.values().filter(|call| call.buckets.contains(pk));
         calls.map(|call| call.now.as_millis()).min()
     }
 }
 
-/// Whether some of the amounts, or none, or all, add up to the sum.
+/// Whether a subset of the amounts adds up to the sum.
 fn is_sum_of_some(sum: i128, amounts: &[i128]) -> bool {
-    /// With more sums than this only the bounds are looked at.
+    /// With more sums than this, only the bounds are checked.
     const SUMS_MAX: usize = 1 << 16;
     let mut sums = BTreeSet::from([0_i128]);
     for amount in amounts {
@@ -232,7 +233,7 @@ fn is_sum_of_some(sum: i128, amounts: &[i128]) -> bool {
     sums.contains(&sum)
 }
 
-/// Whether shards of the amounts can add up to the sum.
+/// Whether portions of the amounts can add up to the sum.
 fn is_within(sum: i128, amounts: &[i128]) -> bool {
     let least: i128 = amounts.iter().filter(|amount| **amount < 0).sum();
     let most: i128 = amounts.iter().filter(|amount| **amount > 0).sum();

@@ -1,19 +1,21 @@
-//! Whose limits an item has. Older ones never replace newer ones.
+//! Checks the limits of an item: older limits never replace newer ones.
 //!
-//! An item says at which moment its limits were read, `limits_at`. Moments are of the clocks of
-//! whoever read them, and are compared as they are: however wrong a clock is, the rule holds of what
-//! it showed. A write may follow a call of its client that has not ended, or of which nobody knows
-//! whether it was carried out. What holds:
+//! The attribute `limits_at` is the time at which an item's limits were read. These times come from
+//! the clocks of the readers, and are compared as they are, however wrong a clock is. A write may
+//! *follow* a call of its client: apply the limits of that call. The call must be in progress, or
+//! its outcome must be unknown. The rules:
 //!
-//! - a limit gets another rate only by an acquire or a reconfiguration under that rate. It was read no
-//!   earlier than `limits_at`, or brings limits of its own, or the item has no such moment;
-//! - a limit goes away only by a reconfiguration without it, of which the same holds;
-//! - a limit is added by any acquire or reconfiguration that has it, and by whoever charges it;
-//! - afterwards `limits_at` is the moment of the last call that was followed, and the item has all
-//!   limits of that one. It is absent if that one brought its own.
+//! - a limit gets another rate only by an acquire or a reconfiguration with that rate. Its limits
+//!   were read no earlier than `limits_at`, or they are the call's own, or the item has no
+//!   `limits_at`;
+//! - a limit is removed only by a reconfiguration without it, under the same conditions;
+//! - a limit is added by any acquire or reconfiguration that has it, or by a charge on it;
+//! - afterwards `limits_at` is that of the last call that was followed, and the item has all limits
+//!   of that call. It is absent if those are the call's own.
 //!
-//! Two things are forgiven, and counted. A moment that lies more than [`AHEAD_MAX_MS`] ahead of the
-//! call says nothing. And in one write an older call may follow one that took the moment away.
+//! Two exceptions are accepted and counted. A `limits_at` more than [`AHEAD_MAX_MS`] ahead of the
+//! call does not count. And within one write, an older call may follow one that removed
+//! `limits_at`.
 
 use std::collections::BTreeMap;
 
@@ -24,20 +26,20 @@ use super::super::reading::Reading;
 use super::calls::{Call, ClientRecord, Ended, Kind};
 use super::excuses::{Excuse, Excuses};
 
-/// By how much a moment may be ahead of a call before it is taken for wrong.
+/// How far `limits_at` may be ahead of a call before it counts as wrong.
 const AHEAD_MAX_MS: i64 = 10_000;
 
-/// The limits of a bucket that a call goes by.
+/// The limits of a bucket in a call.
 #[derive(Debug)]
-pub(super) struct Brought {
+pub(super) struct CallLimits {
     pub(super) bucket: String,
     pub(super) rates: BTreeMap<String, Rate>,
-    /// When they were read; absent if they are the call's own.
+    /// When they were read. `None` if they are the call's own.
     read_ms: Option<i64>,
 }
 
-impl Brought {
-    pub(super) fn by(target: &Target) -> Self {
+impl CallLimits {
+    pub(super) fn of(target: &Target) -> Self {
         let rates = target.limits().iter();
         Self {
             bucket: bucket_partition(target.key(), 0),
@@ -47,7 +49,7 @@ impl Brought {
     }
 }
 
-/// Why a call may be followed, the best reason first.
+/// Why a write may follow a call, the best reason first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Reason {
     NotOlder,
@@ -57,10 +59,10 @@ enum Reason {
 /// One write to one shard.
 pub(super) struct Following<'a> {
     pub(super) bucket: &'a str,
-    /// Absent if the write makes the item.
+    /// `None` if the write creates the item.
     pub(super) old: Option<&'a Reading>,
     pub(super) new: &'a Reading,
-    /// It may have started anew.
+    /// Whether the item may have started anew.
     pub(super) anew: bool,
     pub(super) record: &'a ClientRecord,
 }
@@ -107,41 +109,41 @@ impl<'a> Following<'a> {
         })
     }
 
-    /// An item that was not there, or had expired, has the limits of calls, of whatever age. A shard that
-    /// was missing has those of another shard.
+    /// A new item, or one that had expired, has the limits of calls of any age. A missing shard
+    /// gets those of another shard.
     fn check_new(&self) -> Result<(), String> {
         if self.new.shard > 0 {
             return Ok(());
         }
-        let makes = |(call, _): &(&Call, &Brought)| {
+        let creates = |(call, _): &(&Call, &CallLimits)| {
             matches!(call.kind, Kind::Acquire { .. }) || self.charges(call, None)
         };
         for (limit, cell) in &self.new.cells {
-            let mut calls = self.calls().filter(makes);
+            let mut calls = self.calls().filter(creates);
             if !calls.any(|(_, one)| one.rates.get(limit) == Some(&cell.whole)) {
-                return Err(format!("{limit}: made, and no call has brought {:?}", cell.whole));
+                return Err(format!("{limit}: created, but no call has {:?}", cell.whole));
             }
         }
-        let mut calls = self.calls().filter(makes);
+        let mut calls = self.calls().filter(creates);
         match calls.any(|(_, one)| one.read_ms == self.new.limits_at) {
             true => Ok(()),
-            false => Err(format!("made, and no call has read limits at {:?}", self.new.limits_at)),
+            false => Err(format!("created, but no call read limits at {:?}", self.new.limits_at)),
         }
     }
 
     fn check_added(&self, limit: &str) -> Result<(), String> {
         let rate = self.new.cells[limit].whole;
-        let adds = |(call, one): (&Call, &Brought)| {
+        let adds = |(call, one): (&Call, &CallLimits)| {
             (follows(call) || self.charges(call, Some(limit)))
                 && one.rates.get(limit) == Some(&rate)
         };
         match self.calls().any(adds) {
             true => Ok(()),
-            false => Err(format!("{limit}: added, and no call has brought {rate:?}")),
+            false => Err(format!("{limit}: added, but no call has {rate:?}")),
         }
     }
 
-    /// Whether a call settles for more than was taken, of one limit or of any.
+    /// Whether a call charges a limit, or any limit.
     fn charges(&self, call: &Call, limit: Option<&str>) -> bool {
         let is_named = |of: &str| limit.is_none_or(|limit| limit == of);
         let mut amounts = call.amounts.iter();
@@ -149,8 +151,8 @@ impl<'a> Following<'a> {
             && amounts.any(|((at, of), amount)| at == self.bucket && is_named(of) && *amount > 0)
     }
 
-    /// Whether the item can be what a call has left that was followed last.
-    fn is_last(&self, one: &Brought) -> bool {
+    /// Whether the write can have followed this call last.
+    fn is_last(&self, one: &CallLimits) -> bool {
         let is_there = |(limit, rate): (&String, &Rate)| {
             self.new.cells.get(limit).is_some_and(|cell| cell.whole == *rate)
         };
@@ -158,25 +160,25 @@ impl<'a> Following<'a> {
     }
 
     /// The client's calls on this bucket that may still write, with their limits.
-    fn calls(&self) -> impl Iterator<Item = (&'a Call, &'a Brought)> {
+    fn calls(&self) -> impl Iterator<Item = (&'a Call, &'a CallLimits)> {
         let calls = self.record.calls.values().filter(|call| may_write(call));
-        let brought = calls.flat_map(|call| call.brought.iter().map(move |one| (call, one)));
+        let limits = calls.flat_map(|call| call.limits.iter().map(move |one| (call, one)));
         let bucket = self.bucket.to_owned();
-        brought.filter(move |(_, one)| one.bucket == bucket)
+        limits.filter(move |(_, one)| one.bucket == bucket)
     }
 
-    /// The best reason to follow one of the calls of which that is true.
-    fn reason(&self, is_one: impl Fn(&Call, &Brought) -> bool) -> Option<Reason> {
+    /// The best reason to follow one of the calls for which `is_one` holds.
+    fn reason(&self, is_one: impl Fn(&Call, &CallLimits) -> bool) -> Option<Reason> {
         let calls = self.calls().filter(|(call, one)| follows(call) && is_one(call, one));
         calls.filter_map(|(call, one)| self.reason_for(call, one)).min()
     }
 
-    fn reason_for(&self, call: &Call, one: &Brought) -> Option<Reason> {
+    fn reason_for(&self, call: &Call, one: &CallLimits) -> Option<Reason> {
         let limits_at = self.old.and_then(|old| old.limits_at);
         let (Some(read_ms), Some(limits_at)) = (one.read_ms, limits_at) else {
             return Some(Reason::NotOlder);
         };
-        let is_own = |(call, one): (&Call, &Brought)| follows(call) && one.read_ms.is_none();
+        let is_own = |(call, one): (&Call, &CallLimits)| follows(call) && one.read_ms.is_none();
         match read_ms {
             _ if read_ms >= limits_at => Some(Reason::NotOlder),
             _ if limits_at > call.now.as_millis() + AHEAD_MAX_MS => {
@@ -195,12 +197,12 @@ fn forgive(reason: Option<Reason>, excuses: &mut Excuses) -> Option<()> {
     Some(())
 }
 
-/// Whether items take on limits for such a call.
+/// Whether a write may follow such a call.
 fn follows(call: &Call) -> bool {
     matches!(call.kind, Kind::Acquire { .. } | Kind::Reconfigure)
 }
 
-/// Whether something of a call may be under way.
+/// Whether a call may still write.
 fn may_write(call: &Call) -> bool {
     match call.ended {
         None | Some(Ended::Cancelled | Ended::Failed { applied: Applied::Maybe, .. }) => true,

@@ -1,4 +1,5 @@
-//! One write, limit by limit: is it exactly what time, calls and the state before make of it?
+//! Checks one write, limit by limit: it must follow exactly from the old item, the time and the
+//! calls.
 
 use zae_limiter_core::{Millitokens, share};
 
@@ -15,13 +16,13 @@ pub(super) struct Written<'a> {
     pub(super) anew: bool,
     pub(super) record: &'a ClientRecord,
     pub(super) oldest_ms: Option<i64>,
-    /// It is looked at as one by a count that has changed since. A shard that is full by the new count
-    /// drops its remainder, less than a millitoken, and whoever remembers it cannot notice.
+    /// Whether the write is checked by a shard count that has changed since. A shard that is full
+    /// by the new count drops its remainder, and a client with a snapshot of it cannot notice that.
     pub(super) is_outdated: bool,
 }
 
 impl Written<'_> {
-    /// What was taken of a limit.
+    /// The net consumption of a limit.
     fn net(&self, limit: &str, cell: &Cell) -> i128 {
         let before = self.old.and_then(|old| old.cells.get(limit));
         i128::from(cell.consumed) - before.map_or(0, |before| i128::from(before.consumed))
@@ -54,11 +55,11 @@ impl Written<'_> {
 
 /// One write to one limit.
 struct Step<'a> {
-    /// Of the bucket as a whole: what calls are about.
+    /// The limit of the whole bucket.
     place: &'a Place,
     old: Option<(&'a Reading, Cell)>,
     new: (&'a Reading, Cell),
-    /// The bucket had expired, or was not there.
+    /// Whether the bucket had expired or was absent.
     anew: bool,
     record: &'a ClientRecord,
     oldest_ms: Option<i64>,
@@ -69,7 +70,7 @@ impl Step<'_> {
     fn check(&self, net: i128, excuses: &mut Excuses) -> Result<(), String> {
         let (reading, cell) = self.new;
         let (tokens, ceiling) = (i128::from(cell.tokens), i128::from(cell.rate.capacity().get()));
-        // Whoever has put it above its ceiling was seen doing that.
+        // The write that raised it above the ceiling was checked before.
         let is_untouched = self.old.is_some_and(|(before, old)| {
             net == 0 && old.tokens == cell.tokens && before.rf == reading.rf
         });
@@ -77,36 +78,40 @@ impl Step<'_> {
             return Err(format!("{tokens} is above the ceiling of {ceiling}"));
         }
         if cell.remainder >= cell.rate.period_ms() {
-            return Err(format!("a remainder of {} is a millitoken or more", cell.remainder));
+            return Err(format!("the remainder {} is a millitoken or more", cell.remainder));
         }
-        // A split may leave a shard so: what it held was less than a millitoken short of full.
+        // A split may leave a shard like this: it lacked less than a millitoken.
         let was_so = |(_, old): (&Reading, Cell)| {
             (old.tokens, old.remainder) == (cell.tokens, cell.remainder)
         };
         if tokens == ceiling && cell.remainder > 0 && !self.old.is_some_and(was_so) {
-            return Err(format!("it is full, and carries over a remainder of {}", cell.remainder));
+            return Err(format!("it is full, and has a remainder of {}", cell.remainder));
         }
         let Some((before, old)) = self.old.filter(|_| !self.anew) else {
             if reading.shard > 0 && self.old.is_none() && self.anew {
-                return self.same(tokens + net, 0, "a shard that was missing starts with nothing");
+                return self.same(tokens + net, 0, "a missing shard must start empty");
             }
-            // A limit that was not there is full, for charges too, which may leave a debt. What is given
-            // back to it is lost at the ceiling, but counts as not consumed.
+            // An absent limit counts as full, also for charges, which may leave a debt. A refund to
+            // it is lost at the ceiling, but reduces the consumption.
             self.check_debt(net, tokens, ceiling)?;
             let credited = ceiling - tokens - net;
             if (1..=self.record.may_credit(self.place)).contains(&credited) {
                 excuses.count(Excuse::FullInBetween);
                 return Ok(());
             }
-            // The first call of a batch may have created it under a lower ceiling: what raises that
-            // grants nothing.
+            // The first call of a batch may have created it with a lower ceiling. A higher ceiling
+            // then grants nothing.
             if credited > 0
                 && tokens + net + self.record.may_credit(self.place) >= self.lowest(ceiling)
             {
                 excuses.count(Excuse::LowestCeiling);
                 return Ok(());
             }
-            return self.same(tokens + net, ceiling, "a new limit is full less what is taken");
+            return self.same(
+                tokens + net,
+                ceiling,
+                "a new limit must be full less what was taken",
+            );
         };
         let elapsed = u64::try_from(reading.rf - before.rf).unwrap_or(0);
         let (earned, remainder) = old.rate.earned(elapsed, old.remainder);
@@ -125,22 +130,22 @@ impl Step<'_> {
             };
         }
         if refilled > earned + i128::from(self.is_outdated) {
-            return Err(format!("{refilled} were refilled, {elapsed} ms earn {earned}"));
+            return Err(format!("{refilled} were refilled, but {elapsed} ms earn {earned}"));
         }
         let may_credit = self.record.may_credit(self.place);
         let may_be_full = held + earned + may_credit >= ceiling;
-        // Calls under different limits can go together in one write: the lowest ceiling cuts.
+        // Calls under different limits can go in one write: the lowest ceiling cuts the balance.
         let lowest = self.lowest(ceiling);
         if refilled < earned && lowest < ceiling && tokens + net + may_credit >= lowest {
             excuses.count(Excuse::LowestCeiling);
             return Ok(());
         }
         if refilled < earned {
-            // At the ceiling what was earned, or given back, is lost.
+            // Refill and refunds above the ceiling are lost.
             let credited = ceiling - held - refilled;
             if !(0..=may_credit).contains(&credited) || !may_be_full {
                 return Err(format!(
-                    "{refilled} were refilled, {elapsed} ms earn {earned}, and it is not full"
+                    "{refilled} were refilled, {elapsed} ms earn {earned}, but it is not full"
                 ));
             }
             if credited > 0 {
@@ -165,12 +170,12 @@ impl Step<'_> {
         })
     }
 
-    /// An item that expires is full by then: starting anew it is the same. The clock by which its
-    /// life was measured may be behind the one that moved the refill time, or have been read before.
+    /// An item with an expiry must be full by then, because an absent bucket counts as full. The
+    /// clock that set the expiry may be behind the one that moved the refill time.
     fn check_expiry(&self, net: i128, ahead_ms: i64) -> Result<(), String> {
         let (reading, cell) = self.new;
         let Some(ttl) = reading.ttl else { return Ok(()) };
-        // Whoever pays out time alone makes it neither full later nor expire sooner.
+        // A mere refill changes neither when it is full nor when it expires.
         let is_refill = |(before, old): (&Reading, Cell)| {
             net == 0 && before.ttl == reading.ttl && old.rate == cell.rate
         };
@@ -183,12 +188,12 @@ impl Step<'_> {
         let (earned, _) = cell.rate.earned(left_ms, cell.remainder);
         let ceiling = i128::from(cell.rate.capacity().get());
         if i128::from(cell.tokens) + i128::from(earned.get()) < ceiling {
-            return Err(format!("it expires in {left_ms} ms and is not full by then"));
+            return Err(format!("expires in {left_ms} ms and is not full by then"));
         }
         Ok(())
     }
 
-    /// A full bucket that is taken from without moving the refill time is paid twice.
+    /// A take from a full bucket must move the refill time. Otherwise the same time refills twice.
     fn check_unmoved(&self, net: i128, elapsed: u64, held: i128, old: &Cell) -> Result<(), String> {
         let Some(oldest_ms) = self.oldest_ms.filter(|_| elapsed == 0 && net != 0) else {
             return Ok(());
@@ -198,7 +203,7 @@ impl Step<'_> {
         let ceiling = i128::from(old.rate.capacity().get());
         if waited > 0 && held + i128::from(earned.get()) > ceiling {
             return Err(format!(
-                "it was full after {waited} ms, and was taken from without paying them out"
+                "it was full after {waited} ms, and the take did not move its refill time"
             ));
         }
         Ok(())
@@ -207,7 +212,7 @@ impl Step<'_> {
     fn check_debt(&self, net: i128, tokens: i128, had: i128) -> Result<(), String> {
         let may_charge = self.record.may_charge(self.place);
         if net > 0 && tokens < 0 && had.min(0) - tokens > may_charge {
-            return Err(format!("{net} were taken of {had}, only {may_charge} may become debt"));
+            return Err(format!("{net} were taken from {had}, but only {may_charge} may be debt"));
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What the limiters of a run do.
+//! The calls of the limiters.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::{Client, Place, RESOURCE, Stage};
 /// How much later than its deadline a call may end: the steps after the timer take no time.
 const LATE_MAX_US: u64 = 1_000;
 
-/// A call of which nobody knows what became of its tokens, unless somebody says so before it ends.
+/// A call in progress. Unless `is_sure` is set, the outcome for its tokens counts as unknown.
 struct Holding<'a> {
     stage: &'a Stage,
     at: &'a Place,
@@ -46,7 +46,7 @@ impl Client {
         }
     }
 
-    /// Sees to it that a call ends in time, and that the breaker has not ended it for nothing.
+    /// Checks that a call ends in time, and that an outage has a cause.
     async fn in_time<T>(
         &self,
         stage: &Stage,
@@ -59,7 +59,7 @@ impl Client {
         let most_us = u64::try_from(self.deadline.as_micros()).unwrap_or(u64::MAX / 2);
         if took_us > most_us + LATE_MAX_US {
             let most = self.deadline;
-            stage.accuse(format!("{what} took {took_us} us, its deadline is {most:?}"));
+            stage.report_violation(format!("{what} took {took_us} us, its deadline is {most:?}"));
         }
         if took_us >= most_us {
             self.signs.add();
@@ -68,7 +68,9 @@ impl Client {
         let is_unseen = self.signs.so_far().ever == before.ever;
         if is_outage && is_unseen && before.in_a_row < BreakerSettings::default().failures {
             let (id, error) = (self.id, done.as_ref().err());
-            stage.accuse(format!("client {id}: {what}: an outage that was none: {error:?}"));
+            stage.report_violation(format!(
+                "client {id}: {what}: an outage without a cause: {error:?}"
+            ));
         }
         done
     }
@@ -79,12 +81,12 @@ impl Client {
         if stage.draw(|rng| rng.f64()) < stage.scene.config_changes {
             let version = stage.draw(|rng| rng.usize(..place.versions.len()));
             let limits = place.versions[version].clone();
-            // It may fail, and is then set or not.
+            // It may fail, and may be applied even then.
             let set = self.limiter.set_limits(&place.id, Some(RESOURCE), limits).await;
             locked(&stage.report).reconfigured += u64::from(set.is_ok());
             return;
         }
-        // Where limits change, most callers name those that are there.
+        // If limits change, most callers name the present ones.
         let mut named = place.versions[0].clone();
         if stage.scene.config_changes > 0.0
             && stage.draw(|rng| rng.u32(..8)) > 0
@@ -108,7 +110,7 @@ impl Client {
         for (name, amount) in &names {
             acquire = acquire.take(name, *amount);
         }
-        // Whoever is ended here leaves it open.
+        // If the task is aborted here, the outcome stays unknown.
         let mut holding = Holding { stage, at: place, is_sure: false };
         let acquired = self.in_time(stage, "acquire", acquire).await;
         let lease = match acquired {
@@ -125,7 +127,7 @@ impl Client {
         holding.is_sure = self.use_lease(stage, &place.id, lease, &names).await;
     }
 
-    /// Whether the lease holds nothing any more but what was committed.
+    /// Uses a lease to its end. Returns whether the outcome for its tokens is known.
     async fn use_lease(
         &self,
         stage: &Stage,
@@ -139,12 +141,12 @@ impl Client {
         } else if stage.draw(Rng::bool) {
             stage.pause().await;
         }
-        // By the place of the name: whether a difference is gathered, and what is known to be used.
+        // For each name: whether a difference is pending, and what is known to be used.
         let mut said: Vec<(i64, Option<i64>)> = vec![(0, None); names.len()];
         for (at, (name, amount)) in names.iter().enumerate() {
             let (choice, by) = stage.draw(|rng| (rng.u32(..6), rng.u64(..=amount + 3)));
             let before = lease.held(name);
-            // Giving back more than is held is an error that changes nothing.
+            // Releasing more than the lease holds is an error that changes nothing.
             let done = match choice {
                 0 => lease.settle(name, by).inspect(|()| said[at].1 = lease.held(name)),
                 1 => lease.release(name, by.min(*amount)),
@@ -211,7 +213,7 @@ impl Client {
                             *kept.entry(key).or_default() += held.unwrap_or(0);
                         }
                     }
-                    // Some of it is held, and was confirmed by nobody.
+                    // Some of it may be taken, but it is not confirmed.
                     Ok(()) => return false,
                     Err(error) => stage.note_error(&error),
                 }
@@ -225,10 +227,10 @@ impl Stage {
     pub(super) fn note_error(&self, error: &Error) {
         match error {
             Error::Exceeded(_) | Error::ExceedsCapacity(_) => locked(&self.report).refused += 1,
-            // The limit has gone since the caller heard of it.
+            // The limit was removed after the caller had read it.
             Error::UnknownLimits { .. } => locked(&self.report).unknown += 1,
             Error::Unavailable { .. } => locked(&self.report).unavailable += 1,
-            other => self.accuse(format!("an error that nobody can explain: {other:?}")),
+            other => self.report_violation(format!("an unexpected error: {other:?}")),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What must be when a run is over.
+//! Checks after a run with limiters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::super::reading::Reading;
 use super::super::workload::locked;
 use super::{Client, Place, RESOURCE, Stage};
 
-/// No bucket has more shards than this.
+/// The most shards of a bucket.
 const SHARDS_MAX: u32 = 64;
 
 /// The items of an entity's bucket, with their shards.
@@ -28,13 +28,13 @@ fn items_of(stage: &Stage, admin: &Client, entity: &str) -> Vec<(u32, Item)> {
     items.filter_map(|item| Some((shard(&item)?, item))).collect()
 }
 
-/// What commits have confirmed is in the buckets, and where nothing went wrong, nothing else is.
+/// The buckets contain what commits have confirmed, and nothing else if all outcomes are known.
 pub(super) fn check_kept(stage: &Stage, admin: &Client) {
     let of = |map: &BTreeMap<(String, String), i64>, entity: &str, limit: &str| {
         map.get(&(entity.to_owned(), limit.to_owned())).copied().unwrap_or(0)
     };
     let (committed, dropped) = (locked(&stage.kept).clone(), locked(&stage.used).clone());
-    // Nobody confirms what a drop writes.
+    // The writes of a drop are not confirmed.
     let kept = |entity: &str, limit: &str, is_sure: bool| {
         let used = if is_sure { of(&dropped, entity, limit) } else { 0 };
         of(&committed, entity, limit) + used
@@ -50,14 +50,14 @@ pub(super) fn check_kept(stage: &Stage, admin: &Client) {
             };
             let consumed: i64 = items.iter().map(|(_, item)| count(item)).sum();
             let least = kept(&place.id, &limit, !is_unsure);
-            // What entities below have taken was taken here too, where the limit held for both.
+            // Takes of descendants count here too, for limits that both have.
             let below = stage.entities.iter().enumerate();
             let below = below.filter(|(one, _)| *one != at && stage.is_below(*one, at));
             let most = least + below.map(|(_, place)| kept(&place.id, &limit, true)).sum::<i64>();
             let is_wrong = consumed < least * 1_000 || (!is_unsure && consumed > most * 1_000);
             if is_wrong {
-                stage.accuse(format!(
-                    "{} {limit}: commits have confirmed {least} tokens, with those below {most}; \
+                stage.report_violation(format!(
+                    "{} {limit}: commits have confirmed {least} tokens, {most} with descendants; \
                      the bucket has counted {consumed} millitokens",
                     place.id
                 ));
@@ -68,7 +68,7 @@ pub(super) fn check_kept(stage: &Stage, admin: &Client) {
     }
 }
 
-/// Limits that an entity has at all times. The others lose their counts when they go.
+/// Limits that an entity has in all versions. Other limits lose their counts when they are removed.
 fn lasting(place: &Place) -> BTreeSet<String> {
     let names = |limits: &Vec<Limit>| -> BTreeSet<String> {
         limits.iter().map(|limit| limit.name.clone()).collect()
@@ -78,21 +78,24 @@ fn lasting(place: &Place) -> BTreeSet<String> {
 }
 
 impl Stage {
-    /// Whether an entity is below another.
+    /// Whether an entity is a descendant of another.
     fn is_below(&self, entity: usize, above: usize) -> bool {
         let parent = |at: &usize| self.entities[*at].parent;
         std::iter::successors(Some(entity), parent).skip(1).any(|at| at == above)
     }
 }
 
-/// All limiters go by the limits that are stored, and so does every shard that they write to.
+/// All limiters use the stored limits, and so does every shard that they write to.
 pub(super) async fn check_limits(stage: &Stage, clients: &[Arc<Client>]) {
     let Some(admin) = clients.last() else { return };
     let mut stored: Vec<Vec<Limit>> = Vec::new();
     for place in &stage.entities {
         match admin.limiter.limits(&place.id, Some(RESOURCE)).await {
             Ok(Some(config)) => stored.push(config.limits.to_limits()),
-            other => return stage.accuse(format!("{}: no limits in peace: {other:?}", place.id)),
+            other => {
+                let what = format!("{}: no limits without faults: {other:?}", place.id);
+                return stage.report_violation(what);
+            }
         }
     }
     for client in clients {
@@ -102,7 +105,7 @@ pub(super) async fn check_limits(stage: &Stage, clients: &[Arc<Client>]) {
                 other => {
                     let id = client.id;
                     let what = format!("client {id}: {}: not {limits:?}: {other:?}", place.id);
-                    return stage.accuse(what);
+                    return stage.report_violation(what);
                 }
             }
         }
@@ -127,7 +130,7 @@ pub(super) async fn check_limits(stage: &Stage, clients: &[Arc<Client>]) {
             let Some(reading) = Reading::of(*shard, item).filter(Reading::holds_share) else {
                 continue;
             };
-            // A split or a merge writes to a shard too, and carries its limits over as they are.
+            // A split or merge also writes to a shard, and does not change its limits.
             let old = before.iter().find(|(at, _)| at == shard);
             let old = old.and_then(|(_, item)| Reading::of(*shard, item));
             let consumed = |reading: &Reading| -> Vec<(String, i64)> {
@@ -142,18 +145,18 @@ pub(super) async fn check_limits(stage: &Stage, clients: &[Arc<Client>]) {
                 continue;
             }
             if !goes_by(&reading, &limits) {
-                stage.accuse(format!("{}: not under {limits:?}: {reading:#?}", place.id));
+                stage.report_violation(format!("{}: not under {limits:?}: {reading:#?}", place.id));
             }
         }
     }
     if written < stage.entities.len() {
-        stage.accuse(format!("only {written} shards were written in peace"));
+        stage.report_violation(format!("only {written} shards were written without faults"));
     }
 }
 
-/// A limiter serves again: it admits, or says when it will, and then does.
+/// A limiter serves again: it admits a call, at the latest after the retry-after of a refusal.
 async fn check_service(stage: &Stage, client: &Client, place: &Place, limits: &[Limit]) {
-    // A breaker that is open notices with the next calls that the store is back.
+    // An open breaker notices with the next calls that the store is available.
     for _ in 0..3 {
         let _ = client.limiter.acquire(&place.id, RESOURCE).take(&limits[0].name, 0).await;
         stage.world.time.sleep(Duration::from_secs(5)).await;
@@ -165,13 +168,13 @@ async fn check_service(stage: &Stage, client: &Client, place: &Place, limits: &[
             if !is_outdated(stage, client, place, limits) {
                 break;
             }
-            // Its limits were set by a call that failed half way. It refills by its old ones for as long
-            // as calls under the new ones are refused: the wait they are told holds after the change has
-            // gone through.
+            // A change of limits failed before it reached the bucket. The bucket refills by its old
+            // limits, so the waits of refused calls are wrong until the limits are set again.
             stage.world.auditor.excuse(Excuse::LivenessOutdated);
             let set = client.limiter.set_limits(&place.id, Some(RESOURCE), limits.to_vec()).await;
             if let Err(error) = set {
-                return stage.accuse(format!("{}: no limits in peace: {error}", place.id));
+                return stage
+                    .report_violation(format!("{}: no limits without faults: {error}", place.id));
             }
         }
         match client.limiter.acquire(&place.id, RESOURCE).take(limit, 1).await {
@@ -185,14 +188,17 @@ async fn check_service(stage: &Stage, client: &Client, place: &Place, limits: &[
             }
             other => {
                 let other = other.map(|_| "a degraded lease");
-                return stage.accuse(format!("no service in peace: {other:?}"));
+                return stage.report_violation(format!("no service without faults: {other:?}"));
             }
         }
     }
-    stage.accuse(format!("{} {limit}: refused in peace again and again: {waits:?}", place.id));
+    stage.report_violation(format!(
+        "{} {limit}: refused again and again without faults: {waits:?}",
+        place.id
+    ));
 }
 
-/// Whether a shard of an entity's bucket does not go by its limits yet.
+/// Whether a shard of an entity's bucket does not have the stored limits yet.
 fn is_outdated(stage: &Stage, client: &Client, place: &Place, limits: &[Limit]) -> bool {
     let limits = LimitSet::new(limits.to_vec()).expect("limits that were stored");
     let items = items_of(stage, client, &place.id);

@@ -1,4 +1,4 @@
-//! Calls of a store that a check expects to be answered.
+//! Calls of a store that must succeed.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -13,14 +13,14 @@ use zae_limiter_core::{
 
 use crate::given::{plan, test_namespace};
 
-/// The sizes of pages in which every list is read.
+/// The page sizes with which every list is read.
 pub(crate) const PAGE_SIZES: [usize; 4] = [1, 2, 7, PAGE_MAX];
 
-/// A list that has not ended after so many pages never will.
+/// The most pages of a list. A list with more is considered endless.
 const PAGES_MAX: usize = 20_000;
 
 pub(crate) async fn acquire(store: &dyn Store, plan: &Plan) -> Admission {
-    store.acquire(plan).await.expect("acquire must answer")
+    store.acquire(plan).await.expect("acquire must succeed")
 }
 
 /// An acquire that must be admitted.
@@ -53,26 +53,26 @@ pub(crate) async fn settle(
     settlements: impl IntoIterator<Item = Settlement>,
 ) {
     let settlements: Vec<Settlement> = settlements.into_iter().collect();
-    store.settle(&settlements, now).await.expect("settle must answer");
+    store.settle(&settlements, now).await.expect("settle must succeed");
 }
 
-/// The bucket, paid out up to `now`: stores are free to do that when they are asked, or not.
+/// The bucket, refilled up to `now`: a store may or may not do that itself.
 pub(crate) async fn peek(store: &dyn Store, key: &BucketKey, now: Timestamp) -> Option<Bucket> {
     let keys = [key.clone()];
-    let mut found = store.peek(&keys, now).await.expect("peek must answer");
-    assert_eq!(found.len(), 1, "one answer for each key");
+    let mut found = store.peek(&keys, now).await.expect("peek must succeed");
+    assert_eq!(found.len(), 1, "one result for each key");
     let mut bucket = found.remove(0)?;
     bucket.refill(now);
     Some(bucket)
 }
 
-/// All that a caller can see of a bucket; what is booked and what is not is the store's business.
+/// All that a caller can see of a bucket. Which usage is booked is internal to the store.
 pub(crate) fn seen(bucket: &Bucket) -> impl PartialEq + Debug + use<> {
     let cells = bucket.cells().iter().map(|cell| (cell.tokens, cell.remainder, cell.consumed));
     (Arc::clone(bucket.limits()), cells.collect::<Vec<_>>(), bucket.refilled_at())
 }
 
-/// What a limit of a bucket holds; `None` where there is no such bucket or limit.
+/// The balance of a limit. `None` if the bucket or the limit does not exist.
 pub(crate) async fn balance(
     store: &dyn Store,
     key: &BucketKey,
@@ -84,31 +84,35 @@ pub(crate) async fn balance(
 }
 
 pub(crate) async fn get(store: &dyn Store, key: Key) -> Option<Record> {
-    let mut found = store.get(&[key]).await.expect("get must answer");
-    assert_eq!(found.len(), 1, "one answer for each key");
+    let mut found = store.get(&[key]).await.expect("get must succeed");
+    assert_eq!(found.len(), 1, "one result for each key");
     found.remove(0)
 }
 
 pub(crate) async fn write(store: &dyn Store, batch: &[Write]) -> Written {
-    store.write(batch).await.expect("write must answer")
+    store.write(batch).await.expect("write must succeed")
 }
 
-/// Puts records, whatever is there.
+/// Puts records without a precondition.
 pub(crate) async fn put(store: &dyn Store, records: impl IntoIterator<Item = Record>) {
     use zae_limiter_core::{BATCH_MAX, Precondition};
     let writes: Vec<Write> =
         records.into_iter().map(|r| Write::Put(r, Precondition::Always)).collect();
     for batch in writes.chunks(BATCH_MAX) {
-        assert_eq!(write(store, batch).await, Written::Done, "a put without condition must happen");
+        assert_eq!(
+            write(store, batch).await,
+            Written::Done,
+            "a put without a precondition must succeed"
+        );
     }
 }
 
 pub(crate) async fn delete(store: &dyn Store, keys: impl IntoIterator<Item = Key>) {
     let keys: Vec<Key> = keys.into_iter().collect();
-    store.delete(&keys).await.expect("delete must answer");
+    store.delete(&keys).await.expect("delete must succeed");
 }
 
-/// Reads a list to its end; `between` runs after each page but the last.
+/// Reads a list to its end. Calls `between` after each page but the last.
 pub(crate) async fn read_all<T>(
     size: usize,
     mut fetch: impl AsyncFnMut(PageRequest) -> Result<Page<T>, StoreError>,
@@ -117,7 +121,7 @@ pub(crate) async fn read_all<T>(
     let mut items = Vec::new();
     let mut request = PageRequest::first(size);
     for number in 0..PAGES_MAX {
-        let page = fetch(request.clone()).await.expect("a list must answer");
+        let page = fetch(request.clone()).await.expect("a list must succeed");
         assert!(page.items.len() <= size, "a page of {size} has {} items", page.items.len());
         items.extend(page.items);
         match page.next {
@@ -129,7 +133,7 @@ pub(crate) async fn read_all<T>(
     panic!("a list of {} items does not end", items.len());
 }
 
-/// Reads a list in every size of page; it must have exactly these items, in this order.
+/// Reads a list with every page size. It must have exactly these items, in this order.
 pub(crate) async fn check_list<T: PartialEq + Debug>(
     what: &str,
     expected: &[T],
@@ -160,7 +164,7 @@ pub(crate) async fn list_buckets(store: &dyn Store, query: BucketQuery) -> Vec<S
     read_all(PAGE_MAX, fetch, async |_| {}).await
 }
 
-/// All keys of a scope, each of which must be listed once.
+/// All keys of a scope. Fails if a key is listed twice.
 pub(crate) async fn keys_of(store: &dyn Store, scope: &Scope, size: usize) -> BTreeSet<Key> {
     let fetch = async |page| store.list_keys(scope, &page).await;
     let listed = read_all(size, fetch, async |_| {}).await;
