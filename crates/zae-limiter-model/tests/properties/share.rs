@@ -36,7 +36,7 @@ fn shares_add_up_to_the_whole_and_differ_by_at_most_one() {
 }
 
 #[test]
-fn a_share_is_what_its_two_halves_have_after_doubling() {
+fn after_a_split_two_shares_add_up_to_the_old_one() {
     check(wholes(), |whole| {
         for count in counts() {
             let halves = shares(whole, 2 * count);
@@ -49,9 +49,9 @@ fn a_share_is_what_its_two_halves_have_after_doubling() {
 }
 
 #[test]
-fn a_shard_never_has_more_after_a_doubling_than_before() {
-    // So that, halfway through one, when any of the old shards may have learnt of it and no new one
-    // is born, the shares still add up to at most the whole.
+fn a_split_never_raises_the_share_of_a_shard() {
+    // Halfway through a split, any of the old shards may have been changed and no new one exists. Even
+    // then the shares add up to at most the whole.
     check((wholes(), 0..=5_u32), |(whole, doublings)| {
         let (before, after) = (shares(whole, 1 << doublings), shares(whole, 2 << doublings));
         for (shard, (old, new)) in before.iter().zip(&after).enumerate() {
