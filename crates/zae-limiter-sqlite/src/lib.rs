@@ -61,6 +61,18 @@ const DELETE_MAX: usize = 256;
 
 /// A [`Store`] in one SQLite file. Clones are handles to the same store.
 ///
+/// ```
+/// # use zae_limiter_core::RateLimiter;
+/// use zae_limiter_sqlite::SqliteStore;
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("limits.db");
+/// let store = SqliteStore::open(&path)?;
+/// let limiter = RateLimiter::builder(store).open().await?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
+///
 /// When the last handle is dropped the store carries out what it has accepted and closes the file;
 /// the drop waits for that, but not much longer than ten seconds for another program that keeps
 /// the file locked.

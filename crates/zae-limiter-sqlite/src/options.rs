@@ -12,18 +12,37 @@ use crate::queue::Queue;
 use crate::writer::Writer;
 use crate::{Shared, SqliteStore, reader, schema};
 
-/// What survives a power cut. The end of the process, however sudden, loses nothing either way, and
-/// the file is always consistent.
+/// What survives a power cut. The end of the process, however sudden, loses nothing either way, and the file
+/// is always consistent.
+///
+/// ```
+/// use zae_limiter_sqlite::{Durability, SqliteOptions};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("limits.db");
+/// let store = SqliteOptions::new(&path).durability(Durability::Full).open()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Durability {
-    /// All but the last moments. The operating system writes to the disk when it sees fit.
+    /// All but the last commits: the operating system decides when to write to the disk.
     #[default]
     Normal,
-    /// All that was answered: every commit waits for the disk.
+    /// Everything that was answered: every commit waits for the disk.
     Full,
 }
 
-/// How to open a [`SqliteStore`].
+/// Options of a [`SqliteStore`].
+///
+/// ```
+/// use zae_limiter_core::{UsageSettings, Window};
+/// use zae_limiter_sqlite::SqliteOptions;
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("limits.db");
+/// let usage = UsageSettings { windows: vec![Window::Daily], ..UsageSettings::default() };
+/// let store = SqliteOptions::new(&path).usage(usage).open()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct SqliteOptions {
     path: PathBuf,

@@ -17,7 +17,7 @@ async fn main() -> Result<(), Error> {
         limiter.create_entity(key).parent(project).cascade().await?;
     }
 
-    // Every key 5 a day, a project 8, the organisation 11.
+    // Per day: 5 requests for every key, 8 for a project, 11 for the organisation.
     limiter.set_system_defaults([Limit::per_day("rpd", 5)], None).await?;
     limiter.set_limits("search", None, [Limit::per_day("rpd", 8)]).await?;
     limiter.set_limits("chat", None, [Limit::per_day("rpd", 8)]).await?;
@@ -37,7 +37,7 @@ async fn main() -> Result<(), Error> {
         };
         println!("{key}: {admitted} admitted, then:");
         for status in refusal.statuses() {
-            let verdict = if status.exceeded { "in the way" } else { "fits" };
+            let verdict = if status.exceeded { "exceeded" } else { "fits" };
             println!("    {:8} {} left, {verdict}", status.entity_id.as_str(), status.available);
         }
     }

@@ -1,7 +1,8 @@
-//! What a refusal tells, and that it is exact.
+//! The contents of a refusal, which are exact.
 
 use std::time::Duration;
 
+use zae_limiter::store::Cursor;
 use zae_limiter::{Error, Limit, LimitStatus, RateLimitExceeded};
 
 use crate::world::{
@@ -164,7 +165,12 @@ fn debug_output_does_not_show_the_entity() {
         let refused: RateLimitExceeded = refusal(&limiter, "sk-secret", "gpt-4", "rpm", 1).await;
         let unknown = limiter.acquire("sk-secret", "gpt-4").take("x", 1).await.unwrap_err();
         let too_much = limiter.acquire("sk-secret", "gpt-4").take("rpm", 2).await.unwrap_err();
+        let pages = limiter.children("sk-secret").unwrap();
         let shown = [
+            format!("{:?}", limiter.acquire("sk-secret", "gpt-4").take("rpm", 1)),
+            format!("{:?}", limiter.create_entity("sk-secret").parent("sk-secret")),
+            format!("{:?}", limiter.usage().entity("sk-secret")),
+            format!("{:?} {:?}", Cursor::new("memory:sk-secret"), pages),
             format!("{lease:?}"),
             format!("{:?}", lease.statuses()),
             format!("{refused:?}"),

@@ -292,6 +292,7 @@ fn a_lease_settles_by_the_policy_of_its_call() {
                     OnUnavailable::Block => {
                         assert!(matches!(done, Err(Error::Unavailable { .. })), "{what}: {done:?}");
                     }
+                    other => unreachable!("not tested here: {other:?}"),
                 }
             }
         }
