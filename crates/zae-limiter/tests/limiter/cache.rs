@@ -1,4 +1,4 @@
-//! Stored limits are read once and trusted for a while.
+//! Stored limits are read once and cached.
 
 use std::time::Duration;
 
@@ -169,7 +169,7 @@ fn the_number_of_entries_has_a_bound() {
 }
 
 #[test]
-fn everything_can_be_forgotten_by_hand() {
+fn the_cache_can_be_cleared() {
     on_every_store(async |world| {
         let limiter = world.limiter_with([without_refill("rpm", 100)]).await;
         let one = async || spend(&limiter, "key", "gpt-4", "rpm", 1).await;
@@ -188,7 +188,7 @@ fn everything_can_be_forgotten_by_hand() {
 }
 
 #[test]
-fn an_entity_with_many_resources_is_forgotten_on_all_of_them() {
+fn a_change_of_an_entity_drops_its_entries_on_all_resources() {
     on_every_store(async |world| {
         let limiter = world.limiter_with([without_refill("rpm", 100)]).await;
         for count in [1, 64, 70] {
