@@ -1,7 +1,7 @@
-//! Taking tokens: the call, step by step.
+//! Taking tokens.
 //!
-//! The warm path, on a store that answers at once, does no allocation and no waiting:
-//! [`Acquiring`] tries it when it is first polled, and boxes the long way only where it is needed.
+//! The fast path, on a store that answers at once, neither allocates nor waits. [`Acquiring`] tries it
+//! on its first poll, and boxes the slow path only if it needs it.
 
 use std::future::{Future, IntoFuture};
 use std::panic::Location;
@@ -28,7 +28,7 @@ use crate::record::OnUnavailable;
 use crate::telemetry::{self, Outcome};
 
 impl RateLimiter {
-    /// Takes tokens of an entity on a resource: all that is asked, or none.
+    /// Takes tokens of an entity on a resource: all amounts, or none.
     ///
     /// ```
     /// # use zae_limiter_core::{Limit, MemoryStore, RateLimiter};
@@ -65,7 +65,23 @@ impl RateLimiter {
 }
 
 /// A call that takes tokens; `await` it. Made by [`RateLimiter::acquire`].
-#[derive(Debug)]
+///
+/// ```
+/// # use std::time::Duration;
+/// # use zae_limiter_core::{Limit, MemoryStore, OnUnavailable, RateLimiter};
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// # let limiter = RateLimiter::builder(MemoryStore::new())
+/// #     .default_limits([Limit::per_minute("rpm", 100)]).open().await?;
+/// let lease = limiter
+///     .acquire("key-1", "gpt-4")
+///     .take("rpm", 1)
+///     .deadline(Duration::from_millis(50))
+///     .on_unavailable(OnUnavailable::Allow)
+///     .await?;
+/// lease.commit().await?;
+/// # Ok::<(), zae_limiter_core::Error>(())
+/// # }).unwrap();
+/// ```
 #[must_use = "nothing is taken before it is awaited"]
 pub struct Acquire<'a> {
     limiter: &'a RateLimiter,
@@ -81,9 +97,21 @@ pub struct Acquire<'a> {
     site: &'static Location<'static>,
 }
 
+/// The entity id is hashed: it is often an API key.
+impl std::fmt::Debug for Acquire<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Acquire")
+            .field("entity", &EntityId::new(self.entity).ok())
+            .field("resource", &self.resource)
+            .field("takes", &self.takes)
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<'a> Acquire<'a> {
-    /// So many tokens of a limit. 0 takes and checks nothing, but lets the lease adjust the limit
-    /// later. A limit that is named twice gives the sum.
+    /// Takes `tokens` of a limit. 0 takes and checks nothing, but lets the lease adjust the limit
+    /// later. Amounts of a limit that is named twice add up.
     #[inline]
     pub fn take(mut self, limit: &'a str, tokens: u64) -> Self {
         match self.takes.iter_mut().find(|(name, _)| *name == limit) {
@@ -93,13 +121,13 @@ impl<'a> Acquire<'a> {
         self
     }
 
-    /// Limits for this call instead of the entity's stored ones. Ancestors keep their own.
+    /// Uses these limits for this call instead of the entity's stored ones. Ancestors keep theirs.
     pub fn limits(mut self, limits: impl IntoIterator<Item = Limit>) -> Self {
         self.limits = Some(limits.into_iter().collect());
         self
     }
 
-    /// What happens to this call if the store does not answer.
+    /// What happens to this call if the store is unavailable.
     pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
         self.on_unavailable = Some(policy);
         self
@@ -111,14 +139,14 @@ impl<'a> Acquire<'a> {
         self
     }
 
-    /// Waits for tokens, for up to `patience`, instead of being refused at once.
+    /// Waits for tokens, for up to `timeout`, instead of failing at once.
     ///
-    /// The call sleeps for exactly the wait of the refusal and tries again. It is refused at once when that wait is
-    /// longer than what is left of `patience`, so the last attempt starts before `patience` has passed.
+    /// The call sleeps for exactly the wait of the refusal and tries again. It fails at once when that wait is longer
+    /// than the rest of `timeout`, so the last attempt starts before `timeout` has passed.
     ///
-    /// Calls of one limiter that wait for the same entity and resource are served in the order in which they came: none
-    /// overtakes another, however little it asks for. Calls that do not wait, other entities below the same parent,
-    /// and other processes may take tokens in between. A call that is dropped leaves the queue and holds nothing.
+    /// Calls of one limiter that wait for the same entity and resource are served first come, first served, however
+    /// little each takes. Calls that do not wait, other entities below the same parent, and other processes may take
+    /// tokens in between. A call that is dropped leaves the queue and holds nothing.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -128,30 +156,30 @@ impl<'a> Acquire<'a> {
     /// limiter.set_resource_defaults("gpt-4", [Limit::per_second("rps", 100)]).await?;
     /// limiter.acquire("key-1", "gpt-4").take("rps", 100).await?.commit().await?;
     ///
-    /// // 10 ms until the next token is there.
+    /// // The next token arrives after 10 ms.
     /// let call = limiter.acquire("key-1", "gpt-4").take("rps", 1);
     /// call.wait_up_to(Duration::from_secs(5)).await?.commit().await?;
     /// # Ok::<(), zae_limiter_core::Error>(())
     /// # }).unwrap();
     /// ```
-    pub fn wait_up_to(mut self, patience: Duration) -> Self {
-        self.wait = Some(patience);
+    pub fn wait_up_to(mut self, timeout: Duration) -> Self {
+        self.wait = Some(timeout);
         self
     }
 
-    /// What happens to the estimate if the lease is dropped before it was committed or rolled back. By
-    /// default it is given back.
+    /// What happens to the estimate if the lease is dropped before it was committed or rolled back. The
+    /// default refunds it.
     pub fn on_drop(mut self, on_drop: OnDrop) -> Self {
         self.on_drop = on_drop;
         self
     }
 
-    /// Takes the tokens, runs `work` with the lease, and settles: keeps what was taken if the work
-    /// went well, gives it back if it did not.
+    /// Takes the tokens and runs `work` with the lease. Commits the lease if the work succeeds, and rolls
+    /// it back if it fails.
     ///
     /// # Errors
     ///
-    /// The limiter's error as [`Error`] turned into the caller's, or the error of the work.
+    /// The error of the work, or the limiter's [`Error`] converted to its type.
     pub async fn run<T, E>(self, work: impl AsyncFnOnce(&mut Lease) -> Result<T, E>) -> Result<T, E>
     where
         E: From<Error>,
@@ -163,8 +191,8 @@ impl<'a> Acquire<'a> {
                 Ok(done)
             }
             Err(error) => {
-                // The caller gets its own error, not that of the refund. What cannot be refunded stays taken,
-                // which errs on the safe side.
+                // The caller gets the error of its work, not that of the refund. Without the refund the tokens
+                // stay taken, which is the safe side.
                 if let Err(failed) = lease.rollback().await {
                     tracing::warn!(%failed, "could not refund a failed call");
                 }
@@ -173,7 +201,7 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// The warm path: everything cached, and a store that answers at once.
+    /// The fast path: everything is cached, and the store answers at once.
     // Its result holds a lease by value: a call that is not inlined copies it twice more.
     #[inline(always)]
     fn try_now(&self) -> Option<Result<Lease, Error>> {
@@ -186,7 +214,7 @@ impl<'a> Acquire<'a> {
         let mut parent = own.origin().parent.clone();
         while let Some(id) = parent {
             if above.len() == LEVELS_MAX - 1 {
-                // Too deep, or a cycle: the long way says so.
+                // Too deep, or a cycle: the slow path returns the error.
                 return None;
             }
             let target = self.inner.cache.get(id.as_str(), self.resource, now)?;
@@ -199,13 +227,13 @@ impl<'a> Acquire<'a> {
         };
         Some(match self.inner.store.acquire_now(&plan)? {
             Ok(admission) => self.conclude(plan, admission, &above),
-            // The long way retries.
+            // The slow path retries.
             Err(error) if error.is_transient() => return None,
             Err(error) => Err(Error::Store(error)),
         })
     }
 
-    /// The long way: reads what is not cached, waits for the store, retries, within the deadline.
+    /// The slow path: reads what is not cached, waits for the store and retries, within the deadline.
     pub(crate) async fn run_to_end(&self) -> Result<Lease, Error> {
         let entity = EntityId::new(self.entity)?;
         let resource = ResourceName::new(self.resource)?;
@@ -215,12 +243,12 @@ impl<'a> Acquire<'a> {
         let mut attempts = Attempts::default();
         let clock = &*self.inner.clock;
         let started = clock.stopwatch();
-        let asking = self.ask(&entity, &resource, limits, &mut attempts);
-        let cause = match within(clock, deadline, asking).await {
+        let call = self.attempt_all(&entity, &resource, limits, &mut attempts);
+        let cause = match within(clock, deadline, call).await {
             Some(Ok(lease)) => return lease,
             Some(Err(cause)) => cause,
             None => {
-                if attempts.is_asking {
+                if attempts.in_call {
                     self.inner.note_cut_off();
                 }
                 attempts.last.unwrap_or_else(no_answer)
@@ -230,8 +258,8 @@ impl<'a> Acquire<'a> {
         self.without_store(&entity, &resource, cause, waited)
     }
 
-    /// Puts the call to the store until there is an answer; the error is that of the last attempt.
-    async fn ask(
+    /// Retries until the store answers. The outer error is that of the last attempt.
+    async fn attempt_all(
         &self,
         entity: &EntityId,
         resource: &ResourceName,
@@ -241,7 +269,7 @@ impl<'a> Acquire<'a> {
         let limits = limits.map(Arc::new);
         loop {
             self.inner.gate()?;
-            attempts.is_asking = true;
+            attempts.in_call = true;
             let answer = self.attempt(entity, resource, limits.as_ref()).await;
             self.inner.note(&answer);
             match answer {
@@ -252,7 +280,7 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// One attempt. The inner result is an answer, the outer one says that there was none.
+    /// One attempt. The inner result is the store's answer. The outer error means that there was none.
     async fn attempt(
         &self,
         entity: &EntityId,
@@ -288,8 +316,8 @@ impl<'a> Acquire<'a> {
         let own = match limits {
             Some(limits) => {
                 let key = self.inner.bucket_key(entity, resource);
-                // The stored limits hold again with the next call: the bucket must not be forgotten
-                // before it would be full under them.
+                // The next call uses the stored limits again: the bucket must not expire before it is
+                // full under them.
                 let lifetime = self.inner.idle_lifetime(limits).max(stored.lifetime());
                 let origin = Origin { source: Source::Call, ..stored.origin().clone() };
                 Arc::new(Target::resolved(key, Arc::clone(limits), lifetime, origin))
@@ -304,7 +332,7 @@ impl<'a> Acquire<'a> {
         if self.takes.is_empty() { Err(Invalid::new("amounts", "", rule)) } else { Ok(()) }
     }
 
-    /// What is asked of each bucket of the chain, checked.
+    /// The checked amounts for each bucket of the chain.
     pub(crate) fn plan(
         &self,
         own: Arc<Target>,
@@ -341,7 +369,7 @@ impl<'a> Acquire<'a> {
                     status.level = level_of(&status.entity_id, above);
                 }
                 let refusal = RateLimitExceeded::new(statuses);
-                // A call that waits is refused once, at the end.
+                // A call that waits reports only its last refusal.
                 if self.wait.is_none() {
                     note_refusal(&refusal);
                 }
@@ -350,7 +378,7 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// What the lease has to know of the call.
+    /// The settings of the call that its lease needs; `None` if all are defaults.
     fn settings(&self, legs: &[Leg], above: &Chain) -> Option<Box<CallSettings>> {
         let skips_levels = legs.len() <= above.len();
         let is_plain = self.limits.is_none() && self.on_unavailable.is_none();
@@ -363,7 +391,7 @@ impl<'a> Acquire<'a> {
         Some(Box::new(CallSettings { limits, on_unavailable, on_drop, levels }))
     }
 
-    /// The same settings as another call.
+    /// Copies the settings of another call.
     pub(crate) fn like(mut self, call: Option<&CallSettings>) -> Self {
         if let Some(call) = call {
             self.limits = call.limits.clone();
@@ -372,7 +400,7 @@ impl<'a> Acquire<'a> {
         self
     }
 
-    /// The store did not answer: a lease that holds nothing, or an error.
+    /// The result without an answer from the store: a lease that holds nothing, or an error.
     fn without_store(
         &self,
         entity: &EntityId,
@@ -395,7 +423,8 @@ impl<'a> Acquire<'a> {
 }
 
 impl Inner {
-    /// The entity and, as far as each cascades, its ancestors. The inner error is an answer.
+    /// The entity and, as far as each cascades, its ancestors. The inner error is final; the outer one
+    /// means that the store did not answer.
     pub(crate) async fn chain(
         &self,
         entity: &EntityId,
@@ -422,16 +451,16 @@ impl Inner {
     }
 }
 
-/// What holds for entities one above the other, the lowest first.
+/// The buckets and limits of an entity and its ancestors, the entity first.
 pub(crate) type Chain = SmallVec<[Arc<Target>; 1]>;
 
-/// How far up an entity stands. A leg is not a level: ancestors without limits have no leg.
+/// The level of an entity: 0 for the caller. Legs are not levels: ancestors without limits have no leg.
 fn level_of(entity: &EntityId, above: &Chain) -> usize {
     let is_its = |target: &Arc<Target>| target.key().entity == *entity;
     above.iter().position(is_its).map_or(0, |at| at + 1)
 }
 
-/// What is asked of the limits that a bucket tracks.
+/// The amounts for those requested limits that a bucket has.
 fn takes_of(level: usize, target: &Target, asked: &[(&str, u64)]) -> Result<Takes, Error> {
     let mut takes = Takes::new();
     for (name, tokens) in asked {
@@ -448,7 +477,7 @@ fn takes_of(level: usize, target: &Target, asked: &[(&str, u64)]) -> Result<Take
     Ok(takes)
 }
 
-/// The error for a call that names limits which its own bucket lacks.
+/// The error for a call that names limits that its own bucket lacks.
 pub(crate) fn unknown_limits<'a>(own: &Target, names: impl Iterator<Item = &'a str>) -> Error {
     let is_unknown = |name: &&str| own.limits().position(name).is_none();
     Error::UnknownLimits {
@@ -498,16 +527,16 @@ pub(crate) fn taken_statuses(
     })
 }
 
-/// The future of an [`Acquire`], for those who must name it.
+/// The future of an [`Acquire`], for code that must name its type.
 #[must_use = "nothing is taken before it is awaited"]
 pub struct Acquiring<'a>(State<'a>);
 
 enum State<'a> {
     /// Not polled yet.
     Start(Acquire<'a>),
-    /// From one to the other, for a moment.
+    /// While it changes from `Start` to `Boxed`.
     Moving,
-    /// On the long way.
+    /// On the slow path.
     Boxed(BoxFuture<'a, Result<Lease, Error>>),
 }
 
@@ -531,9 +560,9 @@ impl Future for Acquiring<'_> {
     type Output = Result<Lease, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let State::Start(acquire) = &self.0 else { return self.0.poll_long_way(context) };
+        let State::Start(acquire) = &self.0 else { return self.0.poll_slow_path(context) };
         let inner = acquire.inner;
-        // The fields are computed only where somebody listens.
+        // The fields are computed only if a subscriber records the span.
         let span = tracing::debug_span!(
             "acquire",
             namespace = %inner.namespace_name,
@@ -548,26 +577,26 @@ impl Future for Acquiring<'_> {
             return Poll::Ready(done);
         }
         let State::Start(acquire) = std::mem::replace(&mut self.0, State::Moving) else {
-            unreachable!("looked at above");
+            unreachable!("checked above");
         };
-        let long_way = async move {
+        let slow_path = async move {
             let done = match acquire.wait {
-                Some(patience) => acquire.wait_for_tokens(patience).await,
+                Some(timeout) => acquire.wait_for_tokens(timeout).await,
                 None => acquire.run_to_end().await,
             };
             telemetry::finish(&*inner.clock, started);
             done
         };
-        self.0 = State::Boxed(Box::pin(long_way.instrument(span)));
-        self.0.poll_long_way(context)
+        self.0 = State::Boxed(Box::pin(slow_path.instrument(span)));
+        self.0.poll_slow_path(context)
     }
 }
 
 impl State<'_> {
-    fn poll_long_way(&mut self, context: &mut Context<'_>) -> Poll<Result<Lease, Error>> {
+    fn poll_slow_path(&mut self, context: &mut Context<'_>) -> Poll<Result<Lease, Error>> {
         match self {
-            Self::Boxed(long_way) => long_way.as_mut().poll(context),
-            Self::Start(_) | Self::Moving => unreachable!("only called on the long way"),
+            Self::Boxed(slow_path) => slow_path.as_mut().poll(context),
+            Self::Start(_) | Self::Moving => unreachable!("only called on the slow path"),
         }
     }
 }

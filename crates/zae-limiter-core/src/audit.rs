@@ -1,4 +1,4 @@
-//! Who changed what, and when.
+//! The audit trail: who changed what, and when.
 
 use std::time::Duration;
 
@@ -11,16 +11,16 @@ use crate::pages::Pages;
 use crate::record::{AuditAction, AuditEvent, AuditSubject, ConfigLevel, Key, Record};
 use crate::store::{Precondition, Query, Write};
 
-/// How long audit events are kept where nothing else is said.
+/// How long audit events are kept by default.
 const RETENTION: Duration = days(90);
-/// The longest time for which they can be told to be kept: a hundred years.
+/// The longest retention of audit events: a hundred years.
 pub const AUDIT_RETENTION_DAYS_MAX: u32 = 36_500;
 
 const fn days(count: u32) -> Duration {
     Duration::from_secs(count as u64 * 86_400)
 }
 
-/// Refuses a time that is none.
+/// Checks the bounds of a retention.
 pub(crate) fn check_retention(days: u32) -> Result<(), Error> {
     if (1..=AUDIT_RETENTION_DAYS_MAX).contains(&days) {
         return Ok(());
@@ -28,7 +28,7 @@ pub(crate) fn check_retention(days: u32) -> Result<(), Error> {
     Err(Invalid::new("audit retention", days, "use 1 to 36500 days").into())
 }
 
-/// A change, as it goes into the audit trail.
+/// A change, as the audit trail records it.
 pub(crate) struct Change {
     pub(crate) subject: AuditSubject,
     pub(crate) action: AuditAction,
@@ -38,24 +38,24 @@ pub(crate) struct Change {
 }
 
 impl RateLimiter {
-    /// The write that puts a change into the audit trail, to go in one batch with the change.
-    /// `retention` is what is stored about it.
+    /// The write of a change's audit event, for the same batch as the change. `retention` is the stored
+    /// one, in days.
     pub(crate) fn audit(&self, change: Change, retention: Option<u32>) -> Write {
         self.namespaces().audit(self.namespace_id(), change, retention)
     }
 
-    /// Stores for how many days audit events are kept, in this limiter's namespace;
-    /// [`Namespaces::set_audit_retention`](crate::Namespaces::set_audit_retention) does so in all of them.
+    /// Stores how many days audit events are kept, for this limiter's namespace.
+    /// [`Namespaces::set_audit_retention`](crate::Namespaces::set_audit_retention) stores it for all namespaces.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] unless it is from 1 to [`AUDIT_RETENTION_DAYS_MAX`]; [`Error::Contended`]; an error
-    /// of the store.
+    /// [`Error::Invalid`] unless `days` is 1 to [`AUDIT_RETENTION_DAYS_MAX`]; [`Error::Contended`]; an error of the
+    /// store.
     pub async fn set_audit_retention(&self, days: u32) -> Result<(), Error> {
         self.namespaces().set_audit_retention_of(self.namespace_id(), days).await
     }
 
-    /// For how many days audit events are kept, as it is stored; not read where it does not matter.
+    /// The stored retention of audit events, in days. Not read if the builder's setting overrides it.
     pub(crate) async fn stored_retention(&self) -> Result<Option<u32>, Error> {
         match self.inner.settings.audit_retention {
             Some(_) => Ok(None),
@@ -63,7 +63,7 @@ impl RateLimiter {
         }
     }
 
-    /// What was changed about an entity, newest first.
+    /// The audit events of an entity, newest first.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl RateLimiter {
         Ok(self.audit_events_of(AuditSubject::Entity(EntityId::new(entity)?)))
     }
 
-    /// What was changed about an entity, the limits of a resource, or the system's, newest first.
+    /// The audit events of an entity, of a resource's defaults, or of the system, newest first.
     pub fn audit_events_of(&self, subject: AuditSubject) -> Pages<AuditEvent> {
         let query = Query::Audit(self.namespace_id().clone(), subject);
         self.pages(query, |record, now| {
@@ -99,7 +99,7 @@ impl RateLimiter {
 }
 
 impl crate::namespaces::Namespaces {
-    /// For how many days audit events of a namespace are kept, as it is stored.
+    /// The stored retention of a namespace's audit events, in days.
     pub(crate) async fn stored_retention(
         &self,
         namespace: &NamespaceId,

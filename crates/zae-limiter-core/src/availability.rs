@@ -1,4 +1,4 @@
-//! What is there now, without taking anything.
+//! Balances, read without taking anything.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::pages::Pages;
 use crate::plan::{BucketKey, Target};
 use crate::store::{BucketQuery, StoredBucket};
 
-/// One bucket of an entity, as it stands now.
+/// One bucket of an entity and its current balances.
 ///
 /// ```
 /// # use zae_limiter_core::{Limit, MemoryStore, RateLimiter};
@@ -34,17 +34,17 @@ use crate::store::{BucketQuery, StoredBucket};
 pub struct BucketStatus {
     /// The resource that the bucket is for.
     pub resource: ResourceName,
-    /// Every limit that holds for the entity on it, with its balance.
+    /// The status of every limit of the entity on the resource.
     pub limits: Vec<LimitStatus>,
-    /// When the bucket expires if nobody uses it; `None` for one that does not.
+    /// When the bucket expires if nobody uses it; `None` if it does not expire.
     pub expires_at: Option<Timestamp>,
 }
 
-/// What one entity has of a limit on a resource.
+/// The capacity and the balance of one entity's limit on a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EntityCapacity {
-    /// The entity.
+    /// The owner of the limit.
     pub entity: EntityId,
     /// The ceiling.
     pub capacity: Millitokens,
@@ -52,15 +52,15 @@ pub struct EntityCapacity {
     pub available: Millitokens,
 }
 
-/// What all entities together have of a limit on a resource.
+/// The sums of a limit's capacities and balances over all entities on a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ResourceCapacity {
-    /// How many entities have a bucket with that limit.
+    /// How many entities have a bucket with the limit.
     pub entities: u64,
-    /// Their ceilings together, in tokens.
+    /// The sum of the ceilings, in tokens.
     pub capacity: i128,
-    /// Their balances together, in tokens, each rounded down.
+    /// The sum of the balances, in tokens, each rounded down.
     pub available: i128,
 }
 
@@ -70,15 +70,15 @@ impl ResourceCapacity {
         if self.capacity == 0 {
             return 0.0;
         }
-        #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
+        #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
         let ratio = (self.capacity - self.available) as f64 / self.capacity as f64;
         ratio
     }
 }
 
 impl RateLimiter {
-    /// Every limit of an entity on a resource, and of the ancestors it takes from: what is there
-    /// now, and how long until the given amounts would pass. Takes nothing.
+    /// The status of every limit of an entity on a resource, and of the ancestors it cascades to: the
+    /// balance, and the wait until `amounts` would pass. Takes nothing.
     ///
     /// # Errors
     ///
@@ -107,7 +107,7 @@ impl RateLimiter {
         Ok(statuses)
     }
 
-    /// How long until the given amounts would pass, if nobody else takes any. Takes nothing.
+    /// How long until `amounts` would pass, if nobody else takes tokens. Takes nothing.
     ///
     /// # Errors
     ///
@@ -122,8 +122,8 @@ impl RateLimiter {
         Ok(statuses.iter().map(|status| status.retry_after).max().unwrap_or_default())
     }
 
-    /// The buckets of an entity, by resource: the limits that hold now, and their balances. Expired buckets are left
-    /// out. An entity has a bucket for each resource that it has called.
+    /// The buckets of an entity, by resource, with the current limits and balances. Expired buckets are left out. An
+    /// entity has a bucket for each resource that it has called.
     ///
     /// # Errors
     ///
@@ -157,7 +157,7 @@ impl RateLimiter {
         Ok(Some(BucketStatus { resource, limits, expires_at: stored.expires_at }))
     }
 
-    /// What each entity with a bucket on a resource has of a limit, by entity.
+    /// The capacity and the balance of a limit for each entity with a bucket on a resource, by entity.
     ///
     /// # Errors
     ///
@@ -181,7 +181,8 @@ impl RateLimiter {
         }))
     }
 
-    /// What all entities with a bucket on a resource have of a limit, added up page by page.
+    /// The sums of a limit's capacities and balances over all entities with a bucket on a resource. Reads
+    /// page by page.
     ///
     /// # Errors
     ///
@@ -204,11 +205,11 @@ impl RateLimiter {
     }
 }
 
-/// A limit that is named twice counts with the sum, as in an acquire.
+/// Amounts of a limit that is named twice add up, as in an acquire.
 fn sums<'a>(amounts: &[(&'a str, u64)]) -> Result<Vec<(&'a str, Millitokens)>, Error> {
     let mut sums: Vec<(&str, u64)> = Vec::with_capacity(amounts.len());
     for (name, tokens) in amounts {
-        match sums.iter_mut().find(|(known, _)| known == name) {
+        match sums.iter_mut().find(|(other, _)| other == name) {
             Some((_, sum)) => *sum = sum.saturating_add(*tokens),
             None => sums.push((name, *tokens)),
         }

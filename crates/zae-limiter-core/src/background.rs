@@ -1,8 +1,7 @@
-//! Work that outlives its caller: giving back the tokens of a dropped lease, probing a store.
+//! Background work: refunding dropped leases, probing a store.
 //!
-//! A refund must not end with the runtime of whoever dropped the lease: it runs on a thread of the
-//! limiter's own, started when it is first needed. Work that may be lost runs on the caller's tokio
-//! runtime where there is one.
+//! A refund must survive the caller's runtime, so it runs on the limiter's own thread, which starts on
+//! first use. Work that may be lost runs on the caller's tokio runtime, if there is one.
 
 use futures_core::future::BoxFuture;
 use std::fmt;
@@ -19,7 +18,7 @@ type Work = BoxFuture<'static, ()>;
 /// Starts work without waiting for it.
 type Spawn = dyn Fn(Work) + Send + Sync;
 
-/// Where work goes that outlives its caller: to the limiter's own thread, or where a test says.
+/// Runs background work: on the limiter's own thread, or as a test says.
 #[derive(Clone, Default)]
 pub(crate) struct Background(Option<Arc<Spawn>>);
 
@@ -30,12 +29,12 @@ impl fmt::Debug for Background {
 }
 
 impl Background {
-    /// Everything goes there.
+    /// Passes all work to `spawn`.
     pub(crate) fn elsewhere(spawn: impl Fn(Work) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(spawn)))
     }
 
-    /// Carries the work out without anybody waiting for it, whatever becomes of the caller's runtime.
+    /// Runs the work in the background, even if the caller's runtime ends.
     pub(crate) fn carry_out(&self, work: impl Future<Output = ()> + Send + 'static) {
         match &self.0 {
             Some(spawn) => spawn(Box::pin(work)),
@@ -44,18 +43,18 @@ impl Background {
     }
 }
 
-/// The limiter's own runtime, whose tasks go on once [`own`] has started its thread.
+/// The limiter's own runtime. Its tasks run once [`own`] has started its thread.
 static OWN: LazyLock<Runtime> = LazyLock::new(|| {
-    // All that was compiled in: timers, and sockets where a store's crates bring them along.
-    Builder::new_current_thread().enable_all().build().expect("a runtime can be made")
+    // Timers, and sockets if a store's crates enable them.
+    Builder::new_current_thread().enable_all().build().expect("a runtime can be built")
 });
 
-/// The limiter's own runtime, going on.
+/// The limiter's own runtime, with its thread started.
 fn own() -> &'static Handle {
     static THREAD: LazyLock<()> = LazyLock::new(|| {
         thread::Builder::new()
             .name("zae-limiter".to_owned())
-            // A task that panics ends by itself: the others go on.
+            // A task that panics does not stop the others.
             .spawn(|| OWN.block_on(std::future::pending::<()>()))
             .expect("a thread can be started");
     });
@@ -72,16 +71,15 @@ fn poll_once(work: &mut Work) -> Poll<()> {
     work.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Carries the work out without anybody waiting for it, whatever becomes of the caller's runtime. What
-/// can be done at once is done at once. It never panics: a lease is dropped anywhere.
+/// Runs the work in the background, even if the caller's runtime ends. Work that needs no waiting is done
+/// when this returns. It never panics, because a lease may be dropped anywhere.
 fn carry_out(work: impl Future<Output = ()> + Send + 'static) {
     let mut work: Work = Box::pin(work);
     let carried_out = catch_unwind(AssertUnwindSafe(move || {
-        // A thread that is ending has no context to enter any more.
+        // A thread that is ending has no runtime context to enter.
         let ending = Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed());
         let done = !ending && {
-            // What the first poll leaves behind, such as a timer, must not belong to the caller's
-            // runtime.
+            // What the first poll creates, such as a timer, must not belong to the caller's runtime.
             let _context = OWN.enter();
             poll_once(&mut work).is_ready()
         };
@@ -90,12 +88,12 @@ fn carry_out(work: impl Future<Output = ()> + Send + 'static) {
         }
     }));
     if carried_out.is_err() {
-        tracing::error!("work in the background panicked; a dropped lease may not be given back");
+        tracing::error!("background work panicked; a dropped lease may not be refunded");
     }
 }
 
-/// Has the work done on the caller's runtime, and loses it with that: for work that somebody starts
-/// again. What can be done at once is done at once.
+/// Runs the work on the caller's runtime, and loses it if that ends: for work that is started again.
+/// Work that needs no waiting is done when this returns.
 pub(crate) fn carry_out_here(work: impl Future<Output = ()> + Send + 'static) {
     let mut work: Work = Box::pin(work);
     if poll_once(&mut work).is_pending() {
@@ -111,7 +109,7 @@ mod tests {
     use super::*;
     use crate::clock::{Clock as _, SystemClock};
 
-    /// Work that is pending when it is polled first, and then needs a timer.
+    /// Work that is pending on its first poll and needs a timer.
     async fn slow_work(done: mpsc::Sender<&'static str>, what: &'static str) {
         SystemClock.sleep(Duration::from_millis(1)).await;
         let _ = done.send(what);
@@ -119,7 +117,7 @@ mod tests {
 
     #[test]
     fn work_outlives_the_runtime_of_its_caller() {
-        // Without timers of its own: whoever used it would panic.
+        // Without timers: work that ran on it would panic.
         let runtime = Builder::new_current_thread().build().expect("a runtime");
         let (done, is_done) = mpsc::channel();
         runtime.block_on(async { carry_out(slow_work(done, "done")) });
@@ -129,22 +127,22 @@ mod tests {
 
     #[test]
     fn work_goes_where_a_test_says() {
-        let (told, works) = mpsc::channel();
+        let (spawned, works) = mpsc::channel();
         let background = Background::elsewhere(move |work| {
-            let _ = told.send(work);
+            let _ = spawned.send(work);
         });
         let (done, is_done) = mpsc::channel();
         background.carry_out(async move {
             let _ = done.send("done");
         });
-        assert!(is_done.try_recv().is_err(), "it was carried out by somebody else");
+        assert!(is_done.try_recv().is_err(), "the work ran before it was polled here");
         let mut work = works.recv().expect("the work");
         assert!(poll_once(&mut work).is_ready());
         assert_eq!(is_done.recv(), Ok("done"));
     }
 
     #[test]
-    fn work_that_panics_harms_nobody() {
+    fn work_that_panics_does_not_stop_other_work() {
         let (done, is_done) = mpsc::channel();
         carry_out(slow_work(done.clone(), "before"));
         carry_out(async { panic!("on purpose, at once") });

@@ -1,4 +1,4 @@
-//! For programs without an async runtime: the same calls, each waiting on the thread that makes it.
+//! For programs without an async runtime: the same calls, each blocking its thread.
 //!
 //! ```
 //! use zae_limiter_core::{Limit, MemoryStore, blocking};
@@ -21,9 +21,9 @@ use crate::error::Error;
 use crate::lease::Lease;
 use crate::limiter::{Builder, RateLimiter};
 
-/// Waits for any call of the limiter on this thread. Timers run on a thread of the limiter's own.
+/// Blocks this thread until a call of the limiter is done. Timers run on the limiter's own thread.
 ///
-/// Not for use inside an async runtime: it would stop the thread that has to go on.
+/// Do not use it inside an async runtime: it would block a worker thread.
 pub fn wait<F: IntoFuture>(call: F) -> F::Output {
     struct Unpark(Thread);
 
@@ -53,12 +53,12 @@ pub fn open(builder: Builder) -> Result<RateLimiter, Error> {
     wait(builder.open())
 }
 
-/// Takes tokens, runs `work` with the lease, and keeps what was taken if it went well, or gives it
-/// back if it did not.
+/// Takes tokens and runs `work` with the lease. Commits the lease if the work succeeds, and rolls it
+/// back if it fails.
 ///
 /// # Errors
 ///
-/// The limiter's error turned into the caller's, or the error of the work.
+/// The error of the work, or the limiter's [`Error`] converted to its type.
 pub fn run<T, E: From<Error>>(
     acquire: crate::Acquire<'_>,
     work: impl FnOnce(&mut Lease) -> Result<T, E>,

@@ -1,19 +1,19 @@
-//! Answers at once while the store is out of order, instead of letting every call run into its
-//! deadline.
+//! The circuit breaker: while the store is unavailable, calls fail at once instead of waiting for their
+//! deadlines.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// When the breaker opens, and how often the store is then probed.
+/// When the circuit breaker opens, and how often it then probes the store.
 ///
-/// It opens because the store does not answer. An error that concerns one bucket
-/// ([`Busy`](crate::StoreErrorKind::Busy)) never counts. A call that its deadline cuts off counts once a
-/// probe, which has the limiter's deadline to itself, gets no answer either.
+/// It opens when the store does not answer. An error that concerns one bucket
+/// ([`Busy`](crate::StoreErrorKind::Busy)) never counts. A call that runs into its deadline counts only if
+/// a probe, with the limiter's whole deadline, gets no answer either.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BreakerSettings {
-    /// It opens after so many failures in a row; 0 switches it off.
+    /// The number of failures in a row after which it opens (5); 0 switches it off.
     pub failures: u32,
-    /// How long after a failure the store is probed.
+    /// The time from a failure to the next probe (1 s).
     pub cooldown: Duration,
 }
 
@@ -26,26 +26,26 @@ impl Default for BreakerSettings {
 /// What a call may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gate {
-    /// Go to the store.
+    /// Call the store.
     Closed,
-    /// Do not; the store has failed too often.
+    /// Fail: the store has failed too often.
     Open,
-    /// Do not, but see to it that the store is probed.
+    /// Fail, and start a probe.
     OpenAndProbe,
 }
 
-/// Times are readings of [`Clock::stopwatch`](crate::Clock::stopwatch): a clock that is set back or
-/// forward neither opens the breaker nor keeps it open.
+/// Times are readings of [`Clock::stopwatch`](crate::Clock::stopwatch): setting the clock neither opens
+/// the breaker nor keeps it open.
 ///
-/// Its atomics are independent readings: a call that sees one late goes to the store once more or
-/// once less, and nothing depends on that.
+/// The atomics are independent: a call that reads a stale value calls the store once more or once less,
+/// which is harmless.
 #[derive(Debug)]
 pub(crate) struct Breaker {
     settings: BreakerSettings,
     /// Failures in a row.
     failures: AtomicU32,
-    /// Calls that their deadlines cut off since the store last answered. Each may be the store's fault
-    /// or that of a short deadline; a probe decides.
+    /// Calls that ran into their deadlines since the store last answered. The cause is the store or a
+    /// short deadline; a probe finds out.
     suspicions: AtomicU32,
     /// The stopwatch's reading at the last failure, in milliseconds.
     failed_at: AtomicU64,
@@ -80,7 +80,7 @@ impl Breaker {
 
     /// The store answered.
     pub(crate) fn succeeded(&self) {
-        // Read first: a store in order must not cost every call a shared write.
+        // Read first: while the store answers, calls must not write to a shared cache line.
         for count in [&self.failures, &self.suspicions] {
             if count.load(Ordering::Relaxed) != 0 {
                 count.store(0, Ordering::Relaxed);
@@ -88,20 +88,19 @@ impl Breaker {
         }
     }
 
-    /// The store said that it is out of order.
+    /// The store reported an outage.
     pub(crate) fn failed(&self, now: Duration) {
         self.count(1, now);
     }
 
-    /// A call was cut off by its deadline. `true` when the caller has to see to it that the store is
-    /// probed.
+    /// A call ran into its deadline. Returns `true` when the caller must start a probe.
     #[must_use]
     pub(crate) fn suspect(&self) -> bool {
         self.suspicions.fetch_add(1, Ordering::Relaxed);
         self.settings.failures != 0 && !self.probing.swap(true, Ordering::Relaxed)
     }
 
-    /// A probe got no answer: the calls that were cut off meanwhile were so because of the store.
+    /// A probe got no answer: the calls that ran into their deadlines count as failures of the store.
     pub(crate) fn probe_failed(&self, now: Duration) {
         self.count(self.suspicions.swap(0, Ordering::Relaxed).max(1), now);
     }
@@ -113,7 +112,7 @@ impl Breaker {
         let failures = before.saturating_add(more);
         let opens = before < self.settings.failures && self.settings.failures <= failures;
         if opens {
-            tracing::warn!(failures, "the store keeps failing; calls are answered without it");
+            tracing::warn!(failures, "the store keeps failing; the circuit breaker is open");
         }
     }
 
@@ -175,7 +174,7 @@ mod tests {
         let settings = BreakerSettings { failures: 3, cooldown: Duration::from_secs(1) };
         let breaker = Breaker::new(settings);
         let at = Duration::from_millis;
-        assert!(breaker.suspect(), "the first has the store probed");
+        assert!(breaker.suspect(), "the first starts a probe");
         (0..100).for_each(|_| assert!(!breaker.suspect(), "one probe at a time"));
         assert_eq!(breaker.gate(at(0)), Gate::Closed);
         breaker.succeeded();

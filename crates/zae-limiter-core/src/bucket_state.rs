@@ -1,7 +1,7 @@
-//! A bucket as the embedded stores keep it: with its expiry and the usage not yet booked.
+//! A bucket as the embedded stores keep it: with its expiry and its unbooked usage.
 //!
-//! A store that loads bucket states, passes them through [`admit`] or [`settle`], and stores them again,
-//! all in one step, fulfils the hot part of the [`Store`](crate::Store) contract.
+//! A store that loads bucket states, passes them to [`admit`] or [`settle`], and saves them, all in one
+//! transaction, fulfils the [`Store`](crate::Store) contract for buckets.
 
 use std::sync::Arc;
 
@@ -14,33 +14,33 @@ use crate::plan::{
 };
 use crate::window::hour_of;
 
-/// A bucket with what belongs to it.
+/// A bucket with its expiry and its unbooked usage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketState {
     /// The balances.
     pub bucket: Bucket,
-    /// From when on the bucket counts as absent.
+    /// The moment from which the bucket counts as absent; `None` if it does not expire.
     pub expires_at: Option<Timestamp>,
-    /// The hour in which the unbooked consumption happened. Usage is booked when the hour turns or
-    /// somebody asks, not with every call.
+    /// The hour of the unbooked consumption, as [`hour_of`] counts. Stores book usage when the hour
+    /// changes or usage is read, not with every call.
     pub hour: i64,
-    /// How many changes went into the unbooked consumption.
+    /// The number of changes in the unbooked consumption.
     pub events: u64,
 }
 
-/// Consumption that is ready to be added to usage records.
+/// Consumption to add to usage records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Booking {
-    /// The hour in which it happened.
+    /// The hour of the consumption, as [`hour_of`] counts.
     pub hour: i64,
-    /// Net consumption for each limit, without zeros.
+    /// Net consumption by limit, without zeros.
     pub consumed: Vec<(LimitName, Millitokens)>,
-    /// How many changes it is made of.
+    /// The number of changes in it.
     pub events: u64,
 }
 
 impl BucketState {
-    /// A full bucket that nobody has taken from.
+    /// A full bucket.
     pub fn open(target: &Target, now: Timestamp) -> Self {
         Self {
             bucket: Bucket::full(target.limits().clone(), now),
@@ -55,7 +55,7 @@ impl BucketState {
         self.expires_at.is_some_and(|expiry| expiry <= now)
     }
 
-    /// Hands over the unbooked consumption and forgets it.
+    /// Returns the unbooked consumption and resets it.
     pub fn take_booking(&mut self) -> Option<Booking> {
         if self.events == 0 {
             return None;
@@ -64,7 +64,7 @@ impl BucketState {
         Some(Booking { hour: self.hour, consumed, events: std::mem::take(&mut self.events) })
     }
 
-    /// Whether it can be decided on as it is.
+    /// Whether [`decide`] can use the bucket unprepared.
     fn is_ready(&self, target: &Target, now: Timestamp) -> bool {
         let limits = self.bucket.limits();
         self.hour == hour_of(now)
@@ -72,7 +72,7 @@ impl BucketState {
             && (Arc::ptr_eq(limits, target.limits()) || limits == target.limits())
     }
 
-    /// Gets the bucket state ready for a change at `now` under the target's limits.
+    /// Prepares the bucket state for a change at `now` under the target's limits.
     fn prepare(&mut self, target: &Target, now: Timestamp) -> Option<Booking> {
         let expired = self.is_expired(now);
         let hour = hour_of(now);
@@ -86,7 +86,7 @@ impl BucketState {
         booking
     }
 
-    /// Counts a change and sets the expiry anew.
+    /// Counts a change and renews the expiry.
     fn touch(&mut self, target: &Target, changed: bool, now: Timestamp) {
         self.events += u64::from(changed);
         self.expires_at = target.expiry(&self.bucket, now);
@@ -94,7 +94,7 @@ impl BucketState {
 
     /// Gives the bucket state exactly the target's limits and lifetime.
     pub fn reconfigure(&mut self, target: &Target, now: Timestamp) -> Option<Booking> {
-        // Limits that are about to go must not take their unbooked consumption with them.
+        // The unbooked consumption of limits that are dropped must not be lost.
         let booking = self.take_booking();
         self.hour = hour_of(now);
         self.bucket.replace_limits(target.limits(), now);
@@ -103,7 +103,7 @@ impl BucketState {
     }
 }
 
-/// Where the limits that `takes` counts by stand in the bucket, which may have further ones.
+/// Maps the cells of `takes` from `limits` to the bucket, which may have more limits.
 fn cells_in(limits: &LimitSet, bucket: &Bucket, takes: &[Take]) -> Takes {
     let place = |take: &Take| {
         let cell = bucket.limits().position(limits.names()[take.cell].as_str())?;
@@ -112,13 +112,13 @@ fn cells_in(limits: &LimitSet, bucket: &Bucket, takes: &[Take]) -> Takes {
     takes.iter().filter_map(place).collect()
 }
 
-/// Decides a plan on the bucket states of its legs, one for each, in their order. `book` is given the
-/// usage that has to be booked, with the number of the leg. A refusal books nothing and leaves the
-/// bucket states as they were.
+/// Decides a plan on the bucket states of its legs, one for each, in their order. Calls `book` with the
+/// usage to book and the index of its leg. A refusal books nothing and leaves the bucket states
+/// unchanged.
 ///
 /// # Panics
 ///
-/// When there is not one bucket state for each leg.
+/// When the number of bucket states is not the number of legs.
 pub fn admit(
     plan: &Plan,
     states: &mut [&mut BucketState],
@@ -142,8 +142,8 @@ pub fn admit(
     admission
 }
 
-/// The usual case: one bucket, under its limits, in its hour. Nothing is gathered, and a refusal is
-/// undone rather than prepared for.
+/// The common case: one bucket, unchanged limits, the same hour. It copies only the balances, and
+/// restores them after a refusal.
 fn admit_ready(leg: &Leg, state: &mut BucketState, now: Timestamp) -> Admission {
     let before = state.bucket.balances();
     match decide(&mut [Ask { bucket: &mut state.bucket, takes: &leg.takes }], now) {
@@ -203,17 +203,16 @@ fn taken(leg: &Leg, state: &mut BucketState, takes: &[Take], now: Timestamp) -> 
     LegTaken { placement: Placement::default(), left }
 }
 
-/// Applies a settlement to the bucket state it belongs to, if there is one. `book` is given the usage that
-/// has to be booked.
+/// Applies a settlement to its bucket state, if there is one. Calls `book` with the usage to book.
 ///
-/// A bucket state that is absent or expired is full, for charges as for acquires: a charge opens it under
-/// the settlement's limits, and it expires once it is full again, whatever the target's lifetime. So a
-/// late charge leaves nothing behind on an entity that was deleted meanwhile. A limit that the bucket
-/// lacks starts full in the same way. Refunds are passed over there: nobody can refund a full bucket.
+/// An absent or expired bucket counts as full, for charges as for acquires. A charge creates it under the
+/// settlement's limits, and it expires once it is full again, whatever the target's lifetime: a late
+/// charge leaves nothing behind on an entity that was deleted meanwhile. A limit that the bucket lacks
+/// also starts full. Refunds to these are ignored, because they are full.
 ///
 /// # Errors
 ///
-/// [`Overflow`], and the bucket state must be thrown away unsaved.
+/// [`Overflow`]; the caller must discard the bucket state.
 pub fn settle(
     settlement: &Settlement,
     state: &mut Option<BucketState>,
@@ -232,7 +231,7 @@ pub fn settle(
         current = BucketState::open(target, now);
     }
     current.hour = hour;
-    // Not `follow`: a lease settles by the limits it was acquired with, which may be old ones.
+    // Not `follow`: a lease settles under the limits it was acquired with, which may be old ones.
     current.bucket.refill(now);
     add_charged_limits(settlement, &mut current.bucket, now);
     let mut changed = false;
@@ -247,7 +246,7 @@ pub fn settle(
     let full = || now.saturating_add(current.bucket.wait_until_full(now));
     current.expires_at = match current.expires_at {
         _ if absent => Some(full()),
-        // The lifetime stays that of the last acquire; only a debt can need more time.
+        // The last acquire decides the lifetime; only a debt can need more time.
         Some(expiry) => Some(expiry.max(full())),
         None => None,
     };
@@ -258,19 +257,19 @@ pub fn settle(
     Ok(())
 }
 
-/// Whether a difference takes more.
+/// Whether a difference is positive.
 fn is_charge(difference: &Take) -> bool {
     difference.amount > Millitokens::ZERO
 }
 
-/// Adds the limits that are charged and that the bucket lacks, full.
+/// Adds the charged limits that the bucket lacks, as full ones.
 fn add_charged_limits(settlement: &Settlement, bucket: &mut Bucket, now: Timestamp) {
     let limits = settlement.target.limits();
     let mut lacking: SmallVec<[(LimitName, Rate); 2]> = SmallVec::new();
     for take in settlement.differences.iter().filter(|take| is_charge(take)) {
         let (name, rate) = (&limits.names()[take.cell], limits.rates()[take.cell]);
-        let known = bucket.limits().position(name.as_str()).is_some();
-        if !known && lacking.iter().all(|(other, _)| other != name) {
+        let exists = bucket.limits().position(name.as_str()).is_some();
+        if !exists && lacking.iter().all(|(other, _)| other != name) {
             lacking.push((name.clone(), rate));
         }
     }

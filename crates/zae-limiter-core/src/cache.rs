@@ -1,12 +1,12 @@
-//! What holds for an entity on a resource, remembered for a while.
+//! The configuration cache: the limits of an entity on a resource.
 //!
-//! Reading is one lookup. Missing is one read of the store, however many callers miss at once. An
-//! entry is trusted until its time is over by the limiter's own clock; a change made by this
-//! process drops what it concerns at once.
+//! A hit is one lookup. Callers that miss at the same time share one read of the store. An entry is
+//! valid until its TTL is over by the limiter's own clock. A change made by this process drops the
+//! entries that it affects at once.
 //!
-//! Tables of pointers to targets, and nothing more: with a hundred thousand entities the time goes
-//! into fetching memory, and everything a call needs, the bucket of a memory store included, stands
-//! together in the target. A general cache keeps keys, values and bookkeeping apart.
+//! The tables hold only pointers to targets. With a hundred thousand entities, memory access dominates,
+//! so everything that a call needs is in the target, including the bucket of a memory store. A general
+//! cache would keep keys, values and metadata apart.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,53 +21,54 @@ use crate::memory::locked;
 use crate::plan::{Target, bucket_hash};
 use crate::telemetry;
 
-/// How the cache is doing.
+/// Counters of the configuration cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CacheStats {
     /// Lookups that were answered from the cache.
     pub hits: u64,
     /// Lookups that had to wait for the store.
     pub misses: u64,
-    /// Reads of the store. Fewer than misses when callers missed together.
+    /// Reads of the store. Fewer than misses when callers shared a read.
     pub loads: u64,
-    /// Entries there are now.
+    /// The current number of entries.
     pub entries: usize,
 }
 
-/// The most tables the entries are spread over.
+/// The most tables that the entries are spread over.
 const TABLES_MAX: usize = 64;
 
-/// So many resources are dropped one by one when an entity changes; with more, everything is.
+/// The most resources of which a changed entity's entries are dropped one by one. With more resources,
+/// all entries are dropped.
 const RESOURCES_MAX: usize = 64;
 
-/// So far ahead of a caller's clock an entry may have been read and still be trusted.
+/// How far ahead of a caller's clock an entry may have been read and still be valid.
 const AHEAD_MAX: Duration = Duration::from_secs(1);
 
-/// So many different sets of limits are shared.
+/// The most limit sets that are shared.
 const LIMIT_SETS_MAX: usize = 32;
 
 pub(crate) struct ConfigCache {
     namespace: NamespaceId,
     ttl: Duration,
-    /// A power of two of them.
+    /// Their number is a power of two.
     tables: Box<[Table]>,
-    /// How many entries each may have.
+    /// The most entries of one table.
     table_capacity: usize,
-    /// Who is reading, and the turn that the others wait for.
+    /// The reads in progress, each with the lock that the other callers wait for.
     flights: Mutex<HashMap<(EntityId, ResourceName), Arc<Turn>>>,
-    /// Rises with every change, so that a read that began before it is not kept.
+    /// Incremented by every change, so that a read that began before it is not cached.
     generation: AtomicU64,
-    /// Which resources have entries: an entity's entries are found through them, and all keys
-    /// share these names.
+    /// The resources that have entries, to find an entity's entries. All keys share these names.
     resources: Mutex<Vec<ResourceName>>,
-    /// Sets of limits that were read last: thousands of entities on the same defaults share one.
+    /// The limit sets read last: thousands of entities on the same defaults share one.
     limit_sets: Mutex<Vec<Arc<LimitSet>>>,
     hits: Striped,
     misses: AtomicU64,
     loads: AtomicU64,
 }
 
-/// A table has cache lines of its own, so that two threads on two tables do not slow each other.
+/// A table on its own cache lines, so that two threads on two tables do not slow each other.
 #[repr(align(128))]
 #[derive(Default)]
 struct Table(RwLock<HashTable<Arc<Target>>>);
@@ -77,7 +78,7 @@ type Turn = tokio::sync::Mutex<()>;
 impl ConfigCache {
     pub(crate) fn new(namespace: NamespaceId, ttl: Duration, capacity: usize) -> Self {
         let capacity = capacity.max(1);
-        // A small cache has few tables, so that its bound is kept.
+        // A small cache has few tables, so that it stays within its capacity.
         let tables = (capacity / 64).clamp(1, TABLES_MAX).next_power_of_two();
         Self {
             namespace,
@@ -100,7 +101,7 @@ impl ConfigCache {
         &self.tables[at.expect("below the number of tables")].0
     }
 
-    /// The entry, if it is there and its time is not over.
+    /// The entry, if it exists and its TTL is not over.
     pub(crate) fn get(&self, entity: &str, resource: &str, now: Timestamp) -> Option<Arc<Target>> {
         let found = self.find(entity, resource, now)?;
         self.hits.add_one();
@@ -118,12 +119,12 @@ impl ConfigCache {
     fn is_fresh(&self, entry: &Target, now: Timestamp) -> bool {
         let read_at = entry.origin().read_at;
         // Another thread may have read the clock a moment later. An entry from further ahead was read
-        // before the clock was set back: it must not be trusted until the clock has caught up.
+        // before the clock was set back, and must not stay valid until the clock has caught up.
         Duration::from_millis(read_at.millis_since(now)) <= AHEAD_MAX
             && Duration::from_millis(now.millis_since(read_at)) < self.ttl
     }
 
-    /// The entry, read by `load` if it is not there. Callers that miss together load once.
+    /// The entry, read by `load` if it is missing. Callers that miss at the same time load once.
     pub(crate) async fn get_or_load<E>(
         &self,
         entity: &EntityId,
@@ -139,7 +140,7 @@ impl ConfigCache {
         }
         let flight = Flight::join(&self.flights, entity, resource);
         let _turn = flight.turn.lock().await;
-        // Whoever had the turn before may have read it.
+        // The caller that had the turn before may have read it.
         if let Some(found) = self.find(entity.as_str(), resource.as_str(), now) {
             return Ok(found);
         }
@@ -150,12 +151,12 @@ impl ConfigCache {
         Ok(loaded)
     }
 
-    /// Keeps an entry, unless something has changed since that generation.
+    /// Caches an entry, unless a change was made since `generation`.
     fn insert(&self, entry: &Arc<Target>, generation: u64, now: Timestamp) {
         let hash = entry.hash();
         let mut table = self.table(hash).write().unwrap_or_else(PoisonError::into_inner);
-        // Looked at under the lock; a change counts first and then takes the lock to remove. So
-        // what was read before a change is removed by it, or not inserted after it.
+        // Checked under the lock. A change first increments the generation and then takes the lock to
+        // remove. So an entry read before a change is removed by it, or not inserted after it.
         if self.generation.load(Ordering::SeqCst) != generation {
             return;
         }
@@ -166,7 +167,7 @@ impl ConfigCache {
             table.retain(|entry| self.is_fresh(entry, now));
         }
         if table.len() >= self.table_capacity {
-            // All of them are in use: every other one has to be read again when it is needed.
+            // All of them are fresh: drop every other one, to be read again when needed.
             let mut kept = false;
             table.retain(|_| {
                 kept = !kept;
@@ -185,12 +186,12 @@ impl ConfigCache {
         }
     }
 
-    /// The one copy of a resource's name that all keys share: comparing keys then touches the same
-    /// memory for all entities.
+    /// The shared copy of a resource's name, so that comparing keys reads the same memory for all
+    /// entities.
     pub(crate) fn intern(&self, resource: &ResourceName) -> ResourceName {
         let mut resources = locked(&self.resources);
-        if let Some(known) = resources.iter().find(|known| *known == resource) {
-            return known.clone();
+        if let Some(shared) = resources.iter().find(|shared| *shared == resource) {
+            return shared.clone();
         }
         if resources.len() <= RESOURCES_MAX {
             resources.push(resource.clone());
@@ -201,8 +202,8 @@ impl ConfigCache {
     /// The shared copy of a set of limits.
     pub(crate) fn intern_limits(&self, limits: LimitSet) -> Arc<LimitSet> {
         let mut sets = locked(&self.limit_sets);
-        if let Some(known) = sets.iter().find(|known| ***known == limits) {
-            return Arc::clone(known);
+        if let Some(shared) = sets.iter().find(|shared| ***shared == limits) {
+            return Arc::clone(shared);
         }
         let limits = Arc::new(limits);
         if sets.len() == LIMIT_SETS_MAX {
@@ -212,19 +213,19 @@ impl ConfigCache {
         limits
     }
 
-    /// Drops what is known of one entity.
+    /// Drops the entries of one entity.
     pub(crate) fn invalidate_entity(&self, entity: &EntityId) {
         let resources = locked(&self.resources).clone();
         if resources.len() > RESOURCES_MAX {
             return self.invalidate_all();
         }
         self.generation.fetch_add(1, Ordering::SeqCst);
-        // Whoever comes from now on does not wait for a read that began before the change.
+        // Later callers do not wait for a read that began before the change.
         locked(&self.flights).retain(|(reading, _), _| reading != entity);
         resources.iter().for_each(|resource| self.remove(entity, resource));
     }
 
-    /// Drops everything.
+    /// Drops all entries.
     pub(crate) fn invalidate_all(&self) {
         self.generation.fetch_add(1, Ordering::SeqCst);
         locked(&self.flights).clear();
@@ -250,7 +251,7 @@ impl fmt::Debug for ConfigCache {
     }
 }
 
-/// One of those who want the same entry read. The last to leave takes the turn off the board.
+/// A caller that wants an entry read. The last one removes the turn.
 struct Flight<'a> {
     flights: &'a Mutex<HashMap<(EntityId, ResourceName), Arc<Turn>>>,
     key: (EntityId, ResourceName),
@@ -272,16 +273,16 @@ impl<'a> Flight<'a> {
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
         let mut flights = locked(self.flights);
-        // After a change another turn may stand there under the same key.
+        // After a change the map may hold another turn under the same key.
         let ours = flights.get(&self.key).is_some_and(|turn| Arc::ptr_eq(turn, &self.turn));
-        // One reference is the board's, one is ours.
+        // One reference is the map's, one is ours.
         if ours && Arc::strong_count(&self.turn) == 2 {
             flights.remove(&self.key);
         }
     }
 }
 
-/// A number of its own for each thread, to spread what all threads do at once.
+/// A number per thread, to spread writes of all threads over several cache lines.
 pub(crate) fn stripe() -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -290,7 +291,7 @@ pub(crate) fn stripe() -> usize {
     STRIPE.with(|stripe| *stripe)
 }
 
-/// A counter on several cache lines, so that threads that count at once do not wait for each other.
+/// A counter on several cache lines, so that counting threads do not contend.
 #[derive(Debug, Default)]
 struct Striped([Stripe; 8]);
 

@@ -1,7 +1,7 @@
-//! Time, handed in.
+//! The clock, as a parameter.
 //!
-//! The limiter reads the clock once, at the edge of each call; everything below is a function of
-//! that moment. Nothing else in the workspace may read or wait for real time (`clippy.toml`).
+//! The limiter reads the clock once at the start of each call; everything below is a function of that
+//! moment. Nothing else in the workspace may read or wait for real time (`clippy.toml`).
 
 use futures_core::future::BoxFuture;
 use std::fmt;
@@ -14,24 +14,23 @@ use zae_limiter_model::Timestamp;
 
 use crate::background;
 
-/// Where the limiter gets its time from.
+/// The time source of a limiter.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// What time it is.
+    /// The current time.
     fn now(&self) -> Timestamp;
 
     /// Completes when `wait` has passed.
     fn sleep(&self, wait: Duration) -> BoxFuture<'_, ()>;
 
-    /// A reading that never runs back or jumps, whatever happens to the time of day, for measuring how
-    /// long something took and nothing else. The default goes with [`now`](Self::now), which is right for
-    /// clocks that nobody sets.
+    /// A monotonic reading for measuring durations: setting the time of day does not change it. The default
+    /// derives it from [`now`](Self::now), which is right for clocks that are never set.
     fn stopwatch(&self) -> Duration {
         Duration::from_millis(self.now().as_millis().max(0).unsigned_abs())
     }
 }
 
-/// The machine's clock. Within a tokio runtime its waits use that runtime's timer, which must be
-/// enabled; elsewhere they use a timer thread of the limiter.
+/// The machine's clock. Inside a tokio runtime it waits with that runtime's timer, which must be enabled;
+/// elsewhere with the limiter's own thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -49,7 +48,7 @@ impl Clock for SystemClock {
         }
         Box::pin(async move {
             let timer = background::runtime().spawn(async move { tokio::time::sleep(wait).await });
-            // It cannot fail: a sleep does not panic, and nobody cancels it.
+            // It cannot fail: a sleep does not panic, and is never cancelled.
             let _ = timer.await;
         })
     }
@@ -61,7 +60,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands until it is moved by hand: for tests and simulations.
+/// A clock that only moves when a test moves it.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -79,9 +78,9 @@ pub struct ManualClock {
 #[derive(Debug, Default)]
 struct ManualState {
     now: Timestamp,
-    /// How much time has passed since the clock was made.
+    /// The time that has passed since the clock was created.
     stopwatch: Duration,
-    /// Those who wait, each until the stopwatch shows so much.
+    /// The sleeping callers, each with the stopwatch reading at which it wakes.
     sleepers: Vec<(Duration, oneshot::Sender<()>)>,
 }
 
@@ -91,13 +90,13 @@ impl ManualClock {
         Self { state: Mutex::new(ManualState { now, ..ManualState::default() }) }
     }
 
-    /// Moves the clock on and wakes those whose wait is over.
+    /// Moves the clock forward and wakes the callers whose wait is over.
     pub fn advance(&self, by: Duration) {
         let now = self.now().saturating_add(by);
         self.set(now);
     }
 
-    /// Moves the clock to `now`. On the way there time passes; no time passes on the way back.
+    /// Sets the clock to `now`. Forward, the time between passes; backward, no time passes.
     pub fn set(&self, now: Timestamp) {
         let mut state = self.lock();
         let passed = Duration::from_millis(now.millis_since(state.now));
@@ -108,13 +107,13 @@ impl ManualClock {
         drop(state);
         let due: Vec<(Duration, oneshot::Sender<()>)> = due;
         for (_, sleeper) in due {
-            // A sleeper that has gone away needs no waking.
+            // The sleeper may have been dropped.
             let _ = sleeper.send(());
         }
     }
 
-    /// Corrects the time of day, forward or back, without any time passing: the stopwatch stands, and
-    /// nobody is woken.
+    /// Corrects the time of day, forward or back, without any time passing: the stopwatch stands, and no
+    /// caller wakes.
     pub fn correct(&self, now: Timestamp) {
         self.lock().now = now;
     }
@@ -123,7 +122,7 @@ impl ManualClock {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many are waiting for this clock.
+    /// How many callers sleep on this clock.
     pub fn sleepers(&self) -> usize {
         let mut state = self.lock();
         state.sleepers.retain(|(_, sleeper)| !sleeper.is_closed());
@@ -145,7 +144,7 @@ impl Clock for ManualClock {
         let (wake, woken) = oneshot::channel();
         state.sleepers.push((until, wake));
         Box::pin(async {
-            // A clock that is dropped wakes everybody: nobody waits for time that never comes.
+            // Dropping the clock wakes all sleepers.
             let _ = woken.await;
         })
     }

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crate::clock::Clock;
 
-/// What `work` comes to, or `None` when `wait` has passed first; the work is then dropped.
+/// The output of `work`, or `None` when `wait` has passed first; then the work is dropped.
 pub(crate) async fn within<T>(
     clock: &dyn Clock,
     wait: Duration,
     work: impl Future<Output = T>,
 ) -> Option<T> {
     let mut work = pin!(work);
-    // Most work is done at once, or needs a timer only when it is not.
+    // Created on demand: most work is ready at the first poll.
     let mut timer: Option<BoxFuture<'_, ()>> = None;
     poll_fn(|context| {
         if let Poll::Ready(done) = work.as_mut().poll(context) {

@@ -1,4 +1,4 @@
-//! What becomes of a lease that is dropped before it was committed or rolled back.
+//! Leases that are dropped before they were committed or rolled back.
 
 use std::collections::BTreeSet;
 use std::panic::Location;
@@ -8,21 +8,33 @@ use zae_limiter_model::{Millitokens, Take};
 
 use crate::plan::{Leg, LegTaken, Settlement, Takes};
 
-/// What happens to the estimate of a lease that is dropped before it was committed or rolled back. What was
-/// settled or flushed is known to be used, and stays taken in either case.
+/// What happens to the estimate of a lease that is dropped before it was committed or rolled back. Settled and
+/// flushed amounts are known to be used, and stay taken in either case.
+///
+/// ```
+/// # use zae_limiter_core::{Limit, MemoryStore, OnDrop, RateLimiter};
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// # let limiter = RateLimiter::builder(MemoryStore::new())
+/// #     .default_limits([Limit::per_day("rpd", 100)]).open().await?;
+/// let lease = limiter.acquire("key-1", "gpt-4").take("rpd", 1).on_drop(OnDrop::Keep).await?;
+/// drop(lease); // the job goes on without its caller
+/// assert_eq!(limiter.available("key-1", "gpt-4", &[]).await?[0].available.whole_tokens(), 99);
+/// # Ok::<(), zae_limiter_core::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnDrop {
-    /// It is given back: the work was not done, or nobody knows what it cost.
+    /// It is refunded: the work was not done, or its cost is unknown.
     #[default]
     GiveBack,
-    /// It stays taken, as if the lease had been committed. For work that goes on without its caller.
+    /// It stays taken, as if the lease had been committed. For work that continues without its caller.
     Keep,
 }
 
-/// The differences to write so that of each limit what is known to be used stays taken, and nothing else.
-/// `used` says how much that is, in millitokens; `None` for a limit of which there is only an estimate.
-pub(crate) fn give_back_the_rest(
+/// The settlements that refund everything that is not known to be used. `used` returns the used millitokens of
+/// a limit; `None` if there is only an estimate.
+pub(crate) fn refund_unused(
     held: &[(Leg, LegTaken)],
     used: impl Fn(&str) -> Option<i64>,
 ) -> Vec<Settlement> {
@@ -34,7 +46,7 @@ pub(crate) fn give_back_the_rest(
             let used = used(name).unwrap_or(0);
             let before = taken_of(&held[..at], leg, name);
             let after = before.saturating_add(take.amount.get());
-            // The last one that took from the bucket pays for what was used beyond all that was taken.
+            // The last leg of the bucket is charged for usage above everything that was taken.
             let is_last = !held[at + 1..].iter().any(|(other, _)| takes_from(other, leg, name));
             let keeps = if is_last { used - before } else { used.min(after) - before }.max(0);
             let keeps = if is_last { keeps } else { keeps.min(take.amount.get()) };
@@ -54,7 +66,7 @@ pub(crate) fn give_back_the_rest(
     settlements
 }
 
-/// What was taken of a limit from the bucket of a leg.
+/// The amount of a limit that was taken from the bucket of a leg.
 fn taken_of(held: &[(Leg, LegTaken)], leg: &Leg, limit: &str) -> i64 {
     let legs = held.iter().map(|(other, _)| other).filter(|other| takes_from(other, leg, limit));
     let amounts = legs.flat_map(|other| {
@@ -71,7 +83,7 @@ fn takes_from(other: &Leg, leg: &Leg, limit: &str) -> bool {
         && other.takes.iter().any(|take| names[take.cell].as_str() == limit)
 }
 
-/// Warns of a lease of which nobody said what was used, once for each place in the program that acquires.
+/// Warns about a lease that was dropped without a settled amount, once for each call site.
 pub(crate) fn warn_once(site: &'static Location<'static>) {
     static SITES: Mutex<BTreeSet<(&str, u32, u32)>> = Mutex::new(BTreeSet::new());
     let place = (site.file(), site.line(), site.column());
@@ -79,8 +91,8 @@ pub(crate) fn warn_once(site: &'static Location<'static>) {
     if is_new {
         tracing::warn!(
             site = %site,
-            "a lease was dropped without commit, settle or rollback: its tokens are given back; \
-             this is said once for each place that acquires"
+            "a lease was dropped without commit, settle or rollback; its tokens are refunded \
+             (logged once per call site)"
         );
     }
 }

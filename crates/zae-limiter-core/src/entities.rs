@@ -19,7 +19,7 @@ use crate::store::{Precondition, Query, Scope, Write, Written};
 impl RateLimiter {
     /// Creates an entity.
     ///
-    /// An entity need not be created to be limited; only one that has a parent, or a name, must.
+    /// Limits also apply to entities that were not created. Create one to give it a parent, a name or metadata.
     ///
     /// ```
     /// # use zae_limiter_core::{MemoryStore, RateLimiter};
@@ -34,9 +34,9 @@ impl RateLimiter {
         CreateEntity::new(self, id, Existing::IsError)
     }
 
-    /// Creates an entity, or makes sure that one that exists has what is asked for: this parent, this name, these
-    /// metadata. What is not asked for stays as it is. Where nothing changes, nothing is written, and no audit event.
-    /// For programs that state their hierarchy each time they start.
+    /// Creates an entity, or updates the parent, name and metadata of an existing one. What the call does not set stays
+    /// as it is. If nothing changes, nothing is written, and no audit event. For programs that declare their hierarchy
+    /// each time they start.
     ///
     /// ```
     /// # use zae_limiter_core::{MemoryStore, RateLimiter};
@@ -53,7 +53,7 @@ impl RateLimiter {
         CreateEntity::new(self, id, Existing::IsUpdated)
     }
 
-    /// The entity, if it was created.
+    /// The entity; `None` if it was not created.
     ///
     /// # Errors
     ///
@@ -68,7 +68,7 @@ impl RateLimiter {
         Ok(found.into_iter().flatten().find_map(Record::into_entity))
     }
 
-    /// The entities whose parent this one is, by id.
+    /// The children of an entity, by id.
     ///
     /// # Errors
     ///
@@ -78,19 +78,19 @@ impl RateLimiter {
         Ok(self.pages(query, |record, _| record.into_entity()))
     }
 
-    /// Deletes all that belongs to an entity: itself, its limits, buckets and usage. Its audit
-    /// events stay. Its children stay too; they then have a parent without limits of its own.
+    /// Deletes an entity with its limits, buckets and usage. Its audit events stay. Its children stay too,
+    /// with a parent that has no limits of its own.
     ///
-    /// Gives the number of items that were removed.
+    /// Returns the number of items that were removed.
     ///
     /// # Errors
     ///
-    /// [`Error::NotFound`] when nothing belongs to it; an error of the store, after which the call
-    /// can be repeated.
+    /// [`Error::NotFound`] when there is nothing to delete; an error of the store, after which the call can
+    /// be repeated.
     pub async fn delete_entity(&self, id: &str) -> Result<u64, Error> {
         let id = EntityId::new(id)?;
         let removed = self.remove_entity(&id).await;
-        // After an error too: a part of it may be gone all the same.
+        // After an error too: part of it may have been deleted.
         self.inner.cache.invalidate_entity(&id);
         removed
     }
@@ -127,7 +127,7 @@ impl RateLimiter {
         Ok(removed + u64::from(exists))
     }
 
-    /// Refuses a parent that is missing, below the entity itself, or too far down.
+    /// Rejects a parent that does not exist, is below the entity, or makes the hierarchy too deep.
     async fn check_parent(&self, entity: &EntityId, parent: &EntityId) -> Result<(), Error> {
         let mut above = Some(parent.clone());
         // The entity itself is the first level.
@@ -155,7 +155,6 @@ impl RateLimiter {
 
 /// A call that creates an entity; `await` it. Made by [`RateLimiter::create_entity`] and
 /// [`RateLimiter::ensure_entity`].
-#[derive(Debug)]
 #[must_use = "nothing is created before it is awaited"]
 pub struct CreateEntity<'a> {
     limiter: &'a RateLimiter,
@@ -167,11 +166,24 @@ pub struct CreateEntity<'a> {
     metadata: BTreeMap<String, String>,
 }
 
-/// What an entity that exists already means.
+/// What to do with an entity that exists already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Existing {
     IsError,
     IsUpdated,
+}
+
+/// The entity ids are hashed: they are often API keys.
+impl std::fmt::Debug for CreateEntity<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CreateEntity")
+            .field("id", &EntityId::new(self.id).ok())
+            .field("existing", &self.existing)
+            .field("name", &self.name)
+            .field("parent", &self.parent.and_then(|parent| EntityId::new(parent).ok()))
+            .field("cascade", &self.cascade)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'a> CreateEntity<'a> {
@@ -180,25 +192,25 @@ impl<'a> CreateEntity<'a> {
         Self { limiter, id, existing, name: None, parent: None, cascade: false, metadata }
     }
 
-    /// A name for people.
+    /// Sets the display name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// The entity above, which must exist.
+    /// Sets the parent, which must exist.
     pub fn parent(mut self, parent: &'a str) -> Self {
         self.parent = Some(parent);
         self
     }
 
-    /// Takes from the parent too whatever is taken from this entity.
+    /// Cascades: every call of this entity also takes from its parent.
     pub fn cascade(mut self) -> Self {
         self.cascade = true;
         self
     }
 
-    /// Something to remember about it.
+    /// Adds a metadata entry.
     pub fn metadata(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.metadata.insert(key.into(), value.into());
         self
@@ -239,7 +251,7 @@ impl<'a> CreateEntity<'a> {
         }
     }
 
-    /// Gives an entity what is asked for and it does not have.
+    /// Applies the call's settings to an existing entity.
     async fn update(&self, current: Entity) -> Result<Entity, Error> {
         let mut entity = current.clone();
         entity.name = self.name.clone().or(entity.name);
@@ -255,7 +267,7 @@ impl<'a> CreateEntity<'a> {
         }
     }
 
-    /// Whether the entity was written, with an audit event; false when the precondition did not hold.
+    /// Writes the entity with an audit event; `false` when the precondition did not hold.
     async fn put(
         &self,
         entity: &Entity,
@@ -284,7 +296,7 @@ impl<'a> CreateEntity<'a> {
             batch.push(Write::Check(key, Precondition::Present));
         }
         let written = limiter.inner.call(limiter.store().write(&batch)).await;
-        // The cache may hold it without a parent. After an error too: it may have been written all the same.
+        // The cache may hold it without a parent. After an error too: it may have been written.
         limiter.inner.cache.invalidate_entity(&entity.id);
         match (written?, &entity.parent) {
             (Written::Done, _) => Ok(true),

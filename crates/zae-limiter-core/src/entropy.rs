@@ -3,11 +3,11 @@ use std::sync::{Mutex, PoisonError};
 use ulid::Ulid;
 use zae_limiter_model::{NamespaceId, Timestamp};
 
-/// Where random ids come from, handed in like the clock, so that a run with a seed replays.
+/// The source of random ids, a parameter like the clock, so that a run with a seed can be replayed.
 #[derive(Debug)]
 pub struct Entropy {
     rng: Mutex<fastrand::Rng>,
-    /// The last id of an event, after which the next one of the same millisecond sorts.
+    /// The last event id: the next one of the same millisecond must sort after it.
     last_event: Mutex<Option<Ulid>>,
 }
 
@@ -16,15 +16,15 @@ impl Entropy {
     ///
     /// # Panics
     ///
-    /// When the operating system has no random numbers.
+    /// When the operating system provides no random numbers.
     #[expect(clippy::disallowed_methods, reason = "this is the injected source of randomness")]
     pub fn from_os() -> Self {
-        // Without the system's randomness ids would repeat from one process to the next: two
-        // namespaces could share one id. There is no way on from there.
-        Self::seeded(getrandom::u64().expect("the operating system gives random numbers"))
+        // Without it, ids could repeat from one process to the next, and two namespaces could share one
+        // id. No caller can handle that.
+        Self::seeded(getrandom::u64().expect("the operating system provides random numbers"))
     }
 
-    /// The same ids in the same order for the same seed.
+    /// Returns the same ids in the same order for the same seed.
     pub fn seeded(seed: u64) -> Self {
         let rng = Mutex::new(fastrand::Rng::with_seed(seed));
         Self { rng, last_event: Mutex::default() }
@@ -34,7 +34,7 @@ impl Entropy {
         from(&mut self.rng.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A ULID, as audit events have them: sorts by time, and within a millisecond by the order of the
+    /// The id of an audit event: a ULID, which sorts by time, and within a millisecond by the order of the
     /// calls.
     pub fn event_id(&self, at: Timestamp) -> String {
         let millis = u64::try_from(at.as_millis()).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Errors: the public one says what to do, the store's says what happened.
+//! Errors: the public one says what to do, the store's one says what happened.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -11,37 +11,37 @@ use zae_limiter_model::{
 
 use crate::record::ConfigLevel;
 
-/// Why a store gave no answer, or cannot be used.
+/// The kind of a store's error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// No answer: unreachable, out of order, too slow. Trying again later may help.
+    /// No answer: unreachable, failing, or too slow. Retry later.
     Unavailable,
-    /// The store answers, but one bucket is throttled, contended, or has too many callers waiting. Trying
-    /// again helps; other buckets are served meanwhile.
+    /// The store answers, but one bucket is throttled, contended, or has too many callers in its queue.
+    /// Retry; other buckets are not affected.
     Busy,
-    /// There is no room for another write.
+    /// There is no space for another write.
     Full,
     /// Not allowed: permissions, a read-only file, credentials.
     Denied,
-    /// What is stored there is not what a limiter stores, or is damaged.
+    /// The stored data is damaged, or not a limiter's.
     Corrupt,
     /// Written by another release of the format.
     Incompatible,
-    /// The call itself cannot be carried out, whenever it is tried.
+    /// The call itself is invalid. Retrying does not help.
     Rejected,
 }
 
-/// Whether a failed change may have been made all the same.
+/// Whether a change that failed may still have been made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Applied {
-    /// It was not.
+    /// It was not made.
     No,
-    /// Nobody knows: the answer was lost.
+    /// Unknown: the answer was lost.
     Maybe,
 }
 
-/// A store's error: there was no answer.
+/// A store's error: the call got no answer.
 pub struct StoreError {
     kind: StoreErrorKind,
     applied: Applied,
@@ -55,21 +55,21 @@ impl StoreError {
         Self { kind, applied: Applied::No, message: message.into(), source: None }
     }
 
-    /// With the error that caused it.
+    /// Adds the error that caused this one.
     #[must_use]
     pub fn caused_by(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// After which the change may have been made.
+    /// Marks that the change may have been made.
     #[must_use]
     pub fn maybe_applied(mut self) -> Self {
         self.applied = Applied::Maybe;
         self
     }
 
-    /// What kind of failure it is.
+    /// The kind of error.
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
     }
@@ -79,20 +79,19 @@ impl StoreError {
         self.applied
     }
 
-    /// Whether it may pass by itself: `Unavailable`, `Busy` or `Full`. Then a call is worth repeating,
-    /// and `on_unavailable` decides what becomes of it when time is up. A denied permission or a damaged
-    /// file is not transient: waiting does not mend it, and letting calls pass because of it would switch
-    /// the limits off for good.
+    /// Whether the error is transient: `Unavailable`, `Busy` or `Full`. The limiter retries these until the
+    /// deadline; then `on_unavailable` decides. A denied permission or a damaged file is not transient:
+    /// admitting calls because of it would switch the limits off for good.
     ///
-    /// To ask whether the store as a whole is out of order, use [`is_outage`](Self::is_outage).
+    /// For outages of the whole store, use [`is_outage`](Self::is_outage).
     pub fn is_transient(&self) -> bool {
         self.is_outage() || self.kind == StoreErrorKind::Busy
     }
 
-    /// Whether the store as a whole is out of order: `Unavailable` or `Full`. Such errors open the
-    /// breaker. A `Busy` bucket does not: the store answers for all others.
+    /// Whether the whole store is unavailable: `Unavailable` or `Full`. These errors open the breaker. A
+    /// `Busy` bucket does not: the store answers for all others.
     ///
-    /// To ask whether the call may be repeated, use [`is_transient`](Self::is_transient).
+    /// To find out whether a retry may help, use [`is_transient`](Self::is_transient).
     pub fn is_outage(&self) -> bool {
         matches!(self.kind, StoreErrorKind::Unavailable | StoreErrorKind::Full)
     }
@@ -120,20 +119,35 @@ impl StdError for StoreError {
     }
 }
 
-/// What a caller of the limiter has to know.
+/// An error of the limiter.
+///
+/// ```
+/// # use zae_limiter_core::{Error, Limit, MemoryStore, RateLimiter};
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// # let limiter = RateLimiter::builder(MemoryStore::new())
+/// #     .default_limits([Limit::per_minute("rpm", 100)]).open().await?;
+/// match limiter.acquire("key-1", "gpt-4").take("rpm", 1).await {
+///     Ok(lease) => lease.commit().await?,
+///     Err(Error::Exceeded(refusal)) => println!("retry in {:?}", refusal.retry_after()),
+///     Err(Error::Unavailable { cause, .. }) => println!("the store is unavailable: {cause}"),
+///     Err(other) => return Err(other),
+/// }
+/// # Ok::<(), Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A limit is exceeded. Wait for [`RateLimitExceeded::retry_after`].
     #[error(transparent)]
     Exceeded(Box<RateLimitExceeded>),
-    /// More than a limit can ever hold. Ask for less.
+    /// More than the capacity of a limit. Take less.
     #[error(transparent)]
     ExceedsCapacity(Box<ExceedsCapacity>),
     /// A name, an amount or a limit breaks a rule.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// Limits named in the call that are configured at no level.
+    /// The call names limits that are configured at no level.
     #[error(
         "no limit named {} is configured for this entity on {resource}{}; \
          configure it at some level, or pass it with the call",
@@ -150,17 +164,19 @@ pub enum Error {
         /// The resource that the call is for.
         resource: ResourceName,
     },
-    /// A lease was asked to change a limit that it was not acquired with.
-    #[error("the lease holds nothing of {0}; name it in the acquire, with 0 if need be")]
+    /// A change to a limit that the lease was not acquired with.
+    #[error(
+        "the lease was not acquired with {0}; take it in the acquire, with 0 tokens if need be"
+    )]
     NotInLease(String),
-    /// A lease was asked to give back more than it holds.
-    #[error("the lease holds {held} of {limit} and cannot give back {asked}")]
+    /// A refund of more tokens than the lease holds.
+    #[error("the lease holds {held} of {limit} and cannot refund {asked}")]
     NotHeld {
         /// The limit's name.
         limit: String,
-        /// Tokens that the lease holds.
+        /// The tokens that the lease holds.
         held: i64,
-        /// Tokens that it was asked to give back.
+        /// The tokens to refund.
         asked: u64,
     },
     /// It does not exist.
@@ -169,7 +185,7 @@ pub enum Error {
     /// It exists already.
     #[error("{0} exists already")]
     AlreadyExists(Object),
-    /// The parent named for a new entity does not exist.
+    /// The parent of an entity does not exist.
     #[error("the parent {parent:?} does not exist; create it first")]
     MissingParent {
         /// The parent.
@@ -181,53 +197,54 @@ pub enum Error {
         /// The entity.
         entity: EntityId,
     },
-    /// More ancestors than are followed.
+    /// The hierarchy is too deep.
     #[error("{entity:?} has more than {max} levels above it; use a flatter hierarchy")]
     TooDeep {
         /// The entity.
         entity: EntityId,
-        /// How many are followed.
+        /// The most levels, the entity included.
         max: usize,
     },
-    /// A namespace that was soft-deleted is being used by name.
+    /// The namespace is not registered, or was deleted.
     #[error("namespace {name} is not registered; register it, or recover it if it was deleted")]
     UnknownNamespace {
         /// Its name.
         name: NamespaceName,
     },
-    /// A namespace that is in use is to be purged.
+    /// Only a deleted namespace can be purged.
     #[error("namespace {name} is in use; delete it before it is purged")]
     NamespaceInUse {
         /// Its name.
         name: NamespaceName,
     },
-    /// Others kept changing the same record.
+    /// Other clients kept changing the same record.
     #[error("others changed the same record {attempts} times in a row; try again")]
     Contended {
-        /// How often it was tried.
+        /// The number of attempts.
         attempts: u32,
     },
-    /// The store does not answer, or has no time for this bucket, and calls are to fail meanwhile.
+    /// The store is unavailable, or the bucket is busy, and `on_unavailable` is
+    /// [`Block`](crate::OnUnavailable::Block).
     #[error("limits cannot be checked: {} ({:.3} s waited)", why_unchecked(cause), waited.as_secs_f64())]
     Unavailable {
-        /// How long it was waited for.
+        /// How long the call waited.
         waited: Duration,
-        /// What the store said last.
+        /// The last error of the store.
         #[source]
         cause: StoreError,
     },
-    /// The store cannot be used as it is; waiting will not help.
+    /// The store cannot be used; waiting does not help.
     #[error(transparent)]
     Store(StoreError),
 }
 
-/// What an error is about. Its text has no entity id: those are often API keys, and errors end up in logs.
+/// The object that an error names. Its text contains no entity id: ids are often API keys, and errors end up in logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Object {
     /// An entity.
     Entity(EntityId),
-    /// The limits that are stored at a level.
+    /// The limits stored at a level.
     Limits(ConfigLevel),
     /// A namespace, by its name.
     Namespace(NamespaceName),
@@ -253,7 +270,7 @@ impl fmt::Display for Object {
     }
 }
 
-/// The end of the sentence about unknown limits.
+/// The names of the configured limits, in brackets.
 struct Configured<'a>(&'a [LimitName]);
 
 impl fmt::Display for Configured<'_> {
@@ -293,16 +310,16 @@ impl Error {
         match self {
             Self::Exceeded(refusal) => Some(refusal.retry_after()),
             Self::Unavailable { .. } => Some(Duration::from_secs(1)),
-            // Others changed the same record; they are done by now.
+            // The other clients are done by now.
             Self::Contended { .. } => Some(Duration::ZERO),
             Self::Store(error) if error.is_transient() => Some(Duration::from_secs(1)),
             _ => None,
         }
     }
 
-    /// The response to a caller whose call failed: status, header fields and a JSON body that contain what a caller may
-    /// see. A refusal is 429, a request that breaks a rule 400, a request above the ceiling of a limit 413, a store that
-    /// does not answer 503 and everything else 500, without details.
+    /// The HTTP response for a failed call: status, header fields and a JSON body, with only what a caller may see. A
+    /// refusal is 429, an invalid request 400, a request above the capacity of a limit 413, an unavailable store 503,
+    /// and everything else 500, without details.
     #[cfg(feature = "http")]
     pub fn to_response(&self) -> http::Response<String> {
         use http::{HeaderValue, StatusCode, header};
@@ -336,7 +353,7 @@ impl Error {
         response
     }
 
-    /// The refusal, if that is what it is.
+    /// The refusal, if the error is one.
     pub fn as_exceeded(&self) -> Option<&RateLimitExceeded> {
         match self {
             Self::Exceeded(refusal) => Some(refusal),

@@ -1,4 +1,4 @@
-//! What a call holds between taking tokens and settling for what it really used.
+//! Leases: the tokens that a call holds until it settles for what it used.
 
 use std::future::Future;
 use std::panic::Location;
@@ -18,12 +18,12 @@ use crate::plan::{Leg, LegTaken, Settlement, Takes};
 use crate::record::OnUnavailable;
 use crate::telemetry;
 
-/// Tokens that were taken, until [`commit`](Self::commit) keeps them or
-/// [`rollback`](Self::rollback) gives them back.
+/// The tokens of one call, until [`commit`](Self::commit) keeps them or [`rollback`](Self::rollback)
+/// refunds them.
 ///
 /// A lease that is dropped before either keeps what was [settled](Self::settle) or [flushed](Self::flush),
-/// because that is known to be used, and gives the rest back: in the background, without blocking, inside a
-/// runtime or outside. [`Acquire::on_drop`](crate::Acquire::on_drop) keeps the estimate, too.
+/// because that is known to be used, and refunds the rest: in the background, without blocking, inside a
+/// runtime or outside. [`Acquire::on_drop`](crate::Acquire::on_drop) can keep the estimate, too.
 ///
 /// ```
 /// # use zae_limiter_core::{Limit, MemoryStore, RateLimiter};
@@ -37,42 +37,42 @@ use crate::telemetry;
 /// # }).unwrap();
 /// ```
 #[derive(Debug)]
-#[must_use = "a lease that is dropped gives its estimate back"]
+#[must_use = "a lease that is dropped refunds its estimate"]
 pub struct Lease {
     handle: Arc<Handle>,
-    /// What the acquire took; the takes are what is held now. Empty in a degraded lease.
+    /// The legs of the acquire; the takes are what is held now. Empty in a degraded lease.
     legs: SmallVec<[Leg; 1]>,
-    /// Where it came from, one for each leg.
+    /// Where the store took the tokens, one for each leg.
     taken: SmallVec<[LegTaken; 1]>,
     /// What `consume` took on top.
     further: Vec<(Leg, LegTaken)>,
-    /// By the place of the limit in the first leg's takes; empty while nothing was said of any.
-    gathered: Vec<Gathered>,
-    /// Where the program acquires it.
+    /// By the index of the limit in the first leg's takes; empty while no limit was adjusted.
+    adjustments: Vec<Adjustment>,
+    /// The call site of the acquire.
     site: &'static Location<'static>,
-    /// What the call brought of its own.
+    /// The settings of the acquire; `None` if all are defaults.
     call: Option<Box<CallSettings>>,
     state: State,
     /// Whether some of it was admitted without the store.
     degraded: bool,
 }
 
-/// What was said of one limit since the acquire, in millitokens.
+/// The changes to one limit since the acquire, in millitokens.
 #[derive(Clone, Copy, Debug, Default)]
-struct Gathered {
+struct Adjustment {
     /// The difference that is not yet written.
     difference: i64,
-    /// What is known to be used; `None` as long as there is only an estimate.
+    /// The amount that is known to be used; `None` while there is only an estimate.
     used: Option<i64>,
 }
 
-/// What a call said that holds for all that its lease does later.
+/// The settings of an acquire that also apply to later calls of its lease.
 #[derive(Clone, Debug)]
 pub(crate) struct CallSettings {
     pub(crate) limits: Option<Vec<Limit>>,
     pub(crate) on_unavailable: Option<OnUnavailable>,
     pub(crate) on_drop: OnDrop,
-    /// The level of each leg; empty where the legs are the levels.
+    /// The level of each leg.
     pub(crate) levels: Vec<usize>,
 }
 
@@ -86,7 +86,7 @@ enum State {
     Closed,
 }
 
-/// What to write for one difference per take of a leg, nothing where all are zero.
+/// The settlement of a leg, with one difference per take; `None` if all are zero.
 fn settlement(
     leg: &Leg,
     taken: &LegTaken,
@@ -122,7 +122,7 @@ impl Lease {
             legs,
             taken,
             further: Vec::new(),
-            gathered: Vec::new(),
+            adjustments: Vec::new(),
             call,
             site,
             state: State::Open,
@@ -136,13 +136,14 @@ impl Lease {
         lease
     }
 
-    /// Whether the store did not answer and the call was let through without it: then some or all
-    /// of what was asked is held nowhere.
+    /// Whether the call was admitted without the store, which was unavailable. Then some or all of the
+    /// tokens were not taken.
     pub fn is_degraded(&self) -> bool {
         self.degraded
     }
 
-    /// Every limit that was taken from, of the entity and its ancestors, as it stood right after.
+    /// The status, right after the acquire, of every limit of the entity and its ancestors that was taken
+    /// from.
     pub fn statuses(&self) -> Vec<LimitStatus> {
         let levels = self.call.as_ref().map_or(&[][..], |call| &call.levels);
         let legs = self.legs.iter().zip(&self.taken).enumerate();
@@ -164,20 +165,20 @@ impl Lease {
         zae_limiter_model::headers(&self.statuses())
     }
 
-    /// Net tokens held of a limit, what is not yet written included. `None` when the lease was not
-    /// acquired with it.
+    /// The net tokens held of a limit, including differences that are not yet written. `None` when the
+    /// lease was not acquired with it.
     pub fn held(&self, limit: &str) -> Option<i64> {
         let at = self.place_of(limit)?;
         Some(self.net(at) / MILLI)
     }
 
-    /// Adds a signed difference to what was taken: the actual cost less the estimate. It is
-    /// remembered here and written by [`commit`](Self::commit) or [`flush`](Self::flush), and it
-    /// never fails for lack of tokens: the bucket may go into debt.
+    /// Adds a signed difference to the tokens held: the actual cost less the estimate.
+    /// [`commit`](Self::commit) or [`flush`](Self::flush) writes it. It never fails for lack of tokens: the
+    /// bucket may go into debt.
     ///
     /// # Errors
     ///
-    /// [`Error::NotInLease`], [`Error::NotHeld`] below zero, [`Error::Invalid`] for a difference beyond the
+    /// [`Error::NotInLease`]; [`Error::NotHeld`] below zero; [`Error::Invalid`] for a difference out of
     /// bounds.
     pub fn adjust(&mut self, limit: &str, difference: i64) -> Result<(), Error> {
         if difference.unsigned_abs() > AMOUNT_MAX {
@@ -194,15 +195,15 @@ impl Lease {
             let (held, asked) = (net / MILLI, difference.unsigned_abs());
             return Err(Error::NotHeld { limit: limit.to_owned(), held, asked });
         }
-        self.gathered.resize(self.legs[0].takes.len(), Gathered::default());
-        let gathered = &mut self.gathered[at];
-        gathered.difference = gathered.difference.saturating_add(more);
+        self.adjustments.resize(self.legs[0].takes.len(), Adjustment::default());
+        let adjustment = &mut self.adjustments[at];
+        adjustment.difference = adjustment.difference.saturating_add(more);
         Ok(())
     }
 
-    /// Settles a limit for what was really used, whatever was estimated: the difference is
-    /// [adjusted](Self::adjust). From here on so much is known to be used, and stays taken when the lease
-    /// is dropped.
+    /// Settles a limit for the tokens that were really used, whatever the estimate: it
+    /// [adjusts](Self::adjust) the difference. The amount then counts as used, and stays taken when the
+    /// lease is dropped.
     ///
     /// # Errors
     ///
@@ -211,11 +212,11 @@ impl Lease {
         let actual = amount(actual)?.whole_tokens();
         let Some(at) = self.place_of(limit) else { return self.adjust(limit, 0) };
         self.adjust(limit, actual.saturating_sub(self.net(at) / MILLI))?;
-        self.gathered[at].used = Some(self.net(at));
+        self.adjustments[at].used = Some(self.net(at));
         Ok(())
     }
 
-    /// Gives back some of what is held. Like an adjustment it is written by `commit` or `flush`.
+    /// Refunds some of the tokens held. `commit` or `flush` writes it.
     ///
     /// # Errors
     ///
@@ -224,7 +225,7 @@ impl Lease {
         self.adjust(limit, -amount(tokens)?.whole_tokens())
     }
 
-    /// Takes more of a limit, which can be refused like an acquire.
+    /// Takes more tokens of a limit. It can be refused, like an acquire.
     ///
     /// # Errors
     ///
@@ -245,19 +246,19 @@ impl Lease {
         Ok(())
     }
 
-    /// Writes the differences gathered so far; the lease stays open. A limit of which a difference was written
-    /// is settled for what is held of it then.
+    /// Writes the differences so far; the lease stays open. Every limit with a difference is then settled
+    /// for the tokens held.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] unless calls pass while the store is away;
-    /// [`Error::Store`]. After an error the gathered differences are gone: whether they were
-    /// written is not known, and a credit must not be written twice.
+    /// [`Error::Unavailable`], unless calls pass while the store is unavailable; [`Error::Store`]. After an
+    /// error the differences are dropped: they may have been written, and a refund must not be written
+    /// twice.
     pub async fn flush(&mut self) -> Result<(), Error> {
-        self.write_gathered().await
+        self.write_adjustments().await
     }
 
-    /// Keeps what was taken, with all differences.
+    /// Keeps the tokens, and writes all differences.
     ///
     /// The call commits, not its future: whoever drops the future before its end has committed, too, and the store
     /// writes the differences in the background.
@@ -266,14 +267,14 @@ impl Lease {
     ///
     /// As [`flush`](Self::flush). The tokens stay taken.
     pub fn commit(mut self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
-        let writing = if self.gathered.is_empty() {
+        let writing = if self.adjustments.is_empty() {
             self.state = State::Closed;
             None
         } else {
             self.state = State::Committing;
             Some(Box::pin(async move {
                 self.state = State::Closed;
-                self.write_gathered().await
+                self.write_adjustments().await
             }))
         };
         // Nothing to write is the usual case: the lease ends here, and the future is two words.
@@ -285,31 +286,31 @@ impl Lease {
         }
     }
 
-    /// Gives back all that is held.
+    /// Refunds all tokens held.
     ///
     /// The call rolls back, not its future: whoever drops the future before its end gets everything back, too, in the
     /// background.
     ///
     /// # Errors
     ///
-    /// As [`flush`](Self::flush). What could not be given back stays taken.
+    /// As [`flush`](Self::flush). Tokens that could not be refunded stay taken.
     pub fn rollback(mut self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
         self.state = State::RollingBack;
         async move {
             self.state = State::Closed;
-            let credits = self.credits();
-            let done = self.handle.inner.settle(&credits).await;
+            let refunds = self.refunds();
+            let done = self.handle.inner.settle(&refunds).await;
             self.conclude(done)
         }
     }
 
-    /// Where the limit stands in the takes of the first leg, which has all that were named.
+    /// The index of the limit in the takes of the first leg, which has all limits of the acquire.
     fn place_of(&self, limit: &str) -> Option<usize> {
         let own = self.legs.first()?;
         own.takes.iter().position(|take| limit_name(own, take) == limit)
     }
 
-    /// Net millitokens of the limit at that place, held by the entity itself.
+    /// The net millitokens of the limit at an index, held by the entity itself.
     fn net(&self, at: usize) -> i64 {
         let own = &self.legs[0];
         let limit = limit_name(own, &own.takes[at]);
@@ -319,25 +320,25 @@ impl Lease {
         let further = takes
             .filter(|(leg, take)| limit_name(leg, take) == limit)
             .fold(0_i64, |sum, (_, take)| sum.saturating_add(take.amount.get()));
-        let gathered = self.gathered.get(at).map_or(0, |gathered| gathered.difference);
-        own.takes[at].amount.get().saturating_add(further).saturating_add(gathered)
+        let unwritten = self.adjustments.get(at).map_or(0, |one| one.difference);
+        own.takes[at].amount.get().saturating_add(further).saturating_add(unwritten)
     }
 
-    async fn write_gathered(&mut self) -> Result<(), Error> {
+    async fn write_adjustments(&mut self) -> Result<(), Error> {
         let settlements = self.differences();
         if settlements.is_empty() {
             return Ok(());
         }
         let own = self.legs[0].clone();
         let written: Vec<i64> =
-            self.gathered.iter_mut().map(|one| std::mem::take(&mut one.difference)).collect();
+            self.adjustments.iter_mut().map(|one| std::mem::take(&mut one.difference)).collect();
         let of = |limit: &str| {
             let at = own.takes.iter().position(|take| limit_name(&own, take) == limit);
             Millitokens::new(at.map_or(0, |at| written[at]))
         };
-        // What is given back is booked here before the store is asked, what is taken only when it
-        // has answered: if this future is dropped, or the store does not answer, nobody knows which
-        // of them was carried out, and a later rollback must not give back what was never taken.
+        // Refunds are counted here before the store is called, charges only after it has answered. If
+        // this future is dropped, or the store does not answer, either may have been written, and a
+        // later rollback must not refund tokens that were never taken.
         self.book(|limit| of(limit).min(Millitokens::ZERO));
         self.note_used(&written);
         let done = self.handle.inner.settle(&settlements).await;
@@ -348,27 +349,27 @@ impl Lease {
         self.conclude(done)
     }
 
-    /// What is held of limits of which a difference was written is known to be used.
+    /// Marks the tokens held of limits with a written difference as used.
     fn note_used(&mut self, written: &[i64]) {
         for at in (0..written.len()).filter(|at| written[*at] != 0) {
-            self.gathered[at].used = Some(self.net(at));
+            self.adjustments[at].used = Some(self.net(at));
         }
     }
 
-    /// The gathered differences, at every level.
+    /// The unwritten differences, at every level.
     fn differences(&self) -> Vec<Settlement> {
         let Some(own) = self.legs.first() else { return Vec::new() };
         let of = |limit: &str| {
             let at = own.takes.iter().position(|take| limit_name(own, take) == limit);
-            let gathered = at.and_then(|at| self.gathered.get(at));
-            Millitokens::new(gathered.map_or(0, |gathered| gathered.difference))
+            let adjustment = at.and_then(|at| self.adjustments.get(at));
+            Millitokens::new(adjustment.map_or(0, |one| one.difference))
         };
         let legs = self.legs.iter().zip(&self.taken);
         legs.filter_map(|(leg, taken)| settlement(leg, taken, |take| of(limit_name(leg, take))))
             .collect()
     }
 
-    /// Counts differences to what is held, at every level.
+    /// Adds differences to the tokens held, at every level.
     fn book(&mut self, of: impl Fn(&str) -> Millitokens) {
         for leg in &mut self.legs {
             for take in &mut leg.takes {
@@ -378,48 +379,48 @@ impl Lease {
         }
     }
 
-    /// Everything held, as differences that give it back.
-    fn credits(&mut self) -> Vec<Settlement> {
-        self.gathered.clear();
-        dropped::give_back_the_rest(&self.take_held(), |_| None)
+    /// The settlements that refund everything held.
+    fn refunds(&mut self) -> Vec<Settlement> {
+        self.adjustments.clear();
+        dropped::refund_unused(&self.take_held(), |_| None)
     }
 
-    /// All that was taken, which the lease no longer holds then.
+    /// Moves everything that was taken out of the lease.
     fn take_held(&mut self) -> Vec<(Leg, LegTaken)> {
         let legs = std::mem::take(&mut self.legs).into_iter();
         legs.zip(std::mem::take(&mut self.taken)).chain(self.further.drain(..)).collect()
     }
 
-    /// What a drop writes.
+    /// The settlements that a drop writes.
     fn dropped(&mut self) -> Vec<Settlement> {
         match self.state {
             State::Committing => return self.differences(),
-            State::RollingBack => return self.credits(),
+            State::RollingBack => return self.refunds(),
             State::Open | State::Closed => {}
         }
         if self.call.as_ref().is_some_and(|call| call.on_drop == OnDrop::Keep) {
             return self.differences();
         }
-        if self.gathered.iter().all(|gathered| gathered.used.is_none()) {
+        if self.adjustments.iter().all(|one| one.used.is_none()) {
             dropped::warn_once(self.site);
         }
         let own = self.legs[0].clone();
-        let gathered = std::mem::take(&mut self.gathered);
+        let adjustments = std::mem::take(&mut self.adjustments);
         let used = |limit: &str| {
             let at = own.takes.iter().position(|take| limit_name(&own, take) == limit)?;
-            gathered.get(at)?.used
+            adjustments.get(at)?.used
         };
-        dropped::give_back_the_rest(&self.take_held(), used)
+        dropped::refund_unused(&self.take_held(), used)
     }
 
-    /// A store that is away does not fail a call that is to pass without it.
+    /// Turns `Unavailable` into a success if the policy admits calls without the store.
     fn conclude(&mut self, done: Result<(), Error>) -> Result<(), Error> {
         let of_call = self.call.as_ref().and_then(|call| call.on_unavailable);
         match done {
             Err(Error::Unavailable { cause, .. })
                 if self.handle.inner.policy(of_call) == OnUnavailable::Allow =>
             {
-                tracing::warn!(%cause, "the store is away; a lease was not settled");
+                tracing::warn!(%cause, "the store is unavailable; a lease was not settled");
                 telemetry::unsettled();
                 self.degraded = true;
                 Ok(())
@@ -441,7 +442,7 @@ impl Drop for Lease {
         let handle = Arc::clone(&self.handle);
         self.handle.inner.background.carry_out(async move {
             if let Err(error) = handle.inner.settle(&settlements).await {
-                tracing::warn!(%error, "could not settle a lease that was dropped");
+                tracing::warn!(%error, "could not settle a dropped lease");
                 telemetry::unsettled();
             }
         });
@@ -449,8 +450,8 @@ impl Drop for Lease {
 }
 
 impl Inner {
-    /// Writes differences, within the deadline. A debit is tried again whatever happened to it; a
-    /// credit only when it certainly was not written, because twice would be too much.
+    /// Writes differences, within the deadline. It retries a charge after any transient error, but a
+    /// refund only if it certainly was not written: writing it twice would refund too much.
     pub(crate) async fn settle(self: &Arc<Self>, settlements: &[Settlement]) -> Result<(), Error> {
         if settlements.is_empty() {
             return Ok(());
@@ -458,13 +459,13 @@ impl Inner {
         let deadline = self.settings.deadline;
         let started = self.clock.stopwatch();
         let mut attempts = Attempts::default();
-        let asking = self.ask_to_settle(settlements, &mut attempts);
-        let cause = match within(&*self.clock, deadline, asking).await {
+        let call = self.retry_settle(settlements, &mut attempts);
+        let cause = match within(&*self.clock, deadline, call).await {
             Some(Ok(())) => return Ok(()),
             Some(Err(error)) if !error.is_transient() => return Err(Error::Store(error)),
             Some(Err(error)) => error,
             None => {
-                if attempts.is_asking {
+                if attempts.in_call {
                     self.note_cut_off();
                 }
                 attempts.last.unwrap_or_else(no_answer)
@@ -474,20 +475,20 @@ impl Inner {
         Err(Error::Unavailable { waited, cause })
     }
 
-    async fn ask_to_settle(
+    async fn retry_settle(
         self: &Arc<Self>,
         settlements: &[Settlement],
         attempts: &mut Attempts,
     ) -> Result<(), StoreError> {
         let mut differences = settlements.iter().flat_map(|each| &each.differences);
-        let is_credit = differences.any(|difference| difference.amount < Millitokens::ZERO);
+        let has_refund = differences.any(|difference| difference.amount < Millitokens::ZERO);
         loop {
-            attempts.is_asking = true;
+            attempts.in_call = true;
             let answer = self.store.settle(settlements, self.clock.now()).await;
             self.note(&answer);
             let Err(error) = answer else { return Ok(()) };
-            let may_repeat = !is_credit || error.applied() == Applied::No;
-            if !error.is_transient() || !may_repeat {
+            let may_retry = !has_refund || error.applied() == Applied::No;
+            if !error.is_transient() || !may_retry {
                 return Err(error);
             }
             attempts.wait(&*self.clock, error).await?;

@@ -1,4 +1,4 @@
-//! The rate limiter, over any store.
+//! The rate limiter, on any store.
 
 mod acquire;
 mod audit;

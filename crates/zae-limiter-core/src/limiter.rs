@@ -1,4 +1,4 @@
-//! The limiter itself: what it is made of, and how it talks to its store.
+//! The limiter, its builder, and its calls to the store.
 
 use futures_core::future::BoxFuture;
 use std::any::Any;
@@ -27,46 +27,46 @@ use crate::waiting::Queues;
 /// The most levels of a hierarchy that one call takes from, the entity itself included.
 pub const LEVELS_MAX: usize = 8;
 
-/// How often a call is put to a store that is out of order, within its deadline.
+/// The most attempts of a call during an outage of the store, within its deadline.
 const ATTEMPTS_MAX: u32 = 4;
 
 /// The wait before the second attempt; it doubles from there, up to [`BACKOFF_MAX`].
 const BACKOFF: Duration = Duration::from_millis(10);
 
-/// The longest wait between two attempts: ten attempts for the default deadline of 1 s.
+/// The longest wait between two attempts: 100 ms, a tenth of the default deadline of 1 s.
 const BACKOFF_MAX: Duration = Duration::from_millis(100);
 
-/// How far a call has come that is put to the store again and again.
+/// The attempts of one call.
 #[derive(Debug, Default)]
 pub(crate) struct Attempts {
     /// Those that count towards [`ATTEMPTS_MAX`].
     counted: u32,
     backoff: Option<Duration>,
-    /// Whether the store is being asked right now, and not waited between two attempts.
-    pub(crate) is_asking: bool,
-    /// What the store said last.
+    /// Whether a call to the store is in progress, and not a wait between two attempts.
+    pub(crate) in_call: bool,
+    /// The last error of the store.
     pub(crate) last: Option<StoreError>,
 }
 
 impl Attempts {
-    /// Waits before another attempt, or gives the error back when there is to be none.
+    /// Waits before the next attempt, or returns the error after the last one.
     ///
-    /// An outage is retried so many times. A busy bucket is retried until the deadline: the store
-    /// answers, and its turn comes. Attempts that may have been carried out are always counted, so that
-    /// a debit is not made over and over again.
+    /// After an outage a call is retried up to [`ATTEMPTS_MAX`] attempts. A busy bucket is retried until
+    /// the deadline, because the store answers. Attempts that may have been applied always count, so that
+    /// a charge is not repeated without end.
     pub(crate) async fn wait(
         &mut self,
         clock: &dyn Clock,
         error: StoreError,
     ) -> Result<(), StoreError> {
-        self.is_asking = false;
+        self.in_call = false;
         if error.is_outage() || error.applied() == Applied::Maybe {
             self.counted += 1;
             if self.counted == ATTEMPTS_MAX {
                 return Err(error);
             }
         }
-        tracing::debug!(%error, "the store did not carry out a call, trying again");
+        tracing::debug!(%error, "a call to the store failed; retrying");
         self.last = Some(error);
         let backoff = self.backoff.unwrap_or(BACKOFF);
         self.backoff = Some((backoff * 2).min(BACKOFF_MAX));
@@ -97,8 +97,8 @@ pub struct RateLimiter {
     principal: Option<Arc<str>>,
 }
 
-/// What a lease holds of its limiter. There are several, each with a count of its own: threads that
-/// take and drop leases at the same time would otherwise fight over one counter.
+/// A lease's reference to its limiter. A limiter has several, each with its own reference count:
+/// otherwise threads that take and drop leases would contend for one counter.
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub(crate) inner: Arc<Inner>,
@@ -119,12 +119,12 @@ pub(crate) struct Inner {
     pub(crate) breaker: Breaker,
     pub(crate) background: Background,
     pub(crate) queues: Queues,
-    /// The last `on_unavailable` read from the store: what was configured must still be known when
-    /// the store is gone. 0 none, 1 allow, 2 block.
+    /// The last `on_unavailable` read from the store, for when the store is unavailable: 0 none, 1 allow,
+    /// 2 block.
     stored_policy: AtomicU8,
 }
 
-/// What can be set about a limiter; see [`Builder`] for what each means.
+/// The settings of a limiter; [`Builder`] documents each.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) default_limits: Arc<LimitSet>,
@@ -135,7 +135,21 @@ pub(crate) struct Settings {
     pub(crate) audit_retention: Option<Duration>,
 }
 
-/// Makes a [`RateLimiter`].
+/// Builds a [`RateLimiter`].
+///
+/// ```
+/// # use std::time::Duration;
+/// # use zae_limiter_core::{Limit, MemoryStore, OnUnavailable, RateLimiter};
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// let limiter = RateLimiter::builder(MemoryStore::new())
+///     .default_limits([Limit::per_minute("rpm", 100)])
+///     .on_unavailable(OnUnavailable::Allow)
+///     .deadline(Duration::from_millis(200))
+///     .open()
+///     .await?;
+/// # Ok::<(), zae_limiter_core::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Debug)]
 pub struct Builder {
     store: Arc<dyn Store>,
@@ -175,81 +189,81 @@ impl Builder {
         }
     }
 
-    /// The namespace, by its name. `default` is registered when it is first used; every other one
-    /// must have been.
+    /// The namespace, by name (`default`). `default` is registered on first use. Every other one must be
+    /// registered before.
     #[must_use]
     pub fn namespace(mut self, name: impl Into<String>) -> Self {
         self.namespace = name.into();
         self
     }
 
-    /// Limits that hold where the store has none at any level.
+    /// The limits to use if the store has none at any level.
     #[must_use]
     pub fn default_limits(mut self, limits: impl IntoIterator<Item = Limit>) -> Self {
         self.limits = limits.into_iter().collect();
         self
     }
 
-    /// What happens to calls while the store does not answer, whatever is stored at system level.
-    /// Where neither says anything, calls fail.
+    /// What happens to calls while the store is unavailable. It overrides the setting stored at system
+    /// level. If neither is set, calls fail.
     #[must_use]
     pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
         self.settings.on_unavailable = Some(policy);
         self
     }
 
-    /// How long an acquire may take, retries included (1 s).
+    /// The deadline of an acquire, including retries (1 s).
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
         self
     }
 
-    /// How long one step of anything else may take (10 s).
+    /// The deadline of one step of any other call (10 s).
     #[must_use]
     pub fn admin_deadline(mut self, deadline: Duration) -> Self {
         self.settings.admin_deadline = deadline;
         self
     }
 
-    /// How long stored limits are trusted once read (60 s). Zero reads them with every call.
+    /// How long stored limits are cached (60 s). With zero, every call reads them.
     #[must_use]
     pub fn cache_ttl(mut self, ttl: Duration) -> Self {
         self.cache_ttl = ttl;
         self
     }
 
-    /// For how many pairs of entity and resource they are remembered (100,000).
+    /// The most pairs of entity and resource in the cache (100,000).
     #[must_use]
     pub fn cache_capacity(mut self, entries: usize) -> Self {
         self.cache_capacity = entries;
         self
     }
 
-    /// When calls are no longer passed to a store that keeps failing.
+    /// When the circuit breaker opens.
     #[must_use]
     pub fn breaker(mut self, settings: BreakerSettings) -> Self {
         self.breaker = settings;
         self
     }
 
-    /// How many times longer than it takes to fill a bucket that is on defaults is kept when nobody
-    /// touches it (7). Zero keeps it for good.
+    /// How long a bucket under default limits is kept after its last use, in multiples of the time to
+    /// fill it (7). With zero it never expires.
     #[must_use]
     pub fn bucket_lifetime(mut self, times_to_fill: u32) -> Self {
         self.settings.lifetime_multiplier = times_to_fill;
         self
     }
 
-    /// How long audit events of this limiter's changes are kept, whatever is stored at system level. Where
-    /// neither says anything, 90 days.
+    /// How long audit events of this limiter's changes are kept. It overrides the setting stored at system
+    /// level. If neither is set, 90 days.
     #[must_use]
     pub fn audit_retention(mut self, retention: Duration) -> Self {
         self.settings.audit_retention = Some(retention);
         self
     }
 
-    /// Who is named in audit events.
+    /// The name of the actor in audit events.
     #[must_use]
     pub fn principal(mut self, principal: impl Into<String>) -> Self {
         self.principal = Some(principal.into().into());
@@ -270,8 +284,8 @@ impl Builder {
         self
     }
 
-    /// Another place for work that outlives its caller, which is giving back dropped leases: for tests and
-    /// simulations. It runs on a thread of its own otherwise.
+    /// Passes background work, which refunds dropped leases, to `spawn`: for tests and simulations. By
+    /// default it runs on the limiter's own thread.
     #[must_use]
     pub fn background(
         mut self,
@@ -281,7 +295,7 @@ impl Builder {
         self
     }
 
-    /// Looks the namespace up and makes the limiter.
+    /// Looks up the namespace and opens the limiter.
     ///
     /// # Errors
     ///
@@ -318,38 +332,38 @@ impl Builder {
 }
 
 impl RateLimiter {
-    /// A limiter over a store, or over a shared one: an `Arc` of a store is a store.
+    /// A builder for a limiter on a store. An `Arc` of a store is a store, too.
     pub fn builder(store: impl Store) -> Builder {
         Builder::new(shared(store))
     }
 
-    /// The namespace it works in.
+    /// The name of the limiter's namespace.
     pub fn namespace(&self) -> &NamespaceName {
         &self.inner.namespace_name
     }
 
-    /// The id of that namespace.
+    /// The id of the limiter's namespace.
     pub fn namespace_id(&self) -> &NamespaceId {
         &self.inner.namespace
     }
 
-    /// The store it works on.
+    /// The limiter's store.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.inner.store
     }
 
-    /// The clock it works by.
+    /// The limiter's clock.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.inner.clock
     }
 
-    /// The same limiter, with somebody else named in the audit events of its changes.
+    /// The same limiter with another actor in the audit events of its changes.
     #[must_use]
     pub fn acting_as(&self, principal: impl Into<String>) -> Self {
         Self { principal: Some(principal.into().into()), ..self.clone() }
     }
 
-    /// A limiter for the inner workings, which makes no changes that are audited.
+    /// A limiter for internal calls, which write no audit events.
     pub(crate) fn from_inner(inner: &Arc<Inner>) -> Self {
         Self::new(Arc::clone(inner), 1, None)
     }
@@ -377,37 +391,37 @@ impl RateLimiter {
         }
     }
 
-    /// How the configuration cache is doing.
+    /// The counters of the configuration cache.
     pub fn cache_stats(&self) -> CacheStats {
         self.inner.cache.stats()
     }
 
-    /// Forgets all stored limits that were read, so that the next calls read them again.
+    /// Clears the configuration cache, so that the next calls read the stored limits.
     pub fn invalidate_cache(&self) {
         self.inner.cache.invalidate_all();
     }
 
-    /// Whether the store answers.
+    /// Checks that the store answers.
     ///
     /// # Errors
     ///
-    /// What it said, or that it said nothing in time.
+    /// The store's error; [`Error::Unavailable`] when it does not answer within the deadline.
     pub async fn ping(&self) -> Result<(), Error> {
         let key = [Key::Namespace(self.inner.namespace.clone())];
         self.inner.call(self.inner.store.get(&key)).await.map(|_| ())
     }
 }
 
-/// The store behind an `Arc`; one that is there already is kept, so that calls take no detour.
+/// Puts the store behind an `Arc`, unless it is one already: that saves an indirection.
 fn shared<S: Store>(store: S) -> Arc<dyn Store> {
     let mut store = Some(store);
     match (&mut store as &mut dyn Any).downcast_mut::<Option<Arc<dyn Store>>>() {
-        Some(shared) => shared.take().expect("it was put there above"),
-        None => Arc::new(store.expect("it was put there above")),
+        Some(shared) => shared.take().expect("set above"),
+        None => Arc::new(store.expect("set above")),
     }
 }
 
-/// Waits for a store, but not for ever.
+/// Calls a store within a deadline.
 pub(crate) async fn call_store<T>(
     clock: &dyn Clock,
     deadline: Duration,
@@ -430,7 +444,7 @@ pub(crate) fn no_answer() -> StoreError {
 }
 
 impl Inner {
-    /// A step of anything but an acquire.
+    /// Calls the store within the deadline of an administrative step.
     pub(crate) async fn call<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
@@ -438,7 +452,7 @@ impl Inner {
         call_store(&*self.clock, self.settings.admin_deadline, call).await
     }
 
-    /// What becomes of a call when the store does not answer.
+    /// What happens to a call while the store is unavailable.
     pub(crate) fn policy(&self, of_call: Option<OnUnavailable>) -> OnUnavailable {
         let stored = match self.stored_policy.load(Ordering::Relaxed) {
             1 => Some(OnUnavailable::Allow),
@@ -459,7 +473,7 @@ impl Inner {
         }
     }
 
-    /// Whether to go to the store at all.
+    /// Fails while the circuit breaker is open.
     pub(crate) fn gate(self: &Arc<Self>) -> Result<(), StoreError> {
         let gate = self.breaker.gate(self.clock.stopwatch());
         if gate == Gate::Closed {
@@ -474,12 +488,12 @@ impl Inner {
     }
 
     async fn probe(&self) {
-        // Also when the runtime ends before the probe does: the next call then probes again.
+        // Dropped also when the runtime ends before the probe: then the next call probes again.
         let _probing = self.breaker.probing();
         let key = [Key::Namespace(self.namespace.clone())];
         let deadline = self.settings.deadline;
-        // The next probe is due so long after this one began: a store that hung and is back serves again
-        // as soon as a probe that it never answered is over.
+        // The cooldown counts from the start of this probe: after a probe that timed out, the next one
+        // starts soon, and a store that has recovered serves again.
         let began = self.clock.stopwatch();
         match within(&*self.clock, deadline, self.store.get(&key)).await {
             Some(Ok(_)) => self.breaker.succeeded(),
@@ -490,13 +504,13 @@ impl Inner {
 
     fn probe_in_background(self: &Arc<Self>) {
         let inner = Arc::clone(self);
-        // A probe that ends with the caller's runtime is no loss: the next call has another one made.
+        // If the probe ends with the caller's runtime, the next call starts another one.
         background::carry_out_here(async move { inner.probe().await });
     }
 
-    /// Tells the breaker how a call of the store went. An error that concerns one bucket, or the call
-    /// itself, says nothing about the store: some of them come from queues in this process. Nor does one
-    /// lost answer: a probe finds out whether the store answers others.
+    /// Reports the result of a call to the breaker. An error that concerns one bucket, or the call itself,
+    /// does not count: some come from queues in this process. A lost answer does not count either: a probe
+    /// finds out whether the store answers.
     pub(crate) fn note<T>(self: &Arc<Self>, answer: &Result<T, StoreError>) {
         match answer {
             Ok(_) => self.breaker.succeeded(),
@@ -508,16 +522,16 @@ impl Inner {
         }
     }
 
-    /// Tells the breaker that a deadline ended while the store was being asked. Either the store does
-    /// not answer, or the deadline was too short for it: a probe finds out.
+    /// Reports to the breaker that a call ran into its deadline. Either the store does not answer, or the
+    /// deadline was too short: a probe finds out.
     pub(crate) fn note_cut_off(self: &Arc<Self>) {
         if self.breaker.suspect() {
             self.probe_in_background();
         }
     }
 
-    /// What holds for an entity on a resource: from the cache, or by one read. The limits are empty
-    /// where there are none at any level.
+    /// The bucket and limits of an entity on a resource, from the cache or by one read. The limits are
+    /// empty if there are none at any level.
     pub(crate) async fn resolve(
         &self,
         entity: &EntityId,
@@ -527,12 +541,12 @@ impl Inner {
         if let Some(found) = self.cache.get(entity.as_str(), resource.as_str(), now) {
             return Ok(found);
         }
-        // Boxed: it is rare and large, and every call that waits for its store would carry it along.
+        // Boxed: it is rare and large, and would grow the future of every call.
         let load = async || self.load(entity, resource, now).await;
         Box::pin(self.cache.get_or_load(entity, resource, now, load)).await
     }
 
-    /// Reads what holds for an entity on a resource, whatever is cached.
+    /// Reads the limits of an entity on a resource from the store, bypassing the cache.
     pub(crate) async fn load(
         &self,
         entity: &EntityId,

@@ -1,4 +1,4 @@
-//! Stored limits: four levels, of which the most specific one that exists wins as a whole.
+//! Stored limits, at four levels. The most specific level that exists replaces all others.
 
 use serde_json::json;
 use zae_limiter_model::{EntityId, Invalid, Limit, LimitSet, ResourceName};
@@ -12,22 +12,35 @@ use crate::plan::Source;
 use crate::record::{AuditAction, AuditSubject, Config, ConfigLevel, Key, OnUnavailable, Record};
 use crate::store::{BucketQuery, Precondition, Query, ResourceList, Write, Written};
 
-/// How often a change is tried again when somebody else changed the same limits.
+/// The most attempts of a change while other clients change the same record.
 pub(crate) const ATTEMPTS_MAX: u32 = 16;
 
-/// What holds for an entity on a resource.
+/// The limits that apply to an entity on a resource, and the level they come from.
+///
+/// ```
+/// # use zae_limiter_core::{Limit, MemoryStore, RateLimiter};
+/// # use zae_limiter_core::{ConfigLevel, ResourceName};
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// # let limiter = RateLimiter::builder(MemoryStore::new()).open().await?;
+/// limiter.set_resource_defaults("gpt-4", [Limit::per_minute("rpm", 100)]).await?;
+/// let effective = limiter.effective_limits("key-1", "gpt-4").await?;
+/// assert_eq!(effective.limits, [Limit::per_minute("rpm", 100)]);
+/// assert_eq!(effective.level, Some(ConfigLevel::Resource(ResourceName::new("gpt-4")?)));
+/// # Ok::<(), zae_limiter_core::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EffectiveLimits {
     /// The limits; empty when there are none at any level.
     pub limits: Vec<Limit>,
-    /// The level they come from; absent for the limiter's own defaults.
+    /// The level they come from; `None` for the limiter's own defaults.
     pub level: Option<ConfigLevel>,
 }
 
 impl RateLimiter {
-    /// Sets the limits of an entity on one resource, or, without a resource, on all that have none
-    /// of their own. Buckets that exist follow at once.
+    /// Sets the limits of an entity on one resource, or, without a resource, on all resources for which it
+    /// has none. Existing buckets change at once.
     ///
     /// # Errors
     ///
@@ -44,8 +57,8 @@ impl RateLimiter {
         Ok(config)
     }
 
-    /// Sets the limits of an entity, as [`set_limits`](Self::set_limits) does, unless exactly these are stored: then
-    /// nothing is written, and no audit event. For programs that state their limits each time they start.
+    /// Sets the limits of an entity as [`set_limits`](Self::set_limits) does. If exactly these are stored, it writes
+    /// nothing, and no audit event. For programs that declare their limits each time they start.
     ///
     /// ```
     /// # use zae_limiter_core::{Limit, MemoryStore, RateLimiter};
@@ -89,7 +102,7 @@ impl RateLimiter {
         self.get_config(entity_level(entity, resource)?).await
     }
 
-    /// Deletes the limits stored for an entity; those of the next level hold from then on.
+    /// Deletes the limits stored for an entity. Then those of the next level apply.
     ///
     /// # Errors
     ///
@@ -100,8 +113,8 @@ impl RateLimiter {
         self.update_buckets(&level).await
     }
 
-    /// Sets the limits of a resource, for all entities that have none of their own. A bucket that
-    /// exists follows with its next call.
+    /// Sets the limits of a resource, for all entities that have none of their own. Existing buckets change
+    /// with their next call.
     ///
     /// # Errors
     ///
@@ -115,8 +128,8 @@ impl RateLimiter {
         self.put_config(level, not_empty(limits)?, None).await
     }
 
-    /// Sets the limits of a resource, as [`set_resource_defaults`](Self::set_resource_defaults) does, unless exactly
-    /// these are stored: then nothing is written, and no audit event.
+    /// Sets the limits of a resource as [`set_resource_defaults`](Self::set_resource_defaults) does. If exactly these
+    /// are stored, it writes nothing, and no audit event.
     ///
     /// # Errors
     ///
@@ -151,8 +164,8 @@ impl RateLimiter {
         self.delete_config(ConfigLevel::Resource(ResourceName::new(resource)?)).await
     }
 
-    /// Sets the limits that hold where nothing else is stored, and what happens to calls while the
-    /// store does not answer; `None` leaves that as it is.
+    /// Sets the limits that apply if no others are stored, and what happens to calls while the store is
+    /// unavailable; `None` leaves that as it is.
     ///
     /// # Errors
     ///
@@ -169,8 +182,8 @@ impl RateLimiter {
         self.put_config(ConfigLevel::System, limits, on_unavailable).await
     }
 
-    /// Sets the defaults of the system, as [`set_system_defaults`](Self::set_system_defaults) does, unless exactly
-    /// these are stored: then nothing is written, and no audit event.
+    /// Sets the defaults of the system as [`set_system_defaults`](Self::set_system_defaults) does. If exactly these are
+    /// stored, it writes nothing, and no audit event.
     ///
     /// # Errors
     ///
@@ -194,7 +207,7 @@ impl RateLimiter {
         }
     }
 
-    /// What is stored for the system.
+    /// The configuration stored for the system.
     ///
     /// # Errors
     ///
@@ -203,8 +216,8 @@ impl RateLimiter {
         self.get_config(ConfigLevel::System).await
     }
 
-    /// Deletes the limits stored for the system, and what was to happen while the store does not answer. For
-    /// how long audit events are kept stays stored.
+    /// Deletes the limits and `on_unavailable` stored for the system. The retention of audit events stays
+    /// stored.
     ///
     /// # Errors
     ///
@@ -235,7 +248,7 @@ impl RateLimiter {
         Err(Error::Contended { attempts: ATTEMPTS_MAX })
     }
 
-    /// What holds for an entity on a resource, and by which level.
+    /// The limits that apply to an entity on a resource, and the level they come from.
     ///
     /// # Errors
     ///
@@ -258,7 +271,7 @@ impl RateLimiter {
         Ok(EffectiveLimits { limits: target.limits().to_limits(), level })
     }
 
-    /// Entities with limits of their own for a resource, or for all resources, by id.
+    /// The entities with their own limits for a resource, or for all resources, by id.
     ///
     /// # Errors
     ///
@@ -269,7 +282,7 @@ impl RateLimiter {
         Ok(self.pages(query, |record, _| record.into_config()))
     }
 
-    /// Resources with limits for everybody, or for some entity, by name.
+    /// The resources with default limits, or with limits of some entity, by name.
     pub fn resources(&self, which: ResourceList) -> Pages<ResourceName> {
         let limiter = self.clone();
         Pages::new(move |page: PageRequest| {
@@ -288,7 +301,7 @@ impl RateLimiter {
         Ok(found.into_iter().flatten().find_map(Record::into_config))
     }
 
-    /// What is stored at a level, and for how many days audit events are kept, by one read.
+    /// Reads the configuration of a level, and the retention of audit events in days.
     async fn config_and_retention(
         &self,
         level: &ConfigLevel,
@@ -316,9 +329,9 @@ impl RateLimiter {
         for _ in 0..ATTEMPTS_MAX {
             let (current, retention) = self.config_and_retention(&level).await?;
             // Versions start at 1 again when a level is deleted and set, here as in other clients of a
-            // shared table. A writer that has read the former version 1 then replaces the new one, as it
-            // would if it had come a moment later. The limits are its own; only the system level carries
-            // anything over from what it read.
+            // shared table. So a writer that read the old version 1 may replace the new one, as if it had
+            // written a moment later. It writes its own limits; only the system level keeps other fields
+            // that it read.
             let precondition = current
                 .as_ref()
                 .map_or(Precondition::Absent, |it| Precondition::Version(it.version));
@@ -351,7 +364,7 @@ impl RateLimiter {
         }
     }
 
-    /// Whether the change was made, and the audit event with it.
+    /// Writes the change and its audit event; `false` when the precondition did not hold.
     async fn change_config(
         &self,
         level: &ConfigLevel,
@@ -359,7 +372,7 @@ impl RateLimiter {
         audit: Write,
     ) -> Result<bool, Error> {
         let written = self.inner.call(self.store().write(&[change, audit])).await;
-        // After an error too: the change may have been made all the same.
+        // After an error too: the change may have been made.
         self.forget(level);
         Ok(written? == Written::Done)
     }
@@ -390,7 +403,7 @@ impl RateLimiter {
         self.audit(Change { subject, action, resource, details }, retention)
     }
 
-    /// Drops what the change made wrong in this process.
+    /// Drops the cache entries that a change of the level affects.
     fn forget(&self, level: &ConfigLevel) {
         match level {
             ConfigLevel::Entity(entity) | ConfigLevel::EntityResource(entity, _) => {
@@ -400,8 +413,8 @@ impl RateLimiter {
         }
     }
 
-    /// Brings the buckets that an entity already has in line with its limits. Without this they
-    /// would follow too, but not before their next call.
+    /// Changes the existing buckets of an entity to its limits. Without this they would change with their
+    /// next call.
     async fn update_buckets(&self, level: &ConfigLevel) -> Result<(), Error> {
         let (entity, resource) = match level {
             ConfigLevel::EntityResource(entity, resource) => (entity, Some(resource)),
@@ -426,8 +439,8 @@ impl RateLimiter {
     }
 
     async fn update_bucket(&self, entity: &EntityId, resource: &ResourceName) -> Result<(), Error> {
-        // Not from the cache: a call that began before the change may have put it there, and the target
-        // must say that its limits were read after it.
+        // Not from the cache: a call that began before the change may have cached old limits, and the
+        // target's read time must be after the change.
         let now = self.clock().now();
         let target = self.inner.call(self.inner.load(entity, resource, now)).await?;
         if target.limits().is_empty() {
@@ -454,7 +467,7 @@ fn nothing_to_set() -> Error {
     Invalid::new("limits", "", "give at least one limit; to have none, delete them").into()
 }
 
-/// What an audit event says of stored limits.
+/// The details of an audit event about stored limits.
 pub(crate) fn config_details(config: &Config) -> serde_json::Value {
     let limits = config.limits.to_limits();
     let mut details = json!({

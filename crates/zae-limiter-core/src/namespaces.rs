@@ -1,4 +1,4 @@
-//! Namespaces: limiters that share a store and see nothing of each other.
+//! Namespaces: limiters that share a store and are isolated from each other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,24 @@ use crate::pages::Pages;
 use crate::record::{AuditAction, AuditSubject, Config, ConfigLevel, Key, Namespace, Record};
 use crate::store::{Precondition, Query, Scope, Store, Write, Written};
 
-/// The namespace that exists without being registered.
+/// The namespace that is registered on first use.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Registers, lists, deletes and purges the namespaces of a store.
+/// Registers, lists, deletes and purges the namespaces of a store. Made by
+/// [`RateLimiter::namespaces`](crate::RateLimiter::namespaces).
+///
+/// ```
+/// # use zae_limiter_core::{MemoryStore, RateLimiter};
+/// # use std::sync::Arc;
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// # let store = Arc::new(MemoryStore::new());
+/// # let limiter = RateLimiter::builder(Arc::clone(&store)).open().await?;
+/// limiter.namespaces().register("team-a").await?;
+/// let team = RateLimiter::builder(store).namespace("team-a").open().await?;
+/// assert_eq!(limiter.namespaces().list().all().await?.len(), 2); // default and team-a
+/// # Ok::<(), zae_limiter_core::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug)]
 pub struct Namespaces {
     pub(crate) store: Arc<dyn Store>,
@@ -40,7 +54,7 @@ impl Namespaces {
         }
     }
 
-    /// Registers a namespace; one that is registered already stays as it is.
+    /// Registers a namespace. One that is registered already is returned unchanged.
     ///
     /// # Errors
     ///
@@ -76,7 +90,7 @@ impl Namespaces {
         }
     }
 
-    /// The namespace of that name, unless it was deleted.
+    /// The namespace with this name; `None` if it was deleted.
     ///
     /// # Errors
     ///
@@ -94,7 +108,7 @@ impl Namespaces {
         }
     }
 
-    /// The namespace of that id, deleted or not.
+    /// The namespace with this id, deleted or not.
     ///
     /// # Errors
     ///
@@ -105,12 +119,12 @@ impl Namespaces {
         Ok(found.into_iter().flatten().find_map(Record::into_namespace))
     }
 
-    /// All namespaces that are registered.
+    /// All registered namespaces.
     pub fn list(&self) -> Pages<Namespace> {
         self.pages(|namespace| namespace.deleted_at.is_none())
     }
 
-    /// Namespaces that were deleted and whose items are still there, to be recovered or purged.
+    /// Deleted namespaces whose items still exist: they can be recovered or purged.
     pub fn orphans(&self) -> Pages<Namespace> {
         self.pages(|namespace| namespace.deleted_at.is_some())
     }
@@ -126,8 +140,8 @@ impl Namespaces {
         })
     }
 
-    /// Deletes a namespace softly: its name is free at once, its items stay until they are purged.
-    /// Limiters that are open keep working in it.
+    /// Soft-deletes a namespace: its name is free at once, its items stay until they are purged. Open
+    /// limiters keep working in it.
     ///
     /// # Errors
     ///
@@ -150,12 +164,12 @@ impl Namespaces {
         }
     }
 
-    /// Gives a deleted namespace its name back.
+    /// Restores a deleted namespace under its name.
     ///
     /// # Errors
     ///
-    /// [`Error::NotFound`]; [`Error::AlreadyExists`] when another one has the name by now; an error
-    /// of the store.
+    /// [`Error::NotFound`]; [`Error::AlreadyExists`] when another namespace has the name; an error of the
+    /// store.
     pub async fn recover(&self, id: &NamespaceId) -> Result<Namespace, Error> {
         let mut namespace = self
             .by_id(id)
@@ -178,10 +192,10 @@ impl Namespaces {
         }
     }
 
-    /// Removes a deleted namespace with all its items, for good. `progress` is told the number of
-    /// items removed so far. A purge that was cut short can be repeated.
+    /// Removes a deleted namespace with all its items, for good. Calls `progress` with the number of items
+    /// removed so far. A purge that was interrupted can be repeated.
     ///
-    /// Gives the number of items removed.
+    /// Returns the number of items removed.
     ///
     /// # Errors
     ///
@@ -218,10 +232,9 @@ impl Namespaces {
         Ok(removed)
     }
 
-    /// Stores for how many days audit events are kept, in every namespace that is registered; those that
-    /// are registered later take it over from `default`. Events that are written already stay as long as
-    /// they were to. `progress` is told the number of namespaces so far. A call that was cut short can be
-    /// repeated.
+    /// Stores how many days audit events are kept, in every registered namespace. A namespace that is
+    /// registered later copies it from `default`. The expiry of existing events does not change. Calls
+    /// `progress` with the number of namespaces so far. A call that was interrupted can be repeated.
     ///
     /// ```
     /// # use zae_limiter_core::{MemoryStore, RateLimiter};
@@ -236,8 +249,8 @@ impl Namespaces {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] unless it is from 1 to [`AUDIT_RETENTION_DAYS_MAX`](crate::AUDIT_RETENTION_DAYS_MAX); [`Error::Contended`]; an error
-    /// of the store.
+    /// [`Error::Invalid`] unless `days` is 1 to [`AUDIT_RETENTION_DAYS_MAX`](crate::AUDIT_RETENTION_DAYS_MAX);
+    /// [`Error::Contended`]; an error of the store.
     pub async fn set_audit_retention(
         &self,
         days: u32,
@@ -256,7 +269,7 @@ impl Namespaces {
         Ok(())
     }
 
-    /// Does so in one namespace. Where it is stored already, nothing is written.
+    /// Stores the retention for one namespace. If it is stored already, nothing is written.
     pub(crate) async fn set_audit_retention_of(
         &self,
         id: &NamespaceId,
@@ -290,7 +303,7 @@ impl Namespaces {
         Err(Error::Contended { attempts: ATTEMPTS_MAX })
     }
 
-    /// What a new namespace takes over from `default`.
+    /// The retention that a new namespace copies from `default`.
     async fn default_retention(&self, new: &NamespaceName) -> Result<Option<u32>, Error> {
         if new.as_str() == DEFAULT_NAMESPACE {
             return Ok(None);
@@ -318,7 +331,7 @@ impl Namespaces {
     }
 }
 
-/// What is stored for the system, with another time for which audit events are kept.
+/// The configuration of the system with another retention of audit events.
 fn with_retention(id: &NamespaceId, current: Option<Config>, days: Option<u32>) -> Config {
     let current = current.unwrap_or_else(|| Config::nothing(id.clone(), ConfigLevel::System));
     Config { audit_retention_days: days, version: current.version + 1, ..current }

@@ -1,32 +1,39 @@
-//! Long lists, a page at a time.
+//! Pages of long lists.
 
 use std::fmt;
 
 /// The most items a page may have.
 pub const PAGE_MAX: usize = 1_000;
 
-/// Where a page ended; only the store that made it can read it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The position where a page ended. Only the store that made it can read it. It may contain an entity id,
+/// so its `Debug` text is redacted.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Cursor(String);
 
+impl fmt::Debug for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Cursor").finish_non_exhaustive()
+    }
+}
+
 impl Cursor {
-    /// A place in a store's own words.
+    /// A position, in the store's own format.
     pub fn new(place: impl Into<String>) -> Self {
         Self(place.into())
     }
 
-    /// The place in the store's own words.
+    /// The position, in the store's own format.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// Which page of a list.
+/// A request for one page of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageRequest {
-    /// At most so many items, 1 to [`PAGE_MAX`].
+    /// The most items on the page: 1 to [`PAGE_MAX`].
     pub size: usize,
-    /// From where on; from the beginning when absent.
+    /// The cursor of the previous page; `None` for the first page.
     pub after: Option<Cursor>,
 }
 
@@ -37,17 +44,17 @@ impl PageRequest {
     }
 }
 
-/// A page. It may be empty and still not be the last one.
+/// A page of a list. It may be empty without being the last one.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Page<T> {
     /// The items.
     pub items: Vec<T>,
-    /// Where the next page starts; absent on the last one.
+    /// The cursor for the next page; `None` on the last one.
     pub next: Option<Cursor>,
 }
 
 impl<T> Page<T> {
-    /// The same page of other things.
+    /// The page with its items filtered and mapped.
     pub fn filter_map<U>(self, each: impl FnMut(T) -> Option<U>) -> Page<U> {
         Page { items: self.items.into_iter().filter_map(each).collect(), next: self.next }
     }

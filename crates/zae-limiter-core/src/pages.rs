@@ -10,10 +10,10 @@ use futures_core::future::BoxFuture;
 use crate::error::Error;
 use crate::page::{Page, PageRequest};
 
-/// How many items a page has unless somebody asks for another number.
+/// The default number of items on a page.
 const PAGE: usize = 500;
 
-/// A long list, read page by page: however long it is, no more than a page is in memory.
+/// A list that is read page by page, so that only one page is in memory.
 ///
 /// ```
 /// # use zae_limiter_core::{MemoryStore, RateLimiter};
@@ -31,25 +31,28 @@ const PAGE: usize = 500;
 ///
 /// It is also a [`Stream`] of single items, for the combinators of the `futures` crate. The stream ends after the last
 /// item, or after the first error.
-#[must_use = "nothing is read before the first page is asked for"]
+#[must_use = "nothing is read before the first page is requested"]
 pub struct Pages<T> {
-    fetch: Box<dyn Fn(PageRequest) -> BoxFuture<'static, Result<Page<T>, Error>> + Send>,
-    /// The next page to read; absent after the last one.
+    fetch: Box<dyn Fn(PageRequest) -> PageFuture<T> + Send>,
+    /// The next page to read; `None` after the last one.
     next: Option<PageRequest>,
-    /// Items of the page that the stream has read and not yet returned.
+    /// Items that the stream has read and not yet returned.
     ready: VecDeque<T>,
     /// The page that the stream is reading.
-    reading: Option<BoxFuture<'static, Result<Page<T>, Error>>>,
+    reading: Option<PageFuture<T>>,
     /// Whether the stream has returned an error.
     has_failed: bool,
 }
+
+/// The read of one page.
+type PageFuture<T> = BoxFuture<'static, Result<Page<T>, Error>>;
 
 impl<T> Pages<T> {
     pub(crate) fn new<F>(fetch: impl Fn(PageRequest) -> F + Send + 'static) -> Self
     where
         F: Future<Output = Result<Page<T>, Error>> + Send + 'static,
     {
-        let fetch = move |page| Box::pin(fetch(page)) as BoxFuture<'static, Result<Page<T>, Error>>;
+        let fetch = move |page| Box::pin(fetch(page)) as PageFuture<T>;
         Self {
             fetch: Box::new(fetch),
             next: Some(PageRequest::first(PAGE)),
@@ -59,7 +62,7 @@ impl<T> Pages<T> {
         }
     }
 
-    /// With at most so many items on a page, 1 to [`PAGE_MAX`](crate::PAGE_MAX).
+    /// Sets the most items on a page: 1 to [`PAGE_MAX`](crate::PAGE_MAX) (500).
     pub fn page_size(mut self, items: usize) -> Self {
         if let Some(next) = &mut self.next {
             next.size = PageRequest::first(items).size;
@@ -67,8 +70,8 @@ impl<T> Pages<T> {
         self
     }
 
-    /// The next page that has anything on it, or `None` after the last. Items that the stream has read, but not
-    /// returned, come first.
+    /// The next page that is not empty, or `None` after the last one. Items that the stream has read, but not returned,
+    /// come first.
     ///
     /// # Errors
     ///
@@ -88,7 +91,7 @@ impl<T> Pages<T> {
         Ok(None)
     }
 
-    /// All items at once, for lists that are known to be short.
+    /// Reads all items, for short lists.
     ///
     /// # Errors
     ///

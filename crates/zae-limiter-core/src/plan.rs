@@ -1,4 +1,4 @@
-//! What the limiter asks of a store on the hot path, and what the store answers.
+//! The requests of the hot path to a store, and its answers.
 
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
@@ -13,23 +13,23 @@ use zae_limiter_model::{
 
 use crate::bucket_state::BucketState;
 
-/// The address of a bucket.
+/// The key of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BucketKey {
-    /// In which namespace.
+    /// The namespace of the bucket.
     pub namespace: NamespaceId,
-    /// Whose bucket.
+    /// The owner of the bucket.
     pub entity: EntityId,
-    /// For which resource.
+    /// The resource that the bucket is for.
     pub resource: ResourceName,
 }
 
-/// How long a bucket is kept when nobody touches it.
+/// How long a bucket is kept after its last use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lifetime {
-    /// For good: its entity has limits of its own.
+    /// It never expires: its entity has limits of its own.
     Forever,
-    /// So long after the last write, and never before it is full again: then a new one is the same.
+    /// It expires this long after its last write, but not before it is full: then a new one is the same.
     Idle(Duration),
 }
 
@@ -43,34 +43,34 @@ impl Lifetime {
     }
 }
 
-/// A bucket together with the limits that hold for it now. Shared between the configuration cache,
-/// the plans of calls, and the store.
-// In this order: what every call looks at comes first.
+/// A bucket's key and its current limits. Shared by the configuration cache, the plans of calls, and the
+/// store.
+// The fields that every call reads come first.
 #[repr(C)]
 pub struct Target {
-    /// The entity's id once more: usual ones stand here, where comparing them needs no other memory.
+    /// A copy of the entity's id: short ones are stored inline, which makes comparing them faster.
     id: SmallVec<[u8; 24]>,
     limits: Arc<LimitSet>,
     origin: Origin,
     hash: u64,
     /// The lifetime in milliseconds, or [`FOREVER`]: it is added to the clock with every call.
     idle_ms: u64,
-    /// Where a store in the same process may keep the bucket itself: whoever has found the limits
-    /// has then found the bucket.
+    /// Where a [`MemoryStore`](crate::MemoryStore) keeps the bucket itself, so that finding the limits also
+    /// finds the bucket.
     slot: BucketSlot,
     key: BucketKey,
 }
 
-/// The lifetime of a bucket that is kept for good.
+/// The lifetime of a bucket that never expires.
 const FOREVER: u64 = u64::MAX;
 
-/// How the limiter came to these limits.
+/// Where the limiter got the limits from.
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub(crate) struct Origin {
     /// When the configuration was read.
     pub(crate) read_at: Timestamp,
-    /// The entity above, if what is taken is also taken there.
+    /// The parent, if the entity cascades.
     pub(crate) parent: Option<EntityId>,
     /// The level they come from.
     pub(crate) source: Source,
@@ -83,13 +83,13 @@ pub(crate) enum Source {
     Entity,
     Resource,
     System,
-    /// The limiter's own defaults, or nothing at all.
+    /// The limiter's own defaults, which may be empty.
     Limiter,
-    /// The call itself: these limits were read nowhere.
+    /// The call itself: the limits were not read from the store.
     Call,
 }
 
-/// Room for a bucket of one [`MemoryStore`](crate::MemoryStore).
+/// The slot for a bucket of one [`MemoryStore`](crate::MemoryStore).
 pub(crate) type BucketSlot = Mutex<Option<SlotEntry>>;
 
 /// A bucket, and the store it belongs to.
@@ -99,13 +99,13 @@ pub(crate) struct SlotEntry {
     pub(crate) state: BucketState,
 }
 
-/// One seed for the process, so that a hash can be kept with its target.
+/// One seed per process, so that a target can store its hash.
 static HASHING: LazyLock<foldhash::quality::RandomState> = LazyLock::new(Default::default);
 
 /// The hash of a bucket's key within this process.
 pub(crate) fn bucket_hash(namespace: &NamespaceId, entity: &str, resource: &str) -> u64 {
     let mut hasher = HASHING.build_hasher();
-    // No name contains NUL: the end of one and the start of the next cannot be mistaken.
+    // No name contains NUL, so it separates the names.
     for name in [namespace.as_str(), entity, resource] {
         hasher.write(name.as_bytes());
         hasher.write_u8(0);
@@ -114,14 +114,14 @@ pub(crate) fn bucket_hash(namespace: &NamespaceId, entity: &str, resource: &str)
 }
 
 impl Target {
-    /// A bucket and limits that were read nowhere; see [`limits_read_at`](Self::limits_read_at).
+    /// A target with limits of a call; see [`limits_read_at`](Self::limits_read_at).
     pub fn new(key: BucketKey, limits: Arc<LimitSet>, lifetime: Lifetime) -> Self {
         let unknown = Origin { read_at: Timestamp::default(), parent: None, source: Source::Call };
         Self::resolved(key, limits, lifetime, unknown)
     }
 
-    /// The same target, with limits that were read from the stored configuration at `moment`: for tests,
-    /// and for stores that make targets themselves.
+    /// Marks the limits as read from the stored configuration at `moment`: for tests, and for stores that
+    /// make targets themselves.
     #[must_use]
     pub fn with_limits_read_at(mut self, moment: Timestamp) -> Self {
         self.origin.read_at = moment;
@@ -131,7 +131,7 @@ impl Target {
         self
     }
 
-    /// A bucket and its limits as they were resolved.
+    /// A target with the origin of its limits.
     pub(crate) fn resolved(
         key: BucketKey,
         limits: Arc<LimitSet>,
@@ -147,27 +147,26 @@ impl Target {
         Self { limits, hash, origin, id, idle_ms, slot: BucketSlot::default(), key }
     }
 
-    /// Which bucket.
+    /// The key of the bucket.
     pub fn key(&self) -> &BucketKey {
         &self.key
     }
 
-    /// Its limits.
+    /// The limits of the bucket.
     pub fn limits(&self) -> &Arc<LimitSet> {
         &self.limits
     }
 
-    /// The moment, by the limiter's clock, after which the limits were read from the stored
-    /// configuration, at whatever level; that nothing is stored and the limiter's own defaults hold was
-    /// read there too. `None` for limits that the call itself brought.
+    /// When the limits were read from the stored configuration: a moment of the limiter's clock before the
+    /// read. It is also set for the limiter's own defaults, because the read found no stored limits.
+    /// `None` for limits of the call itself.
     ///
-    /// A store that keeps limits with its buckets can tell by it which of two configurations is the
-    /// newer one.
+    /// A store that keeps limits with its buckets uses it to find the newer of two configurations.
     pub fn limits_read_at(&self) -> Option<Timestamp> {
         (self.origin.source != Source::Call).then_some(self.origin.read_at)
     }
 
-    /// How long it is kept, in whole milliseconds.
+    /// How long the bucket is kept after its last use, in whole milliseconds.
     pub fn lifetime(&self) -> Lifetime {
         match self.idle_ms {
             FOREVER => Lifetime::Forever,
@@ -180,16 +179,16 @@ impl Target {
         if self.idle_ms == FOREVER {
             return None;
         }
-        // An idle lifetime is at least the time that these limits take from empty to full. A debt,
-        // or a limit that is not among them, can take longer.
+        // An idle lifetime is at least the time to fill under these limits. A debt, or a limit that is not
+        // among them, can take longer.
         let longer = bucket.in_debt() || bucket.limits().len() != self.limits.len();
         let full_ms = if longer { millis_rounded_up(bucket.wait_until_full(now)) } else { 0 };
-        // Another process may be ahead of this call: then time counts from there.
+        // Another process may have written later by its clock: then the lifetime counts from there.
         let idle = now.max(bucket.refilled_at()).saturating_add_millis(self.idle_ms);
         Some(idle.max(now.saturating_add_millis(full_ms)))
     }
 
-    /// The entity above, if what is taken is also taken there.
+    /// The parent, if the entity cascades.
     pub fn parent(&self) -> Option<&EntityId> {
         self.origin.parent.as_ref()
     }
@@ -206,14 +205,14 @@ impl Target {
         self.hash
     }
 
-    /// Whether it is that entity's bucket for that resource.
+    /// Whether it is the entity's bucket for the resource.
     pub(crate) fn is_for(&self, entity: &str, resource: &str) -> bool {
         self.id[..] == *entity.as_bytes() && self.key.resource.as_str() == resource
     }
 }
 
-/// Targets are equal that name the same bucket with the same limits, lifetime and parent, read at the same
-/// moment. What a store keeps with one of them does not count.
+/// Targets are equal if they have the same key, limits, lifetime and parent, read at the same moment. The slot
+/// does not count.
 impl PartialEq for Target {
     fn eq(&self, other: &Self) -> bool {
         self.key == other.key
@@ -227,7 +226,7 @@ impl PartialEq for Target {
 impl Eq for Target {}
 
 impl Clone for Target {
-    /// The same bucket and limits. What a store keeps with this one stays with this one.
+    /// Copies everything but the slot, which is empty in the copy.
     fn clone(&self) -> Self {
         Self {
             id: self.id.clone(),
@@ -262,35 +261,35 @@ impl fmt::Debug for Target {
     }
 }
 
-/// What is asked of the limits of one bucket; `cell` counts in the target's limits.
+/// Amounts for the limits of one bucket; `cell` is an index into the target's limits.
 pub type Takes = SmallVec<[Take; 2]>;
 
-/// One bucket of the chain and what is asked of it.
+/// One bucket of the chain, and the amounts to take from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leg {
-    /// The bucket.
+    /// The bucket and its limits.
     pub target: Arc<Target>,
-    /// What is asked; each cell once, amounts not negative and within the capacity.
+    /// The amounts: each cell once, not negative, within the capacity.
     pub takes: Takes,
 }
 
-/// All that one acquire asks: the entity's own bucket first, then its ancestors'.
+/// One acquire: the entity's own bucket first, then its ancestors'.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// When it is asked.
+    /// The moment of the acquire.
     pub now: Timestamp,
-    /// From whom; never the same bucket twice.
+    /// The buckets, each at most once.
     pub legs: SmallVec<[Leg; 1]>,
 }
 
-/// Where in a bucket tokens were taken, in the store's own numbering. A lease hands it back when it settles.
+/// Where in a bucket tokens were taken, in the store's own numbering. A lease passes it to the store when it settles.
 ///
-/// Stores that keep a bucket in one place use the default. The DynamoDB store puts the shard's number here.
+/// Stores that keep a bucket in one place use the default. The DynamoDB store uses the number of the shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Placement(u32);
 
 impl Placement {
-    /// The place with this number.
+    /// The placement with this number.
     pub const fn new(number: u32) -> Self {
         Self(number)
     }
@@ -301,38 +300,37 @@ impl Placement {
     }
 }
 
-/// Where a leg's tokens were taken, and what was left.
+/// Where a leg's tokens were taken, and the balances after that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LegTaken {
     /// Where the store took them from.
     pub placement: Placement,
-    /// The balances of the limits that were asked, after the taking, in the order of the takes.
+    /// The balances after taking, in the order of the leg's takes.
     pub left: SmallVec<[Millitokens; 2]>,
 }
 
 /// The answer to a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Everything was taken, one entry for each leg.
+    /// All amounts were taken. One entry for each leg.
     Taken(SmallVec<[LegTaken; 1]>),
-    /// Nothing was taken. The status of every limit that was asked.
+    /// Nothing was taken. The status of every limit of the plan.
     Refused(Vec<LimitStatus>),
 }
 
-/// A change to a bucket that was taken from before: positive takes more, whatever is there;
-/// negative gives back.
+/// A change to a bucket after an acquire. A positive difference charges, whatever the balance is; a negative
+/// one refunds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settlement {
-    /// The bucket.
+    /// The bucket and its limits.
     pub target: Arc<Target>,
-    /// Where the store took the tokens from.
+    /// Where the store took the tokens.
     pub placement: Placement,
-    /// Signed differences; `cell` counts in the target's limits.
+    /// Signed differences; `cell` is an index into the target's limits.
     pub differences: Takes,
 }
 
-/// The statuses of a leg, from the bucket as it was decided on. `exceeded` and the wait are those of
-/// a request that has not been taken.
+/// The statuses of a refused leg, from the bucket that the decision was made on.
 pub fn refused_statuses(
     level: usize,
     leg: &Leg,
@@ -366,7 +364,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_from_behind_shortens_no_life() {
+    fn a_lagging_clock_never_shortens_the_expiry() {
         let key = BucketKey {
             namespace: NamespaceId::new("ns000000001").expect("a valid id"),
             entity: EntityId::new("org").expect("a valid id"),

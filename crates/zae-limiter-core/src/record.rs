@@ -1,4 +1,4 @@
-//! What a store keeps beside buckets, and how it is addressed.
+//! The records that a store keeps beside buckets, and their keys.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,44 +11,72 @@ use zae_limiter_model::{
 use crate::plan::BucketKey;
 use crate::window::Window;
 
-/// Who is limited.
+/// An entity that has limits: an API key, a project, an organisation.
+///
+/// ```
+/// # use zae_limiter_core::{MemoryStore, RateLimiter};
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// # let limiter = RateLimiter::builder(MemoryStore::new()).open().await?;
+/// limiter.create_entity("project-1").name("Search").await?;
+/// limiter.create_entity("key-1").parent("project-1").cascade().await?;
+/// let key = limiter.entity("key-1").await?.expect("created above");
+/// assert_eq!(key.parent.unwrap().as_str(), "project-1");
+/// assert!(key.cascade);
+/// # Ok::<(), zae_limiter_core::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entity {
-    /// In which namespace.
+    /// The namespace of the entity.
     pub namespace: NamespaceId,
-    /// Its id.
+    /// The id of the entity.
     pub id: EntityId,
-    /// A name for people.
+    /// The display name.
     pub name: Option<String>,
-    /// The entity above it.
+    /// The parent.
     pub parent: Option<EntityId>,
-    /// Whether what it takes is also taken from its parent.
+    /// Whether every call of the entity also takes from its parent.
     pub cascade: bool,
-    /// Whatever its owner wants to remember.
+    /// Free-form metadata.
     pub metadata: BTreeMap<String, String>,
-    /// When it was created.
+    /// When the entity was created.
     pub created_at: Timestamp,
 }
 
-/// For whom a set of limits holds. The most specific level that exists wins as a whole.
+/// The level of a configuration. The most specific level that exists replaces all others.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConfigLevel {
-    /// Everybody, on everything.
+    /// All entities, all resources.
     System,
-    /// Everybody, on one resource.
+    /// All entities, one resource.
     Resource(ResourceName),
-    /// One entity, on everything (`_default_`).
+    /// One entity, all resources (`_default_`).
     Entity(EntityId),
-    /// One entity, on one resource.
+    /// One entity, one resource.
     EntityResource(EntityId, ResourceName),
 }
 
-/// What happens to calls while the store does not answer.
+/// What happens to calls while the store is unavailable.
+///
+/// ```
+/// # use zae_limiter_core::{Limit, MemoryStore, OnUnavailable, RateLimiter};
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// # let limiter = RateLimiter::builder(MemoryStore::new()).open().await?;
+/// // Stored, for all limiters of the namespace:
+/// let limits = [Limit::per_minute("rpm", 100)];
+/// limiter.set_system_defaults(limits, Some(OnUnavailable::Allow)).await?;
+/// // For one call:
+/// let call = limiter.acquire("key-1", "gpt-4").take("rpm", 1).on_unavailable(OnUnavailable::Block);
+/// call.await?.commit().await?;
+/// # Ok::<(), zae_limiter_core::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum OnUnavailable {
-    /// They pass, with a lease that holds nothing.
+    /// Calls pass, with a lease that holds nothing.
     Allow,
-    /// They fail.
+    /// Calls fail with [`Error::Unavailable`](crate::Error::Unavailable).
     Block,
 }
 
@@ -89,25 +117,37 @@ impl<'de> serde::Deserialize<'de> for OnUnavailable {
     }
 }
 
-/// Stored limits.
+/// The limits and settings stored at one level.
+///
+/// ```
+/// # use zae_limiter_core::{Limit, MemoryStore, RateLimiter};
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// # let limiter = RateLimiter::builder(MemoryStore::new()).open().await?;
+/// limiter.set_limits("key-1", Some("gpt-4"), [Limit::per_minute("rpm", 100)]).await?;
+/// let config = limiter.limits("key-1", Some("gpt-4")).await?.expect("stored above");
+/// assert_eq!(config.limits.to_limits(), [Limit::per_minute("rpm", 100)]);
+/// assert_eq!(config.version, 1);
+/// # Ok::<(), zae_limiter_core::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// In which namespace.
+    /// The namespace of the configuration.
     pub namespace: NamespaceId,
-    /// For whom.
+    /// The entities and resources that it applies to.
     pub level: ConfigLevel,
-    /// The limits. May be empty at system level only, beside what else is stored there.
+    /// The limits. Only at system level they may be empty, beside other settings.
     pub limits: LimitSet,
-    /// Only at system level.
+    /// What happens while the store is unavailable. Only at system level.
     pub on_unavailable: Option<OnUnavailable>,
-    /// For how many days audit events are kept. Only at system level.
+    /// How many days audit events are kept. Only at system level.
     pub audit_retention_days: Option<u32>,
-    /// Rises by one with each change.
+    /// Incremented by each change; the first version is 1.
     pub version: u64,
 }
 
 impl Config {
-    /// What is stored before anything is.
+    /// An empty configuration, version 0.
     pub(crate) fn nothing(namespace: NamespaceId, level: ConfigLevel) -> Self {
         Self {
             namespace,
@@ -119,20 +159,20 @@ impl Config {
         }
     }
 
-    /// Whether it sets no limits and says nothing about a store that does not answer.
+    /// Whether it has neither limits nor `on_unavailable`.
     pub fn sets_nothing(&self) -> bool {
         self.limits.is_empty() && self.on_unavailable.is_none()
     }
 }
 
-/// What an audit event is about.
+/// The subject of an audit event. Its text contains the entity id: it is the stored form.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AuditSubject {
-    /// An entity, its limits included.
+    /// An entity or its limits.
     Entity(EntityId),
-    /// Limits for everybody, and the namespace itself.
+    /// The defaults of the system, or the namespace.
     System,
-    /// Limits of a resource.
+    /// The defaults of a resource.
     Resource(ResourceName),
 }
 
@@ -160,15 +200,15 @@ impl std::str::FromStr for AuditSubject {
     }
 }
 
-/// What was done.
+/// The action of an audit event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AuditAction {
     /// An entity was created.
     EntityCreated,
-    /// An entity got another parent, name or metadata.
+    /// The parent, name or metadata of an entity changed.
     EntityUpdated,
-    /// An entity and all that belonged to it was deleted.
+    /// An entity was deleted, with its limits, buckets and usage.
     EntityDeleted,
     /// Limits were set.
     LimitsSet,
@@ -194,7 +234,7 @@ impl AuditAction {
         Self::NamespaceRecovered,
     ];
 
-    /// The action as it is stored.
+    /// The stored name of the action.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::EntityCreated => "entity_created",
@@ -218,71 +258,71 @@ impl std::str::FromStr for AuditAction {
     }
 }
 
-/// A change that somebody made.
+/// An event of the audit trail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditEvent {
-    /// In which namespace.
+    /// The namespace of the event.
     pub namespace: NamespaceId,
-    /// A ULID: sorts by time.
+    /// A ULID, which sorts by time.
     pub id: String,
-    /// What it is about.
+    /// The object of the change.
     pub subject: AuditSubject,
-    /// When it was done.
+    /// When the change was made.
     pub at: Timestamp,
-    /// What was done.
+    /// The kind of change.
     pub action: AuditAction,
-    /// By whom, as far as the limiter was told.
+    /// The actor, if the limiter has a principal.
     pub principal: Option<String>,
-    /// On which resource, where there is one.
+    /// The resource of the change, if there is one.
     pub resource: Option<ResourceName>,
     /// The new values.
     pub details: serde_json::Map<String, serde_json::Value>,
-    /// When the event may be forgotten.
+    /// When the event expires.
     pub expires_at: Option<Timestamp>,
 }
 
-/// Which usage record.
+/// The key of a usage record.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UsageKey {
-    /// In which namespace.
+    /// The namespace of the record.
     pub namespace: NamespaceId,
-    /// Who used it.
+    /// The entity that used the resource.
     pub entity: EntityId,
-    /// What was used.
+    /// The resource that was used.
     pub resource: ResourceName,
     /// The kind of window.
     pub window: Window,
-    /// The window's first moment.
+    /// The first moment of the window.
     pub start: Timestamp,
 }
 
-/// What an entity used of a resource within a window.
+/// The usage of one entity on one resource within one window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Which record.
+    /// The key of the record.
     pub key: UsageKey,
-    /// Net consumption for each limit.
+    /// Net consumption by limit.
     pub consumed: BTreeMap<LimitName, Millitokens>,
-    /// How many changes of the bucket went into it: acquires, and settlements of leases.
+    /// The number of changes of the bucket: acquires, and settlements of leases.
     pub events: u64,
-    /// When the record may be forgotten.
+    /// When the record expires.
     pub expires_at: Option<Timestamp>,
 }
 
-/// A namespace: a limiter of its own within the same store.
+/// A namespace: an isolated limiter within the same store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
-    /// Under which its items are kept.
+    /// The id under which its items are stored.
     pub id: NamespaceId,
-    /// What people call it.
+    /// Its name.
     pub name: NamespaceName,
     /// When it was registered.
     pub created_at: Timestamp,
-    /// When it was soft-deleted: its items are still there.
+    /// When it was soft-deleted; its items still exist.
     pub deleted_at: Option<Timestamp>,
 }
 
-/// Anything that is read and written whole.
+/// A record, which is read and written as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// See [`Entity`].
@@ -295,12 +335,11 @@ pub enum Record {
     Usage(Usage),
     /// See [`Namespace`].
     Namespace(Namespace),
-    /// Which namespace a name stands for now. A soft-deleted namespace has no name record, so that
-    /// its name is free.
+    /// The namespace of a name. A soft-deleted namespace has no name record, so that its name is free.
     NamespaceName(NamespaceName, NamespaceId),
 }
 
-/// The address of anything a store keeps.
+/// The key of a record or a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
     /// An [`Entity`].
@@ -311,7 +350,7 @@ pub enum Key {
     Audit(NamespaceId, AuditSubject, String),
     /// A [`Usage`] record.
     Usage(UsageKey),
-    /// A bucket. It is deleted by its key; only `acquire`, `settle` and `reconfigure` write it.
+    /// A bucket. A key can only delete it; `acquire`, `settle` and `reconfigure` write it.
     Bucket(BucketKey),
     /// A [`Namespace`].
     Namespace(NamespaceId),
@@ -320,7 +359,7 @@ pub enum Key {
 }
 
 impl Record {
-    /// Where the record is kept.
+    /// The key of the record.
     pub fn key(&self) -> Key {
         match self {
             Self::Entity(entity) => Key::Entity(entity.namespace.clone(), entity.id.clone()),
@@ -338,7 +377,7 @@ impl Record {
 macro_rules! record_kinds {
     ($($into:ident: $kind:ident, $inner:ty;)+) => {
         impl Record {$(
-            #[doc = concat!("The [`", stringify!($inner), "`], if that is what it is.")]
+            #[doc = concat!("The [`", stringify!($inner), "`], if the record is one.")]
             pub fn $into(self) -> Option<$inner> {
                 match self {
                     Self::$kind(inner) => Some(inner),

@@ -1,4 +1,7 @@
-//! The seam between the limiter and where its state is kept.
+//! The interface between the limiter and its store.
+//!
+//! The types here, in `plan` and in `record` are not `#[non_exhaustive]`: stores construct them or must match them
+//! exhaustively, so that a new variant is a compile error and not a silent gap.
 
 use futures_core::future::BoxFuture;
 use std::fmt;
@@ -16,113 +19,113 @@ use crate::window::Window;
 /// The most records that one [`Store::get`] or [`Store::write`] names.
 pub const BATCH_MAX: usize = 25;
 
-/// What must be true of the stored record for a [`Write`] to happen.
+/// The condition on the stored record under which a [`Write`] is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precondition {
-    /// Nothing.
+    /// No condition.
     Always,
-    /// There is no such record.
+    /// The record does not exist.
     Absent,
-    /// There is one.
+    /// The record exists.
     Present,
-    /// It is a [`Config`](crate::Config) with this version.
+    /// The record is a [`Config`](crate::Config) with this version.
     Version(u64),
 }
 
 /// One change of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// Stores the record in place of what is there.
+    /// Creates or replaces the record.
     Put(Record, Precondition),
     /// Removes the record.
     Delete(Key, Precondition),
-    /// Changes nothing; the batch fails unless the condition holds.
+    /// Changes nothing; the batch fails unless the precondition holds.
     Check(Key, Precondition),
 }
 
-/// What became of a batch.
+/// The outcome of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
-    /// All of it happened.
+    /// All writes were made.
     Done,
-    /// The condition of the write at this place did not hold, and nothing happened.
+    /// The precondition of the write at this index did not hold. Nothing was written.
     Conflict(usize),
 }
 
-/// Which records to list. The order is that of the words in brackets.
+/// Which records to list. The brackets give the order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Query {
     /// Entities with this parent (by id).
     Children(NamespaceId, EntityId),
-    /// Entity configurations for this resource, or for `_default_` when absent (by entity).
+    /// Configurations of entities for this resource; for `_default_` if `None` (by entity).
     EntityConfigs(NamespaceId, Option<ResourceName>),
     /// Audit events (newest first).
     Audit(NamespaceId, AuditSubject),
-    /// What an entity used, of one resource or of all, in windows that start within the range (by
+    /// The usage of an entity, of one resource or of all, in windows that start within the range (by
     /// resource, then start).
     UsageOfEntity(NamespaceId, EntityId, Option<ResourceName>, Window, Range<Timestamp>),
-    /// What all entities used of a resource, in windows that start within the range (by start, then
+    /// The usage of a resource by all entities, in windows that start within the range (by start, then
     /// entity).
     UsageOfResource(NamespaceId, ResourceName, Window, Range<Timestamp>),
     /// All namespaces, soft-deleted ones too (by id).
     Namespaces,
 }
 
-/// Which buckets to list.
+/// Which buckets to list. The brackets give the order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BucketQuery {
-    /// Those of an entity (by resource).
+    /// The buckets of an entity (by resource).
     OfEntity(NamespaceId, EntityId),
-    /// Those on a resource (by entity).
+    /// The buckets on a resource (by entity).
     OnResource(NamespaceId, ResourceName),
 }
 
-/// Whose items to list.
+/// The owner of the items to list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// What belongs to an entity: itself, its limits, buckets and usage; not its audit events.
+    /// An entity: its record, limits, buckets and usage, but not its audit events.
     Entity(NamespaceId, EntityId),
-    /// Everything in a namespace, except the namespace's own record.
+    /// A namespace: everything in it, except the record of the namespace.
     Namespace(NamespaceId),
 }
 
 /// Which resources to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResourceList {
-    /// Those with limits for everybody.
+    /// Resources with default limits.
     WithDefaults,
-    /// Those for which some entity has limits of its own.
+    /// Resources for which some entity has its own limits.
     WithEntityConfigs,
 }
 
-/// A bucket as it is listed.
+/// A bucket in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredBucket {
-    /// Which bucket.
+    /// The key of the bucket.
     pub key: BucketKey,
-    /// Its balances, as of its last refill.
+    /// The balances, as of the last refill.
     pub bucket: Bucket,
-    /// From when on it counts as absent.
+    /// The moment from which the bucket counts as absent; `None` if it does not expire.
     pub expires_at: Option<Timestamp>,
 }
 
-/// When the usage records of a store show a change of its buckets.
+/// When the usage records of a store include a change of its buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UsageRecording {
-    /// At once: the store writes usage together with the bucket.
+    /// At once: a list includes every change that was answered before it.
     Immediate,
-    /// Some time later: an aggregator derives usage from the store's change stream.
+    /// Later: an aggregator derives usage from the store's change stream.
     Deferred,
 }
 
-/// What the calls of a store have cost, where each is billed.
+/// The cost of a store's calls so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     /// Calls over the network.
     pub round_trips: u64,
-    /// Write units, indexes included.
+    /// Billed write units, including indexes.
     pub write_units: f64,
-    /// Read units.
+    /// Billed read units.
     pub read_units: f64,
 }
 
@@ -132,64 +135,66 @@ pub struct Cost {
 ///
 /// *Answers and errors.* An unmet condition is an answer ([`Admission::Refused`],
 /// [`Written::Conflict`]). An error means that there was no answer; [`StoreError::applied`] says
-/// whether the change may have been made all the same.
+/// whether the change may still have been made.
 ///
-/// *Time.* A store has no clock. Each hot call brings its moment, and a bucket whose expiry is not
-/// after that moment counts as absent.
+/// *Time.* A store has no clock. Each call on buckets has its moment. A bucket whose expiry is not after
+/// that moment counts as absent.
 ///
 /// *Acquire* refills, checks and takes over all legs by [`decide`](zae_limiter_model::decide): from
-/// all of them or from none. A store that cannot do so in one step gives back what it took from
-/// some before it answers. A bucket that is absent is full. A bucket whose limits differ from the
-/// plan's [follows] them. A refused plan changes nothing that a later call could notice.
+/// all of them or from none. A store that cannot do so in one step refunds what it took from some legs
+/// before it answers. An absent bucket is full. A bucket whose limits differ from the plan's [follows]
+/// them. A refused plan changes nothing that a later call could observe.
 ///
-/// *Durability.* What was answered survives the end of the process, if the store promises to
-/// survive it at all; buckets, records and usage are never half written.
+/// *Durability.* If the store survives the end of the process, so does everything that it answered.
+/// Buckets, records and usage are never half written.
 ///
 /// *Cancellation.* A future that is dropped before its first poll has done nothing. Dropping the
-/// future of an `acquire` later leaves no tokens taken: the store gives back what it may have taken,
-/// if not at once then soon. A `settle`, once polled, is carried out even if its future is dropped.
-/// Every other change, once polled, is carried out or not as a whole.
+/// future of an `acquire` later leaves no tokens taken: the store refunds what it may have taken, at once
+/// or soon after. A `settle`, once polled, is applied even if its future is dropped. Every other change,
+/// once polled, is made completely or not at all.
 ///
-/// *Settle* never fails for lack of tokens. It first pays out the time up to its moment. Each
-/// bucket's differences are applied together and once. A *refund*, which is a negative difference, does
-/// not lift a balance above its capacity. A *charge*, which is a positive one, finds an absent bucket
-/// full, as an acquire does: on a bucket that is absent or has expired, and on a limit that its bucket
-/// lacks, it leaves `full - charge` under the limits of the settlement's target. Refunds are passed over
-/// there, also beside a charge. A bucket that only exists because of such a charge expires as soon as it
-/// is full again, even if the target's lifetime is [`Forever`](crate::Lifetime::Forever); its next
-/// acquire or reconfigure gives it the lifetime of its target. A charge that is too large for the
-/// balance's type is [`Rejected`](crate::StoreErrorKind::Rejected), and nothing of the call is applied
-/// by a store that decides all its buckets in one step.
+/// *Settle* never fails for lack of tokens. It first credits the time up to its moment. Each bucket's
+/// differences are applied together and once.
 ///
-/// *Lists* name every item that was there from the first page to the last exactly once, and use no
-/// more memory than a page.
+/// - A *refund*, which is a negative difference, does not raise a balance above its capacity.
+/// - A *charge*, which is a positive difference, counts an absent or expired bucket as full, as an acquire
+///   does, and also a limit that its bucket lacks. It leaves `full - charge` under the limits of the
+///   settlement's target. Refunds to these are ignored, also beside a charge.
+/// - A bucket that only exists because of such a charge expires as soon as it is full again, even if the
+///   target's lifetime is [`Forever`](crate::Lifetime::Forever). Its next acquire or reconfigure gives it
+///   the lifetime of its target.
+/// - A charge that is too large for the balance's type is [`Rejected`](crate::StoreErrorKind::Rejected). A
+///   store that decides all its buckets in one step then applies nothing of the call.
 ///
-/// *Usage.* Net consumption is booked to the windows of the moment the change carries. A store
-/// that keeps usage itself shows in a list all that was answered before it.
+/// *Lists* return every item that existed from the first page to the last exactly once, and use no more
+/// memory than a page.
 ///
-/// `zae_limiter_testkit::conformance_tests!` checks all this for any store;
-/// `one_step_conformance_tests!` adds that nobody ever sees a chain half taken, and
-/// `usage_conformance_tests!` that usage is booked, for stores that promise so.
+/// *Usage.* Net consumption is added to the windows of the change's moment. A store that keeps usage
+/// itself includes in a list everything that it answered before.
+///
+/// `zae_limiter_testkit::conformance_tests!` checks all this for any store. `one_step_conformance_tests!`
+/// adds that no reader ever sees a half-taken chain, and `usage_conformance_tests!` that usage is
+/// recorded, for stores that promise this.
 ///
 /// [follows]: zae_limiter_model::Bucket::follow
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// Like [`acquire`](Self::acquire), for stores that can answer without waiting; the others
-    /// leave this as it is.
+    /// Like [`acquire`](Self::acquire), for stores that can answer without waiting. The default returns
+    /// `None`.
     fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {
         let _ = plan;
         None
     }
 
-    /// What all calls so far have cost; `None` for a store whose calls are not billed.
+    /// The cost of all calls so far; `None` for a store whose calls are not billed.
     fn cost(&self) -> Option<Cost>;
 
-    /// When usage records show a change.
+    /// When usage records include a change.
     fn usage_recording(&self) -> UsageRecording;
 
-    /// Takes all that is asked, or nothing.
+    /// Takes all amounts of the plan, or nothing.
     fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>>;
 
-    /// Applies differences to buckets that were taken from before: charges and refunds.
+    /// Applies charges and refunds.
     fn settle<'a>(
         &'a self,
         settlements: &'a [Settlement],
@@ -214,11 +219,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn get<'a>(&'a self, keys: &'a [Key])
     -> BoxFuture<'a, Result<Vec<Option<Record>>, StoreError>>;
 
-    /// Makes at most [`BATCH_MAX`] changes, all or none of them.
+    /// Makes at most [`BATCH_MAX`] writes, all or none of them.
     fn write<'a>(&'a self, batch: &'a [Write]) -> BoxFuture<'a, Result<Written, StoreError>>;
 
-    /// Removes any number of items; those that are not there are passed over. It may stop halfway
-    /// with an error, and can then be called again.
+    /// Removes any number of items; absent ones are skipped. It may fail halfway, and can then be called
+    /// again.
     fn delete<'a>(&'a self, keys: &'a [Key]) -> BoxFuture<'a, Result<(), StoreError>>;
 
     /// Lists records.
@@ -228,14 +233,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         page: &'a PageRequest,
     ) -> BoxFuture<'a, Result<Page<Record>, StoreError>>;
 
-    /// Lists buckets; expired ones may be among them.
+    /// Lists buckets, possibly with expired ones.
     fn list_buckets<'a>(
         &'a self,
         query: &'a BucketQuery,
         page: &'a PageRequest,
     ) -> BoxFuture<'a, Result<Page<StoredBucket>, StoreError>>;
 
-    /// Lists the keys of all that belongs together, for its removal.
+    /// Lists the keys of all items of an owner, to delete them.
     fn list_keys<'a>(
         &'a self,
         scope: &'a Scope,
@@ -251,7 +256,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Page<ResourceName>, StoreError>>;
 }
 
-/// A shared store is a store: every call goes to the one behind the `Arc`.
+/// A shared store: forwards every call.
 #[deny(clippy::missing_trait_methods)]
 impl<S: Store + ?Sized> Store for Arc<S> {
     fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {

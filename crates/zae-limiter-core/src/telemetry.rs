@@ -10,9 +10,9 @@ use crate::clock::Clock;
 pub(crate) enum Outcome {
     Admitted,
     Refused,
-    /// Admitted because the store did not answer and calls are to pass.
+    /// Admitted without the store, which was unavailable.
     Degraded,
-    /// Failed because the store did not answer.
+    /// Failed because the store was unavailable.
     Unavailable,
 }
 
@@ -49,7 +49,7 @@ mod enabled {
         metrics::counter!("zae_limiter_config_cache_hits_total").increment(1);
     }
 
-    /// When something began.
+    /// The stopwatch reading at the start of a call.
     pub(crate) struct Started(Duration);
 
     pub(crate) fn start(clock: &dyn Clock) -> Started {

@@ -1,4 +1,4 @@
-//! What was used: by whom, of what, in which hour, day or month.
+//! Usage by entity and resource, per hour, day or month.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use crate::record::{Record, Usage};
 use crate::store::Query;
 use crate::window::Window;
 
-/// Which usage records to read. Made by [`RateLimiter::usage`].
-#[derive(Clone, Debug)]
-#[must_use = "nothing is read before it is asked for"]
+/// A query for usage records. Made by [`RateLimiter::usage`].
+#[derive(Clone)]
+#[must_use = "nothing is read before `pages` or `summary` is called"]
 pub struct UsageQuery<'a> {
     limiter: &'a RateLimiter,
     entity: Option<&'a str>,
@@ -24,17 +24,30 @@ pub struct UsageQuery<'a> {
 }
 
 /// Totals and averages over usage records.
+///
+/// ```
+/// # use zae_limiter_core::{Limit, MemoryStore, RateLimiter};
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// # let limiter = RateLimiter::builder(MemoryStore::new())
+/// #     .default_limits([Limit::per_minute("rpm", 100)]).open().await?;
+/// limiter.acquire("key-1", "gpt-4").take("rpm", 3).await?.commit().await?;
+/// limiter.acquire("key-2", "gpt-4").take("rpm", 5).await?.commit().await?;
+/// let summary = limiter.usage().resource("gpt-4").summary().await?;
+/// assert_eq!(summary.consumed["rpm"], 8);
+/// assert_eq!(summary.events, 2);
+/// # Ok::<(), zae_limiter_core::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct UsageSummary {
-    /// Net consumption for each limit, in whole tokens, rounded down.
+    /// Net consumption by limit, in whole tokens, rounded down.
     pub consumed: BTreeMap<LimitName, i64>,
-    /// Net consumption for each limit per record, in tokens. A window in which nothing was used has no record, so it
-    /// does not count.
+    /// Net consumption by limit per record, in tokens. A window without usage has no record, so it does not count.
     pub average: BTreeMap<LimitName, f64>,
-    /// Changes of buckets: acquires, and settlements of leases.
+    /// The number of changes of buckets: acquires, and settlements of leases.
     pub events: u64,
-    /// Records that were added up: one for each entity, resource and window.
+    /// The number of records: one for each entity, resource and window.
     pub records: u64,
     /// The start of the first window.
     pub first: Option<Timestamp>,
@@ -69,38 +82,51 @@ impl RateLimiter {
     }
 }
 
+/// The entity id is hashed: it is often an API key.
+impl std::fmt::Debug for UsageQuery<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UsageQuery")
+            .field("entity", &self.entity.and_then(|entity| EntityId::new(entity).ok()))
+            .field("resource", &self.resource)
+            .field("window", &self.window)
+            .field("from", &self.from)
+            .field("until", &self.until)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<'a> UsageQuery<'a> {
-    /// Of one entity.
+    /// Selects one entity.
     pub fn entity(mut self, entity: &'a str) -> Self {
         self.entity = Some(entity);
         self
     }
 
-    /// Of one resource.
+    /// Selects one resource.
     pub fn resource(mut self, resource: &'a str) -> Self {
         self.resource = Some(resource);
         self
     }
 
-    /// In windows of this kind (hourly).
+    /// Selects the kind of window (hourly).
     pub fn window(mut self, window: Window) -> Self {
         self.window = window;
         self
     }
 
-    /// In windows that start at this moment or later.
+    /// Selects windows that start at this moment or later.
     pub fn from(mut self, from: Timestamp) -> Self {
         self.from = from;
         self
     }
 
-    /// In windows that start before this moment.
+    /// Selects windows that start before this moment.
     pub fn until(mut self, until: Timestamp) -> Self {
         self.until = until;
         self
     }
 
-    /// The records: of an entity by resource and start, of a resource by start and entity.
+    /// The records. Those of an entity are sorted by resource and start, those of a resource by start and entity.
     ///
     /// # Errors
     ///
@@ -127,14 +153,14 @@ impl<'a> UsageQuery<'a> {
         }))
     }
 
-    /// The records added up, page by page.
+    /// Adds up the records, page by page.
     ///
     /// # Errors
     ///
     /// As [`pages`](Self::pages); an error of the store.
     pub async fn summary(&self) -> Result<UsageSummary, Error> {
         let mut summary = UsageSummary::default();
-        // Fractions add up, too.
+        // In millitokens: fractions of tokens add up, too.
         let mut consumed: BTreeMap<LimitName, Millitokens> = BTreeMap::new();
         let mut pages = self.pages()?;
         while let Some(records) = pages.next_page().await? {
@@ -151,7 +177,7 @@ impl<'a> UsageQuery<'a> {
             }
         }
         for (limit, sum) in consumed {
-            #[expect(clippy::cast_precision_loss, reason = "a figure to look at")]
+            #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
             let average = sum.get() as f64 / MILLI as f64 / summary.records as f64;
             summary.average.insert(limit.clone(), average);
             summary.consumed.insert(limit, sum.whole_tokens());

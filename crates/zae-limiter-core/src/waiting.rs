@@ -1,4 +1,4 @@
-//! Calls that wait for tokens, each bucket's in the order in which they came.
+//! Calls that wait for tokens: first come, first served for each bucket.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,15 +13,15 @@ use crate::error::Error;
 use crate::lease::Lease;
 use crate::limiter::call_store;
 
-/// The queues of a limiter: one for each bucket that somebody waits for.
+/// The queues of a limiter: one for each bucket that calls wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Queues(Mutex<HashMap<(EntityId, ResourceName), Arc<Queue>>>);
 
-/// Those who wait for one bucket. Tokio's mutex serves them in the order in which they came.
+/// The calls that wait for one bucket. Tokio's mutex is fair: first come, first served.
 #[derive(Debug, Default)]
 struct Queue {
     turn: tokio::sync::Mutex<()>,
-    /// The stopwatch reading at which the first of them tries again.
+    /// The stopwatch reading at which the first call in the queue retries.
     next_try: Mutex<Duration>,
 }
 
@@ -37,7 +37,7 @@ impl Queues {
     }
 }
 
-/// A place in a queue. Whoever leaves last removes the queue.
+/// A place in a queue. The last one to be dropped removes the queue.
 struct Place<'a> {
     queues: &'a Queues,
     key: (EntityId, ResourceName),
@@ -53,7 +53,7 @@ impl Place<'_> {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         let mut queues = self.queues.lock();
-        // One count is the map's, one is ours. Others join under the same lock.
+        // One reference is the map's, one is ours. Others join under the same lock.
         if Arc::strong_count(&self.queue) == 2 {
             queues.remove(&self.key);
         }
@@ -61,13 +61,13 @@ impl Drop for Place<'_> {
 }
 
 impl Acquire<'_> {
-    /// Waits for its turn, and then for tokens, for up to `patience` in all.
-    pub(crate) async fn wait_for_tokens(&self, patience: Duration) -> Result<Lease, Error> {
+    /// Waits for its turn, and then for tokens, for up to `timeout` in all.
+    pub(crate) async fn wait_for_tokens(&self, timeout: Duration) -> Result<Lease, Error> {
         let entity = EntityId::new(self.entity)?;
         let resource = ResourceName::new(self.resource)?;
         let clock = &*self.inner.clock;
         let started = clock.stopwatch();
-        let left = || patience.saturating_sub(clock.stopwatch().saturating_sub(started));
+        let left = || timeout.saturating_sub(clock.stopwatch().saturating_sub(started));
         let place = self.inner.queues.join(&entity, &resource);
         let Some(_turn) = within(clock, left(), place.queue.turn.lock()).await else {
             let next_try = *place.next_try();
@@ -88,7 +88,7 @@ impl Acquire<'_> {
         }
     }
 
-    /// The refusal of a call whose patience ended while others were before it. It takes nothing.
+    /// The refusal of a call that timed out in the queue. It takes nothing.
     async fn refuse_in_queue(
         &self,
         entity: &EntityId,
@@ -99,7 +99,7 @@ impl Acquire<'_> {
             Ok(statuses) => statuses,
             Err(error) => return error,
         };
-        // The tokens are there, but those who came before have the first claim on them.
+        // The balance covers the call, but calls before it in the queue come first.
         if !statuses.iter().any(|status| status.exceeded) {
             let wait = next_try.saturating_sub(self.inner.clock.stopwatch());
             statuses[0].exceeded = true;
@@ -110,7 +110,7 @@ impl Acquire<'_> {
         refusal.into()
     }
 
-    /// Every limit that the call asks for, as it stands now.
+    /// The current status of every limit of the call.
     async fn current_statuses(
         &self,
         entity: &EntityId,

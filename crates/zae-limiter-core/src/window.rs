@@ -1,4 +1,4 @@
-//! The windows to which usage is booked: hours, days and months of UTC.
+//! The windows of usage records: hours, days and months of UTC.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,22 +9,31 @@ use zae_limiter_model::{Invalid, Timestamp};
 
 const HOUR_MS: i64 = 3_600_000;
 
-/// A kind of window.
+/// The length of a usage record's window, in UTC.
+///
+/// ```
+/// # use zae_limiter_core::{Timestamp, Window};
+/// let at = Timestamp::from_millis(1_794_752_736_789); // 2026-11-15T14:25:36.789Z
+/// assert_eq!(Window::Hourly.label(at), "2026-11-15T14:00:00Z");
+/// assert_eq!(Window::Monthly.label(at), "2026-11");
+/// assert_eq!(Window::Daily.start_of("2026-11-15"), Some(Window::Daily.start(at)));
+/// assert_eq!("daily".parse(), Ok(Window::Daily));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Window {
-    /// From one full hour to the next.
+    /// One hour.
     Hourly,
-    /// A day.
+    /// One day.
     Daily,
-    /// A calendar month.
+    /// One calendar month.
     Monthly,
 }
 
 impl Window {
-    /// All kinds.
+    /// All windows, shortest first.
     pub const ALL: [Self; 3] = [Self::Hourly, Self::Daily, Self::Monthly];
 
-    /// `hourly`, `daily`, `monthly`.
+    /// `hourly`, `daily` or `monthly`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Hourly => "hourly",
@@ -33,12 +42,12 @@ impl Window {
         }
     }
 
-    /// The first moment of the window that `at` falls into.
+    /// The first moment of the window that contains `at`.
     pub fn start(self, at: Timestamp) -> Timestamp {
         self.floor(civil(at)).map_or(at, timestamp)
     }
 
-    /// The first moment after the window that `at` falls into.
+    /// The first moment after the window that contains `at`.
     pub fn end(self, at: Timestamp) -> Timestamp {
         let next = self.floor(civil(at)).and_then(|start| {
             let span = match self {
@@ -51,8 +60,7 @@ impl Window {
         next.map_or(at, timestamp)
     }
 
-    /// How the window that starts at `start` is written: `2026-11-15T14:00:00Z`, `2026-11-15` or
-    /// `2026-11`.
+    /// The label of the window that starts at `start`: `2026-11-15T14:00:00Z`, `2026-11-15` or `2026-11`.
     pub fn label(self, start: Timestamp) -> String {
         let civil = civil(start);
         match self {
@@ -62,7 +70,7 @@ impl Window {
         }
     }
 
-    /// The start of the window that is written so; `None` for what no window is written like.
+    /// The start of the window with this label; `None` if it is not a label.
     pub fn start_of(self, label: &str) -> Option<Timestamp> {
         let civil = match self {
             Self::Hourly => DateTime::strptime("%Y-%m-%dT%H:%M:%SZ", label).ok()?,
@@ -95,12 +103,12 @@ impl std::str::FromStr for Window {
     }
 }
 
-/// Which windows a store keeps, and for how long after their end.
+/// Which usage records a store keeps, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsageSettings {
-    /// The windows that are kept; none switches usage records off.
+    /// The windows with usage records (all); empty switches usage records off.
     pub windows: Vec<Window>,
-    /// How long a record is kept after its window has ended.
+    /// How long a record is kept after the end of its window (90 days).
     pub retention: Duration,
 }
 
@@ -110,8 +118,8 @@ impl Default for UsageSettings {
     }
 }
 
-/// The number of the hour that `at` falls into. Every window starts and ends with an hour, so what
-/// happened within one hour can be booked together.
+/// The number of the hour that contains `at`, since the epoch. Every window starts and ends with an hour,
+/// so usage within one hour can be added up before it is recorded.
 pub fn hour_of(at: Timestamp) -> i64 {
     at.as_millis().div_euclid(HOUR_MS)
 }
@@ -126,8 +134,8 @@ pub fn format_time(at: Timestamp) -> String {
     civil(at).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Clocks can stand anywhere; the calendar has ends. What lies outside counts as the years 1 and
-/// 9998, which leaves room for the window before and after.
+/// Moments outside the calendar count as the years 1 and 9998, which leaves room for the window before and
+/// after.
 fn civil(at: Timestamp) -> DateTime {
     const FIRST_MS: i64 = -62_135_596_800_000;
     const LAST_MS: i64 = 253_370_764_799_999;
@@ -169,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_outside_the_calendar_do_no_harm() {
+    fn moments_outside_the_calendar_have_windows() {
         for millis in [i64::MIN, -1, 0, i64::MAX] {
             for window in Window::ALL {
                 let at = Timestamp::from_millis(millis);

@@ -37,6 +37,23 @@ use crate::bucket::shards::Shards;
 use crate::driver::Driver;
 
 /// A [`Store`](zae_limiter_core::Store) in one DynamoDB table. Clones are handles to the same store.
+///
+#[cfg_attr(feature = "aws", doc = "```no_run")]
+#[cfg_attr(not(feature = "aws"), doc = "```ignore")]
+/// # async fn example() -> Result<(), zae_limiter_core::Error> {
+/// use std::sync::Arc;
+/// use zae_limiter_core::RateLimiter;
+/// use zae_limiter_dynamodb::aws::{DynamoAddress, LazyTable};
+/// use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
+///
+/// let region = Some("eu-west-1".to_owned());
+/// let address = DynamoAddress { table: "my-app".to_owned(), region, endpoint: None };
+/// let table = Arc::new(LazyTable::new(address));
+/// let store = DynamoStore::new(table, DynamoOptions::default());
+/// let limiter = RateLimiter::builder(store).open().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct DynamoStore {
     driver: Arc<Driver>,

@@ -27,6 +27,7 @@ impl Meter {
 
 /// How often a store has split, merged and gathered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ReshardCounts {
     /// Splits of a bucket into twice as many shards.
     pub splits: u64,

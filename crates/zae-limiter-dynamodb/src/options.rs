@@ -8,6 +8,16 @@ use tokio::runtime::Handle;
 const SHARDS_MAX: u32 = 64;
 
 /// Options of a [`DynamoStore`](crate::DynamoStore).
+///
+/// ```
+/// # use std::time::Duration;
+/// use zae_limiter_dynamodb::DynamoOptions;
+///
+/// let options = DynamoOptions::default()
+///     .call_timeout(Duration::from_millis(500))
+///     .shards_max(8)
+///     .local_refusal(Duration::ZERO);
+/// ```
 #[derive(Clone, Debug)]
 pub struct DynamoOptions {
     pub(crate) group_commit: bool,

@@ -2,9 +2,9 @@
 //!
 //! Invariants:
 //! - a balance never exceeds its limit's capacity;
-//! - time is paid out once: `refilled_at` never moves back;
-//! - what a refill could not pay out, because it is less than a millitoken, is carried over in
-//!   `remainder`, and dropped when the bucket is full.
+//! - time is credited once: `refilled_at` never moves back;
+//! - `remainder` carries the fraction of a millitoken that a refill could not credit. A full bucket
+//!   drops it.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -16,14 +16,13 @@ use crate::{LimitName, LimitSet, Millitokens, Rate, Timestamp};
 /// One limit's balance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
-    /// What can be taken now; negative is debt.
+    /// The balance; negative is debt.
     pub tokens: Millitokens,
-    /// Earned but less than a millitoken, in millitoken-milliseconds, below the limit's period.
+    /// The earned fraction of a millitoken, in millitoken-milliseconds; below the limit's period.
     pub remainder: u64,
-    /// All that was ever taken less all that was given back. It stays at its bound rather than
-    /// wrap, after 9·10^15 tokens.
+    /// Everything ever taken, less refunds. It saturates at 9·10^15 tokens.
     pub consumed: Millitokens,
-    /// The part of `consumed` that no usage record holds yet; the store's own business.
+    /// The part of `consumed` that the store has not added to a usage record yet.
     pub unbooked: Millitokens,
 }
 
@@ -45,13 +44,13 @@ impl Cell {
         }
     }
 
-    /// Books a signed difference: positive takes, negative gives back, up to the capacity.
+    /// Applies a signed difference: positive takes, negative refunds, up to the capacity.
     fn charge(&mut self, rate: &Rate, difference: Millitokens) -> Result<(), Overflow> {
         match self.tokens.get().checked_sub(difference.get()) {
             Some(tokens) if tokens < rate.capacity().get() => {
                 self.tokens = Millitokens::new(tokens);
             }
-            // Beyond the range of the type: below it is debt, above it is full like the rest.
+            // Out of range: a charge is an error, a refund fills the bucket.
             None if difference > Millitokens::ZERO => return Err(Overflow),
             _ => {
                 self.tokens = rate.capacity();
@@ -63,7 +62,7 @@ impl Cell {
         Ok(())
     }
 
-    /// Whether `amount` is there. Nothing is always there, even in debt.
+    /// Whether the balance covers `amount`. 0 is always covered, even in debt.
     fn holds(&self, amount: Millitokens) -> bool {
         amount == Millitokens::ZERO || self.tokens >= amount
     }
@@ -74,7 +73,7 @@ impl Cell {
     }
 }
 
-/// A difference so large that the balance would leave the range of its type. Nothing was changed.
+/// A charge that would take the balance out of the range of its type. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overflow;
 
@@ -102,17 +101,17 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A bucket that nobody has taken from yet: full.
+    /// A full bucket: nothing was taken from it yet.
     pub fn full(limits: Arc<LimitSet>, now: Timestamp) -> Self {
         let cells = limits.rates().iter().map(Cell::full).collect();
         Self { limits, cells, refilled_at: now }
     }
 
-    /// A bucket as a store kept it. Balances above the capacity are cut to it.
+    /// A bucket from stored balances. Balances above the capacity are cut to it.
     ///
     /// # Panics
     ///
-    /// When there is not one cell for each limit.
+    /// When the number of cells is not the number of limits.
     pub fn from_parts(
         limits: Arc<LimitSet>,
         cells: impl IntoIterator<Item = Cell>,
@@ -122,7 +121,7 @@ impl Bucket {
         assert_eq!(limits.len(), cells.len(), "one cell for each limit");
         for (cell, rate) in cells.iter_mut().zip(limits.rates()) {
             cell.remainder = cell.remainder.min(rate.period_ms() - 1);
-            // A client that does not know remainders leaves the old one behind when it fills up.
+            // A client that ignores remainders leaves the old one behind when the bucket fills up.
             if cell.tokens >= rate.capacity() {
                 cell.tokens = rate.capacity();
                 cell.remainder = 0;
@@ -141,18 +140,18 @@ impl Bucket {
         &self.cells
     }
 
-    /// Up to when the passing time has been paid out.
+    /// The moment up to which elapsed time is credited.
     pub fn refilled_at(&self) -> Timestamp {
         self.refilled_at
     }
 
-    /// The balance and the numbers of the limit of that name.
+    /// The balance and the rate of the limit with this name.
     pub fn cell(&self, name: &str) -> Option<(&Cell, &Rate)> {
         let at = self.limits.position(name)?;
         Some((&self.cells[at], &self.limits.rates()[at]))
     }
 
-    /// Pays out the time up to `now`, to all limits. A clock that stands or runs back pays nothing.
+    /// Credits the time up to `now` to all limits. A clock that stands or runs back credits nothing.
     pub fn refill(&mut self, now: Timestamp) {
         let elapsed_ms = now.millis_since(self.refilled_at);
         if elapsed_ms == 0 {
@@ -164,54 +163,54 @@ impl Bucket {
         self.refilled_at = now;
     }
 
-    /// The balances as they are, to be [restored](Self::restore).
+    /// A copy of the balances, for [`restore`](Self::restore).
     pub fn balances(&self) -> Balances {
         Balances { cells: self.cells.clone(), refilled_at: self.refilled_at }
     }
 
-    /// Undoes everything that happened to the balances since they were remembered.
+    /// Restores a copy of the balances.
     ///
     /// # Panics
     ///
-    /// When the limits have changed since.
+    /// When the number of limits has changed since the copy was made.
     pub fn restore(&mut self, before: Balances) {
         assert_eq!(self.cells.len(), before.cells.len(), "balances of the same limits");
         self.cells = before.cells;
         self.refilled_at = before.refilled_at;
     }
 
-    /// Whether cell `at` holds `amount`. Nothing is always held, even in debt.
+    /// Whether the balance of cell `at` covers `amount`. 0 is always covered, even in debt.
     pub(crate) fn holds(&self, at: usize, amount: Millitokens) -> bool {
         self.cells[at].holds(amount)
     }
 
-    /// Books a signed difference on cell `at`: positive takes and may leave debt, negative gives
-    /// back, never above the capacity.
+    /// Applies a signed difference to cell `at`. A positive one takes and may leave debt. A negative
+    /// one refunds, up to the capacity.
     ///
     /// # Errors
     ///
-    /// [`Overflow`], and nothing is changed.
+    /// [`Overflow`]; nothing is changed.
     pub fn charge(&mut self, at: usize, difference: Millitokens) -> Result<(), Overflow> {
         self.cells[at].charge(&self.limits.rates()[at], difference)
     }
 
-    /// How long after `now` cell `at` will hold `amount` if nobody else takes from it: not a
-    /// millisecond less, not one more.
+    /// How long after `now` the balance of cell `at` covers `amount` if nobody else takes from it. Exact
+    /// to the millisecond.
     pub fn wait_for(&self, at: usize, amount: Millitokens, now: Timestamp) -> Duration {
         let rate = &self.limits.rates()[at];
-        // What is earned by now counts, paid out or not.
+        // Includes what was earned since the last refill.
         let mut cell = self.cells[at];
         cell.refill(rate, now.millis_since(self.refilled_at));
         if cell.holds(amount) {
             return Duration::ZERO;
         }
-        // Time is paid out from `refilled_at` on, which is ahead of a clock that lags.
+        // Time is credited from `refilled_at` on, which is ahead of a clock that lags.
         let ahead = self.refilled_at.millis_since(now);
         let earning = cell.millis_until(rate, amount);
         Duration::from_millis(ahead.saturating_add(earning).min(i64::MAX.unsigned_abs()))
     }
 
-    /// How long after `now` all limits will be full if nobody takes from them.
+    /// How long after `now` all limits are full if nobody takes from them.
     pub fn wait_until_full(&self, now: Timestamp) -> Duration {
         let waits = self.limits.rates().iter().enumerate();
         waits.map(|(at, rate)| self.wait_for(at, rate.capacity(), now)).max().unwrap_or_default()
@@ -222,13 +221,12 @@ impl Bucket {
         self.cells.iter().any(|cell| cell.tokens < Millitokens::ZERO)
     }
 
-    /// Takes on `limits` as they are now configured: pays out what was earned under the old ones,
-    /// then clamps. A lower ceiling cuts the balance, a higher one grants nothing at once, a new
-    /// limit starts full.
+    /// Changes the bucket to `limits`. First it credits what was earned under the old ones. A lower
+    /// ceiling then cuts the balance, a higher one adds nothing, and a new limit starts full.
     ///
     /// A limit that `limits` does not name stays as it is: a call with limits of its own must not
-    /// wipe out what was taken under the stored ones. Past [`LIMITS_MAX`](crate::LIMITS_MAX) some of
-    /// those are dropped, full ones first.
+    /// erase what was taken under the stored ones. Above [`LIMITS_MAX`](crate::LIMITS_MAX) some of
+    /// these are dropped, full ones first.
     pub fn follow(&mut self, limits: &Arc<LimitSet>, now: Timestamp) {
         let unchanged = |(name, rate): (&LimitName, &Rate)| {
             self.cell(name.as_str()).is_some_and(|(_, current)| current == rate)
@@ -251,13 +249,13 @@ impl Bucket {
                 kept.push((name.clone(), *rate, *cell));
             }
         }
-        // Where there are too many, full ones can be spared first.
+        // If there are too many, full ones are dropped first.
         kept[named..].sort_by_key(|(_, rate, cell)| cell.tokens >= rate.capacity());
         self.adopt(kept, limits);
     }
 
-    /// Like [`follow`](Self::follow), but drops every limit that `limits` does not name: for a
-    /// change of the stored configuration, after which they no longer exist.
+    /// Like [`follow`](Self::follow), but drops every limit that `limits` does not name. For a change
+    /// of the stored configuration, which deletes those limits.
     pub fn replace_limits(&mut self, limits: &Arc<LimitSet>, now: Timestamp) {
         self.follow(limits, now);
         let named = self.limits.iter().zip(self.cells.iter());
@@ -268,9 +266,9 @@ impl Bucket {
         self.adopt(kept, limits);
     }
 
-    /// Installs cells with their limits; shares `limits` where it is all of them.
+    /// Sets cells and their limits. Shares `limits` if it names all of them.
     fn adopt(&mut self, mut kept: Vec<(LimitName, Rate, Cell)>, limits: &Arc<LimitSet>) {
-        // Past the bound the newest limits win: they are the ones being asked for.
+        // Above the bound the named limits win: the current call uses them.
         kept.truncate(crate::LIMITS_MAX);
         kept.sort_by(|a, b| a.0.cmp(&b.0));
         self.cells = kept.iter().map(|(_, _, cell)| *cell).collect();
@@ -282,7 +280,7 @@ impl Bucket {
         };
     }
 
-    /// Hands over what no usage record holds yet, limit by limit, and forgets it.
+    /// Returns the consumption that is not in a usage record yet, by limit, and resets it.
     pub fn take_unbooked(&mut self) -> Vec<(LimitName, Millitokens)> {
         let mut taken = Vec::new();
         for (name, cell) in self.limits.names().iter().zip(self.cells.iter_mut()) {
@@ -307,7 +305,7 @@ impl fmt::Debug for Bucket {
     }
 }
 
-/// The cell under another rate: cut to the new ceiling, its remainder in the new unit.
+/// The cell under another rate: cut to the new ceiling, with its remainder in the new unit.
 fn re_rated(mut cell: Cell, old: &Rate, new: &Rate) -> Cell {
     if cell.tokens >= new.capacity() {
         cell.tokens = new.capacity();
@@ -320,11 +318,11 @@ fn re_rated(mut cell: Cell, old: &Rate, new: &Rate) -> Cell {
     cell
 }
 
-/// How many cells stand in the bucket itself. Requests and tokens are the common pair; a bucket
-/// with more limits keeps them on the heap.
+/// How many cells are stored inline. Requests and tokens are the common pair; a bucket with more
+/// limits keeps them on the heap.
 const INLINE: usize = 2;
 
-/// Cells, without a pointer to chase for the usual number of them.
+/// Cells, inline up to [`INLINE`] of them.
 #[derive(Clone, Debug)]
 enum Cells {
     Few([Cell; INLINE], u8),

@@ -1,40 +1,40 @@
-//! The one place that admits or refuses.
+//! Admits or refuses requests on buckets.
 
 use crate::{Bucket, Millitokens, Timestamp};
 
-/// What is asked of one limit of a bucket.
+/// An amount to take from one limit of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Take {
-    /// Which cell of the bucket.
+    /// The index of the limit's cell.
     pub cell: usize,
-    /// How much, not negative.
+    /// The amount; not negative in an acquire.
     pub amount: Millitokens,
 }
 
-/// What is asked of one bucket of the chain.
+/// A request to one bucket of the chain.
 #[derive(Debug)]
 pub struct Ask<'a> {
     /// The bucket, as the store holds it.
     pub bucket: &'a mut Bucket,
-    /// What is asked of its limits.
+    /// The amounts, by limit.
     pub takes: &'a [Take],
 }
 
-/// The answer.
+/// What [`decide`] decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Everything asked for was taken, from all buckets.
+    /// All amounts were taken, from all buckets.
     Admitted,
-    /// Something did not fit and nothing was taken, from any bucket.
+    /// At least one balance was too low. Nothing was taken from any bucket.
     Refused,
 }
 
-/// Refills every bucket of the chain up to `now`, then takes all that is asked from all of them, or
-/// nothing from any.
+/// Refills every bucket of the chain up to `now`, then takes all amounts from all of them, or nothing
+/// from any.
 ///
 /// # Panics
 ///
-/// When an amount is negative or names a cell that its bucket does not have: callers check both.
+/// When an amount is negative, or its cell does not exist: callers check both.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -59,7 +59,7 @@ pub fn decide(asks: &mut [Ask<'_>], now: Timestamp) -> Verdict {
     for ask in asks.iter_mut() {
         for take in ask.takes {
             let charged = ask.bucket.charge(take.cell, take.amount);
-            charged.expect("what the bucket holds can be taken from it");
+            charged.expect("the balance covers the amount");
         }
     }
     Verdict::Admitted
@@ -67,8 +67,8 @@ pub fn decide(asks: &mut [Ask<'_>], now: Timestamp) -> Verdict {
 
 fn fits(ask: &Ask<'_>) -> bool {
     ask.takes.iter().enumerate().all(|(at, take)| {
-        assert!(take.amount >= Millitokens::ZERO, "an acquire takes, it never gives");
-        // A limit that is asked for twice must hold the sum.
+        assert!(take.amount >= Millitokens::ZERO, "an acquire never takes a negative amount");
+        // The balance of a limit that is named twice must cover the sum.
         let before = ask.takes[..at].iter().filter(|earlier| earlier.cell == take.cell);
         let asked = before.fold(take.amount, |sum, earlier| sum.saturating_add(earlier.amount));
         ask.bucket.holds(take.cell, asked)

@@ -10,9 +10,9 @@ use crate::{EntityId, LimitName, LimitStatus, Millitokens};
 
 /// A refusal: one or more limits were exceeded, and nothing was taken.
 ///
-/// It knows every limit that was checked. Its text, [`public`](Self::public) and
+/// It contains the status of every limit that was checked. Its text, [`public`](Self::public) and
 /// [`http_fields`](Self::http_fields) contain no entity id and no balance of an ancestor, so they can be sent to
-/// the caller. [`to_json`](Self::to_json) and [`statuses`](Self::statuses) contain everything, for logs and operators.
+/// the caller. [`to_json`](Self::to_json) and [`statuses`](Self::statuses) contain everything, for operators.
 ///
 /// ```
 /// # use zae_limiter_model::{EntityId, Limit, LimitSet, LimitStatus, Millitokens, RateLimitExceeded, ResourceName};
@@ -45,7 +45,7 @@ impl RateLimitExceeded {
     /// When none of them is exceeded.
     pub fn new(statuses: Vec<LimitStatus>) -> Self {
         let exceeded = statuses.iter().enumerate().filter(|(_, status)| status.exceeded);
-        // Of equal waits the first: the caller's own limits come before its ancestors'.
+        // The first of equal waits: the caller's own limits come before its ancestors'.
         let longest = exceeded.rev().max_by_key(|(_, status)| status.retry_after);
         let (primary, _) = longest.expect("a refusal has at least one exceeded limit");
         Self { statuses, primary }
@@ -71,18 +71,18 @@ impl RateLimitExceeded {
         &self.statuses[self.primary]
     }
 
-    /// The least wait after which the same request passes if nobody else takes tokens.
+    /// How long to wait until the same request passes, if nobody else takes tokens.
     pub fn retry_after(&self) -> Duration {
         self.primary_violation().retry_after
     }
 
-    /// What the caller may see: its own limits, and of ancestors only which limit refused and for how long.
+    /// What the caller may see: its own limits, and the name and wait of each ancestor's limit that refused.
     pub fn public(&self) -> PublicRefusal<'_> {
         PublicRefusal::new(self)
     }
 
-    /// The whole refusal as a JSON object, with entity ids and the balances of ancestors: for logs and operators. The
-    /// fields are those of the Python original's `as_dict`. To a caller send [`public`](Self::public).
+    /// The whole refusal as a JSON object, with entity ids and the balances of ancestors: for operators. The fields are
+    /// those of the Python original's `as_dict`. Send [`public`](Self::public) to a caller.
     pub fn to_json(&self) -> String {
         let mut out = self.json_head();
         out.push_str(",\"contended\":false,\"limits\":[");

@@ -10,7 +10,7 @@ use crate::{Invalid, Limit, LimitName, LimitSet};
 const RULE: &str = "write name:rate[/period][:burst], as in rpm:100, tpm:10000/min:15000 or \
                     uploads:3/5min; the period is sec, min (default), hour or day";
 
-/// The units of a period, the largest first: seconds, and the name that is written.
+/// The units of a period, largest first: their seconds, and the name that `Display` writes.
 const UNITS: [(u64, &str); 4] = [(86_400, "day"), (3_600, "hour"), (60, "min"), (1, "sec")];
 
 /// Seconds in a unit of time, by any of its names: `s`, `sec`, `min`, `hours`, `d` and so on.
@@ -104,7 +104,7 @@ impl FromStr for Limit {
         if let Some(burst) = burst {
             limit = limit.burst(number(burst)?);
         }
-        // The bounds are those of a limit set; here is only which part of the text is out of them.
+        // The limit set checks the bounds; this finds the part of the text that is out of them.
         let Err(invalid) = LimitSet::new([limit.clone()]) else { return Ok(limit) };
         let part = match (invalid.field(), burst, period_text) {
             ("capacity", Some(burst), _) => burst,
@@ -137,14 +137,14 @@ impl fmt::Display for Limit {
 /// Points at the first character that a name cannot have there, or at all of it.
 fn check_name(input: &str, name: &str) -> Result<(), ParseLimitError> {
     let Err(invalid) = LimitName::new(name) else { return Ok(()) };
-    // Behind a letter each character is judged by itself.
+    // Each character is checked alone, after a letter.
     let is_wrong = |(at, c): &(usize, char)| {
         LimitName::new(format!("a{c}")).is_err()
             || (*at == 0 && LimitName::new(c.to_string()).is_err())
     };
     let part = match name.char_indices().find(is_wrong) {
         Some((at, c)) => &name[at..at + c.len_utf8()],
-        // All of it: too long, empty, reserved.
+        // Too long, empty or reserved.
         None => name,
     };
     let problem = match part {
@@ -186,7 +186,7 @@ fn period(text: &str) -> Result<Duration, (&str, String)> {
         "" => 1,
         count => number(count).map_err(|problem| (count, problem))?,
     };
-    // Too long a period is refused where all bounds are checked.
+    // The limit set rejects a period that is too long.
     Ok(Duration::from_secs(count.saturating_mul(seconds)))
 }
 

@@ -34,7 +34,7 @@ impl Invalid {
         Self { field, value: cut(value.to_owned(), SECRET_SHOWN_MAX), rule }
     }
 
-    /// What was being given, for example `entity id`.
+    /// The kind of value, for example `entity id`.
     pub fn field(&self) -> &'static str {
         self.field
     }

@@ -1,13 +1,12 @@
-//! Values and arithmetic of the rate limiter: what a limit is, how a bucket refills, who is
-//! admitted.
+//! Values and arithmetic of the rate limiter: limits, refills, and the decision to admit a request.
 //!
 //! Everything here is a pure function of its arguments. There is no IO, no clock and no randomness,
 //! and the crate has no dependencies, so that every store, in every process, on every machine,
 //! decides by the same integer arithmetic.
 //!
-//! The rule that everything else leans on: a bucket's state at a time does not depend on how often
-//! it was looked at before. Refilling in ten steps or in one gives the same tokens, because the
-//! fraction of a millitoken that a step could not pay out is carried over to the next.
+//! The central invariant: a bucket's state at a moment does not depend on how often it was refilled
+//! before. Refilling in ten steps or in one gives the same tokens, because each step carries the
+//! fraction of a millitoken over to the next.
 
 mod bucket;
 mod decide;

@@ -1,4 +1,4 @@
-//! Limits: what is allowed, and the exact arithmetic of earning it back.
+//! Limits, and the exact arithmetic of refilling.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ pub const PERIOD_SECONDS_MAX: u64 = 1_000_000_000;
 /// The most limits that one entity can have on one resource.
 pub const LIMITS_MAX: usize = 32;
 
-/// Names that a limit cannot have: `wcu` counts writes on DynamoDB, the others are attributes of
-/// usage records, on which each limit's total stands under the limit's own name.
+/// Names that a limit cannot have: `wcu` counts writes on DynamoDB. The others are attributes of usage
+/// records, which store each limit's total under the limit's name.
 pub const RESERVED_LIMIT_NAMES: &[&str] = &[
     "wcu",
     "ttl",
@@ -38,11 +38,11 @@ pub const RESERVED_LIMIT_NAMES: &[&str] = &[
     "GSI4SK",
 ];
 
-/// A limit: so many tokens per period, and how many may be saved up.
+/// A limit: tokens per period, and a ceiling for unused tokens.
 ///
-/// A constructor checks nothing. Every function that takes limits checks them first, by making a [`LimitSet`] of
-/// them. Text is checked when it is parsed: `name:rate[/period][:burst]`, with a period of `sec`, `min` (the default),
-/// `hour` or `day` and a count before it, as in `5min`.
+/// A constructor checks nothing. Every function that takes limits checks them first, as a [`LimitSet`]. Text is
+/// checked when it is parsed: `name:rate[/period][:burst]`, with a period of `sec`, `min` (the default), `hour` or
+/// `day` and a count before it, as in `5min`.
 ///
 /// ```
 /// # use zae_limiter_model::Limit;
@@ -54,16 +54,16 @@ pub const RESERVED_LIMIT_NAMES: &[&str] = &[
 pub struct Limit {
     /// The limit's name, for example `tpm`.
     pub name: String,
-    /// The ceiling: the most tokens that can be saved up.
+    /// The ceiling of the balance, in tokens: 1 to [`CAPACITY_MAX`].
     pub capacity: u64,
-    /// Tokens that are added in one period.
+    /// Tokens added per period: 1 to [`CAPACITY_MAX`].
     pub refill_amount: u64,
-    /// The period, in whole seconds.
+    /// The period, in whole seconds: 1 to [`PERIOD_SECONDS_MAX`].
     pub refill_period: Duration,
 }
 
 impl Limit {
-    /// `amount` tokens per `period`, and no more than `amount` saved up.
+    /// `amount` tokens per `period`, with a ceiling of `amount`.
     pub fn per(name: impl Into<String>, amount: u64, period: Duration) -> Self {
         Self { name: name.into(), capacity: amount, refill_amount: amount, refill_period: period }
     }
@@ -115,7 +115,7 @@ impl Limit {
     }
 }
 
-/// A limit's numbers in the units of the arithmetic, each within its bounds.
+/// A limit's checked numbers, in the units of the arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     capacity: Millitokens,
@@ -124,11 +124,11 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Numbers as a store keeps them.
+    /// A rate from stored numbers.
     ///
     /// # Errors
     ///
-    /// [`Invalid`] for numbers that no valid limit has.
+    /// [`Invalid`] for numbers out of bounds.
     pub fn new(
         capacity: Millitokens,
         refill_amount: Millitokens,
@@ -146,7 +146,7 @@ impl Rate {
         Ok(Self { capacity, refill_amount, period_ms })
     }
 
-    /// Other amounts in the same period.
+    /// The same period with other amounts.
     pub(crate) const fn with_amounts(
         &self,
         capacity: Millitokens,
@@ -160,7 +160,7 @@ impl Rate {
         self.capacity
     }
 
-    /// What is earned in one period.
+    /// The amount added per period.
     pub const fn refill_amount(&self) -> Millitokens {
         self.refill_amount
     }
@@ -170,8 +170,8 @@ impl Rate {
         self.period_ms
     }
 
-    /// What `elapsed_ms` earn on top of `remainder`, rounded down, and the remainder that is left.
-    /// The first number has no ceiling yet and can be far larger than any balance.
+    /// What `elapsed_ms` earn on top of `remainder`, rounded down, and the new remainder. The first
+    /// number has no ceiling yet and can be far larger than any balance.
     pub(crate) fn earned_in(&self, elapsed_ms: u64, remainder: u64) -> (i128, u64) {
         let amount = self.refill_amount.get().unsigned_abs();
         // In practice everything fits 64 bits, where division is several times faster.
@@ -196,14 +196,14 @@ impl Rate {
         u64::try_from(millis.clamp(0, i128::from(i64::MAX))).expect("clamped to what fits")
     }
 
-    /// What so many milliseconds earn on top of a remainder, rounded down, and the remainder that is
-    /// left. There is no ceiling here, only the end of the range.
+    /// What `elapsed_ms` earn on top of `remainder`, rounded down, and the new remainder. The capacity
+    /// does not limit the amount, only the type's range does.
     pub fn earned(&self, elapsed_ms: u64, remainder: u64) -> (Millitokens, u64) {
         let (added, left) = self.earned_in(elapsed_ms, remainder);
         (Millitokens::new(i64::try_from(added).unwrap_or(i64::MAX)), left)
     }
 
-    /// How long it takes to earn so much, rounded up to a millisecond.
+    /// How long it takes to earn `deficit`, rounded up to a millisecond.
     pub fn time_to_earn(&self, deficit: Millitokens) -> Duration {
         Duration::from_millis(self.millis_to_earn(i128::from(deficit.get()), 0))
     }
@@ -214,7 +214,7 @@ impl Rate {
     }
 }
 
-/// The limits of one entity on one resource: valid, in the order of their names, each name once.
+/// The limits of one entity on one resource: checked, sorted by name, each name once.
 ///
 /// ```
 /// # use zae_limiter_model::{Limit, LimitSet};
@@ -224,13 +224,13 @@ impl Rate {
 /// ```
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct LimitSet {
-    // Two arrays, so that the arithmetic walks over nothing but numbers.
+    // Two arrays, so that the arithmetic reads only numbers.
     names: Arc<[LimitName]>,
     rates: Arc<[Rate]>,
 }
 
 impl LimitSet {
-    /// Checks the limits and puts them in order.
+    /// Checks the limits and sorts them.
     ///
     /// # Errors
     ///
@@ -240,7 +240,7 @@ impl LimitSet {
         Self::from_rates(checked)
     }
 
-    /// Puts numbers as a store keeps them in order.
+    /// A set from stored rates, sorted.
     ///
     /// # Errors
     ///
@@ -273,10 +273,9 @@ impl LimitSet {
         self.rates.is_empty()
     }
 
-    /// Where the limit of that name stands.
+    /// The index of the limit with this name.
     pub fn position(&self, name: &str) -> Option<usize> {
-        // A handful of short names: walking them byte by byte is faster than a search, and than a
-        // call to compare them.
+        // For a few short names, comparing bytes inline is faster than a binary search or memcmp.
         let wanted = name.as_bytes();
         self.names.iter().position(|candidate| {
             let bytes = candidate.as_str().as_bytes();
@@ -289,18 +288,17 @@ impl LimitSet {
         &self.names
     }
 
-    /// The numbers, in the order of the names.
+    /// The rates, in the order of the names.
     pub fn rates(&self) -> &[Rate] {
         &self.rates
     }
 
-    /// Names and numbers together.
+    /// Names and rates.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&LimitName, &Rate)> {
         self.names.iter().zip(self.rates.iter())
     }
 
-    /// The limits as a person writes them (a fraction of a token, which only another client could
-    /// have stored, is rounded up).
+    /// The limits in whole tokens, rounded up. Only another client can have stored a fraction.
     pub fn to_limits(&self) -> Vec<Limit> {
         let tokens = |m: Millitokens| m.get().unsigned_abs().div_ceil(MILLI.unsigned_abs());
         self.iter()

@@ -1,4 +1,4 @@
-//! Names, checked once where they enter and trusted from there on.
+//! Names, checked once when they are made.
 //!
 //! A name is a shared string: cloning one is a reference count, not a copy.
 
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use crate::Invalid;
 use crate::limit::RESERVED_LIMIT_NAMES;
 
-/// The resource under which an entity keeps limits that hold for all of its resources.
+/// The resource name of limits that apply to all resources of an entity.
 pub const DEFAULT_RESOURCE: &str = "_default_";
 
-/// Which characters a kind of name is made of.
+/// The characters that a kind of name may contain.
 struct Alphabet {
     length_max: usize,
     first: fn(u8) -> bool,
@@ -96,37 +96,37 @@ macro_rules! names {
 }
 
 names! {
-    /// Who is limited: an API key, a project, an organisation. Its `Debug` form is a short hash,
+    /// The id of an entity: an API key, a project, an organisation. Its `Debug` text is a short hash,
     /// because entity ids are often API keys.
     EntityId, "entity id", of_secret,
     "use 1 to 256 of A-Z a-z 0-9 _ . - : @, starting with a letter or digit",
     |text| Alphabet { length_max: 256, first: is_letter_or_digit, rest: b"_.-:@" }.accepts(text);
 
-    /// What one limit of a set is called, for example `rpm`.
+    /// The name of a limit, for example `rpm`.
     LimitName, "limit name", new,
     "use 1 to 64 of A-Z a-z 0-9 _ . -, starting with a letter, \
      and none of the names reserved for the store's own attributes (wcu, ttl, resource, window, …)",
     |text| Alphabet { length_max: 64, first: is_letter, rest: b"_.-" }.accepts(text)
         && !RESERVED_LIMIT_NAMES.contains(&text);
 
-    /// What is used, for example the model `gpt-4`.
+    /// The name of a resource, for example the model `gpt-4`.
     ResourceName, "resource", new,
     "use 1 to 64 of A-Z a-z 0-9 _ . - / :, starting with a letter \
      (_default_ stands for all resources of an entity, in its configuration only)",
     |text| Alphabet { length_max: 64, first: is_letter, rest: b"_.-/:" }.accepts(text);
 
-    /// What people call a namespace.
+    /// The name of a namespace.
     NamespaceName, "namespace", new,
     "use 1 to 64 of A-Z a-z 0-9 - _ ., starting with a letter",
     |text| Alphabet { length_max: 64, first: is_letter, rest: b"-_." }.accepts(text);
 
-    /// The opaque id under which a namespace's items are kept; names can be reused, ids never are.
+    /// The id of a namespace, under which its items are stored. Names can be reused, ids never are.
     NamespaceId, "namespace id", new,
     "use 11 of A-Z a-z 0-9 - _, not starting with a dash",
     |text| text.len() == 11 && !text.starts_with('-')
         && Alphabet { length_max: 11, first: |_| true, rest: b"-_" }.accepts(text);
 
-    /// A stack, and so a table, in an AWS account.
+    /// The name of a CloudFormation stack, and of its DynamoDB table.
     StackName, "stack name", new,
     "use 1 to 55 of A-Z a-z 0-9 -, starting with a letter",
     |text| Alphabet { length_max: 55, first: is_letter, rest: b"-" }.accepts(text);

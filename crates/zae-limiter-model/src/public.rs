@@ -7,8 +7,8 @@ use crate::json::escape;
 use crate::status::Seconds;
 use crate::{LimitStatus, RateLimitExceeded};
 
-/// What a caller may see of a [`RateLimitExceeded`]: no entity ids, and of ancestors' limits only those that refused
-/// the call, as `tpm@parent`, without ceiling, rate or balance.
+/// What a caller may see of a [`RateLimitExceeded`]. It contains no entity ids. An ancestor's limit appears only if it
+/// refused the call, as `tpm@parent`, without ceiling, rate or balance.
 ///
 /// ```
 /// # use zae_limiter_model::{EntityId, Limit, LimitSet, LimitStatus, Millitokens, RateLimitExceeded, ResourceName};
@@ -36,14 +36,14 @@ impl<'a> PublicRefusal<'a> {
         self.0
     }
 
-    /// The limits that the caller may see: its own, and those of ancestors that refused it. Of an ancestor's status
-    /// show only its [label](LimitStatus::label) and wait.
+    /// The limits that the caller may see: its own, and those of ancestors that refused it. Only the
+    /// [label](LimitStatus::label) and the wait of an ancestor's status may be shown.
     #[cfg(feature = "serde")]
     pub(crate) fn statuses(&self) -> impl Iterator<Item = &'a LimitStatus> {
         visible(self.0.statuses())
     }
 
-    /// The least wait after which the same request passes if nobody else takes tokens.
+    /// How long to wait until the same request passes, if nobody else takes tokens.
     pub fn retry_after(&self) -> Duration {
         self.0.retry_after()
     }
@@ -75,7 +75,7 @@ impl<'a> PublicRefusal<'a> {
 
     /// The header fields of a 429 response, with lower-case names: `retry-after`, `ratelimit-policy`, `ratelimit`.
     pub fn http_fields(&self) -> Vec<(&'static str, String)> {
-        // Whole seconds, rounded up: a client that waits so long must not come too early.
+        // Rounded up, so that a client that waits this long does not retry too early.
         let seconds = whole_seconds(self.retry_after()).max(1);
         let mut fields = vec![("retry-after", seconds.to_string())];
         fields.extend(http_fields(self.0.statuses()));
@@ -97,10 +97,10 @@ fn visible(statuses: &[LimitStatus]) -> impl Iterator<Item = &LimitStatus> {
 /// `ratelimit-policy` and `ratelimit` of draft-ietf-httpapi-ratelimit-headers-11 for a response of any kind, with
 /// lower-case names.
 ///
-/// There is one policy for each limit of the caller: its quota `q` is what a period `w` earns. `r` is what is there
-/// now, and `t` the seconds until the requested amount is there, or, where it was, until the limit is full again. An
-/// ancestor's limit appears only where it refused the call, as `"tpm@parent";r=0`, because its quota and its balance
-/// are not the caller's business.
+/// There is one policy for each limit of the caller. Its quota `q` is the amount that the limit refills in `w` seconds.
+/// `r` is the balance. `t` is the wait in seconds: for an exceeded limit until the request passes, else until the limit
+/// is full. An ancestor's limit appears only if it refused the call, as `"tpm@parent";r=0`: callers must not see its
+/// quota and its balance.
 pub fn http_fields(statuses: &[LimitStatus]) -> Vec<(&'static str, String)> {
     let policies = statuses.iter().filter(|status| status.level == 0).map(|status| {
         let seconds = status.rate.period_ms().div_ceil(1_000);
@@ -113,14 +113,14 @@ pub fn http_fields(statuses: &[LimitStatus]) -> Vec<(&'static str, String)> {
         format!("\"{}\";r={left};t={}", status.label(), whole_seconds(wait))
     });
     let list = |members: Vec<String>| members.join(", ");
-    // An empty list is not a field with an empty value but no field (RFC 9651, section 3.1).
+    // An empty list is sent as no field at all (RFC 9651, section 3.1).
     [("ratelimit-policy", list(policies.collect())), ("ratelimit", list(current.collect()))]
         .into_iter()
         .filter(|(_, value)| !value.is_empty())
         .collect()
 }
 
-/// The range of an integer in a structured field that cannot be negative here.
+/// Clamps to the non-negative integers of a structured field (RFC 9651, section 3.3.1).
 fn integer(value: i64) -> i64 {
     value.clamp(0, 999_999_999_999_999)
 }

@@ -62,8 +62,8 @@ impl Serialize for Limit {
     }
 }
 
-/// A text such as `tpm:10000/min:15000`, or the map that is written. In the map `refill_amount` may be left out, which
-/// makes it the capacity, and `refill_period_seconds`, which makes it 60. The limit is checked.
+/// A text such as `tpm:10000/min:15000`, or a map. In a map, `refill_amount` defaults to the capacity and
+/// `refill_period_seconds` to 60. The limit is checked.
 impl<'de> Deserialize<'de> for Limit {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(LimitVisitor)
@@ -143,7 +143,7 @@ fn seconds(wait: Duration) -> f64 {
     crate::status::millis_rounded_up(wait) as f64 / 1_000.0
 }
 
-/// Ends a struct with everything about the limit that has no owner in it.
+/// Writes the fields that do not name the limit's owner.
 fn numbers<M: SerializeStruct>(map: &mut M, status: &LimitStatus) -> Result<(), M::Error> {
     map.serialize_field("kind", "rate")?;
     map.serialize_field("capacity", &status.rate.capacity().whole_tokens())?;
@@ -156,7 +156,7 @@ fn numbers<M: SerializeStruct>(map: &mut M, status: &LimitStatus) -> Result<(), 
     map.serialize_field("retry_after_seconds", &seconds(status.retry_after))
 }
 
-/// The fields of [`LimitStatus::write_json`], the entity id among them: for logs and operators.
+/// The fields of [`LimitStatus::write_json`], including the entity id: for operators.
 impl Serialize for LimitStatus {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_struct("LimitStatus", 12)?;
@@ -177,8 +177,8 @@ fn head<M: SerializeStruct>(map: &mut M, refusal: &RateLimitExceeded) -> Result<
     map.serialize_field("retry_after_ms", &u64::try_from(millis).unwrap_or(u64::MAX))
 }
 
-/// The fields of [`RateLimitExceeded::to_json`]: for logs and operators. A caller gets the
-/// [public](RateLimitExceeded::public) form.
+/// The fields of [`RateLimitExceeded::to_json`]: for operators. Send the
+/// [public](RateLimitExceeded::public) form to a caller.
 impl Serialize for RateLimitExceeded {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_struct("RateLimitExceeded", 6)?;

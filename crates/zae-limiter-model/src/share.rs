@@ -1,11 +1,11 @@
 use crate::{LimitSet, Millitokens, Rate};
 
-/// The part of `whole` that belongs to shard `shard` of `count`.
+/// The share of `whole` that belongs to shard `shard` of `count`.
 ///
 /// The shares of all shards add up to exactly the whole, and differ by at most one millitoken. When
-/// the count doubles, a shard's share is divided between itself and the shard that is new beside it,
-/// `shard + count`, to the millitoken: one shard can be divided without looking at the others. For
-/// this the shards stand along the whole in the order of their numbers' bits read backwards.
+/// the count doubles, each shard shares with one new shard, `shard + count`: their shares add up to the
+/// old one. So one shard can be split without reading the others. This works because the shards take
+/// their shares in the order of their bit-reversed numbers.
 ///
 /// # Panics
 ///
@@ -21,30 +21,31 @@ use crate::{LimitSet, Millitokens, Rate};
 pub fn share(whole: Millitokens, shard: u32, count: u32) -> Millitokens {
     assert!(count.is_power_of_two(), "{count} shards are not a power of two");
     assert!(shard < count, "shard {shard} of {count} does not exist");
-    assert!(whole.get() >= 0, "only what is there can be shared");
-    // With one shard there is no bit to read.
+    assert!(whole.get() >= 0, "a negative amount has no shares");
+    // With one shard the shift is by all bits.
     let place = shard.reverse_bits().checked_shr(u32::BITS - count.trailing_zeros()).unwrap_or(0);
     let up_to = |place: u32| i128::from(whole.get()) * i128::from(place) / i128::from(count);
-    let part = up_to(place + 1) - up_to(place);
-    Millitokens::new(i64::try_from(part).expect("a part is no larger than the whole"))
+    let share = up_to(place + 1) - up_to(place);
+    Millitokens::new(i64::try_from(share).expect("a share is no larger than the whole"))
 }
 
 impl Rate {
-    /// What a shard has of it: its share of the capacity and of what is earned in the same period.
+    /// A shard's share of the capacity and of the refill amount, in the same period. Each is at least
+    /// one millitoken.
     ///
     /// # Panics
     ///
-    /// As [`share`] does. A share is never less than a millitoken: nobody divides that far.
+    /// As [`share`] does.
     #[must_use]
     pub fn share(&self, shard: u32, count: u32) -> Self {
         let least = Millitokens::new(1);
-        let part = |whole| share(whole, shard, count).max(least);
-        self.with_amounts(part(self.capacity()), part(self.refill_amount()))
+        let share_of = |whole| share(whole, shard, count).max(least);
+        self.with_amounts(share_of(self.capacity()), share_of(self.refill_amount()))
     }
 }
 
 impl LimitSet {
-    /// What a shard has of each limit.
+    /// A shard's share of each limit.
     ///
     /// # Panics
     ///

@@ -1,4 +1,4 @@
-//! How one limit stood when it was checked.
+//! The status of a limit.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
@@ -6,7 +6,25 @@ use std::time::Duration;
 use crate::json::escape;
 use crate::{EntityId, LimitName, Millitokens, Rate, ResourceName};
 
-/// How one limit stood when it was checked.
+/// The status of a limit at the moment when it was checked.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use zae_limiter_model::{EntityId, Limit, LimitSet, LimitStatus, Millitokens, ResourceName};
+/// # let limits = LimitSet::new([Limit::per_minute("tpm", 60)])?;
+/// # let status = LimitStatus {
+/// #     entity_id: EntityId::new("org-7")?, level: 1, resource: ResourceName::new("gpt-4")?,
+/// #     limit_name: limits.names()[0].clone(), rate: limits.rates()[0], available: Millitokens::ZERO,
+/// #     requested: Millitokens::new(1_000), exceeded: true,
+/// #     retry_after: Duration::from_secs(1), full_after: Duration::from_secs(60),
+/// # };
+/// assert!(status.exceeded);
+/// assert_eq!(status.label(), "tpm@parent"); // a limit of the caller's parent
+/// assert_eq!(status.available.whole_tokens(), 0);
+/// assert_eq!(status.rate.capacity().whole_tokens(), 60);
+/// assert_eq!(status.retry_after, Duration::from_secs(1));
+/// # Ok::<(), zae_limiter_model::Invalid>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitStatus {
     /// The owner of the limit: the caller, or an ancestor.
@@ -19,27 +37,27 @@ pub struct LimitStatus {
     pub limit_name: LimitName,
     /// Its ceiling and rate.
     pub rate: Rate,
-    /// The balance: after the taking when admitted, before it when refused. Negative is debt.
+    /// The balance: after taking when admitted, before it when refused. Negative is debt.
     pub available: Millitokens,
-    /// The amount that the call asked for.
+    /// The amount that the call requested.
     pub requested: Millitokens,
     /// Whether this limit refused the call.
     pub exceeded: bool,
-    /// How long until the requested amount is there; zero when it was.
+    /// The time until the balance covers the requested amount; zero if it did.
     pub retry_after: Duration,
-    /// How long until the limit is full again.
+    /// The time until the limit is full.
     pub full_after: Duration,
 }
 
 impl LimitStatus {
-    /// The limit's name for people outside: `tpm`, and for an ancestor's limit `tpm@parent` or `tpm@parent-2`. It
-    /// never contains an entity id.
+    /// The limit's name for callers: `tpm`, and for an ancestor's limit `tpm@parent` or `tpm@parent-2`. It never
+    /// contains an entity id.
     pub fn label(&self) -> String {
         Label(&self.limit_name, self.level).to_string()
     }
 
-    /// Appends the status as a JSON object, with the entity id: for logs and operators. Amounts are in whole
-    /// tokens, `available` rounded down; waits are in seconds, to the millisecond.
+    /// Appends the status as a JSON object, with the entity id: for operators. Amounts are in whole tokens,
+    /// `available` rounded down; waits are in seconds, to the millisecond.
     pub fn write_json(&self, out: &mut String) {
         out.push_str("{\"entity_id\":");
         escape(out, self.entity_id.as_str());
@@ -51,7 +69,7 @@ impl LimitStatus {
         out.push_str(",\"soft\":false}");
     }
 
-    /// Everything about the limit that has no owner in it.
+    /// Appends the fields that do not name the limit's owner.
     pub(crate) fn write_numbers(&self, out: &mut String) {
         let _ = write!(
             out,

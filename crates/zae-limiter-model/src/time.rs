@@ -1,8 +1,8 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-/// The longest wait that a refusal reports: about 292 million years. A bucket can be so deep in debt, at so
-/// slow a rate, that the true wait does not fit; this is reported instead.
+/// The longest wait that a refusal reports: about 292 million years. Longer waits, of a deep debt at a slow rate,
+/// are reported as this one.
 pub const WAIT_MAX: Duration = Duration::from_millis(i64::MAX as u64);
 
 /// A moment: milliseconds since 1970-01-01T00:00:00Z.
@@ -18,7 +18,7 @@ pub const WAIT_MAX: Duration = Duration::from_millis(i64::MAX as u64);
 pub struct Timestamp(i64);
 
 impl Timestamp {
-    /// The moment so many milliseconds after the epoch.
+    /// The moment `millis` milliseconds after the epoch.
     pub const fn from_millis(millis: i64) -> Self {
         Self(millis)
     }
@@ -39,21 +39,21 @@ impl Timestamp {
         }
     }
 
-    /// This moment and `wait` later, rounded up to a millisecond, at most the last moment there is.
+    /// The moment `wait` later, rounded up to a millisecond. It saturates at the last moment.
     #[must_use]
     pub fn saturating_add(self, wait: Duration) -> Self {
         let millis = wait.as_nanos().div_ceil(1_000_000);
         self.saturating_add_millis(u64::try_from(millis).unwrap_or(u64::MAX))
     }
 
-    /// This moment and so many milliseconds later, at most the last moment there is.
+    /// The moment `millis` milliseconds later. It saturates at the last moment.
     #[must_use]
     pub const fn saturating_add_millis(self, millis: u64) -> Self {
         Self(self.0.saturating_add_unsigned(millis))
     }
 }
 
-/// Rounded down to a millisecond; a moment beyond the range becomes the first or last one there is.
+/// Rounded down to a millisecond. A moment out of range becomes the first or the last one.
 impl From<SystemTime> for Timestamp {
     fn from(moment: SystemTime) -> Self {
         match moment.duration_since(SystemTime::UNIX_EPOCH) {

@@ -6,7 +6,7 @@ use crate::Invalid;
 /// Millitokens in a token.
 pub const MILLI: i64 = 1_000;
 
-/// The largest amount of tokens that one call may take or adjust by.
+/// The most tokens that one call may take or adjust by.
 pub const AMOUNT_MAX: u64 = 1_000_000_000_000;
 
 /// A balance or an amount, in thousandths of a token.
@@ -17,12 +17,12 @@ impl Millitokens {
     /// Nothing.
     pub const ZERO: Self = Self(0);
 
-    /// So many thousandths of a token.
+    /// An amount in thousandths of a token.
     pub const fn new(millitokens: i64) -> Self {
         Self(millitokens)
     }
 
-    /// The number of thousandths.
+    /// The amount in thousandths of a token.
     pub const fn get(self) -> i64 {
         self.0
     }
@@ -32,7 +32,7 @@ impl Millitokens {
         self.0.div_euclid(MILLI)
     }
 
-    /// The sum, or `None` where it does not fit.
+    /// The sum, or `None` on overflow.
     pub const fn checked_add(self, other: Self) -> Option<Self> {
         match self.0.checked_add(other.0) {
             Some(sum) => Some(Self(sum)),
@@ -40,7 +40,7 @@ impl Millitokens {
         }
     }
 
-    /// The sum, or the nearest that fits.
+    /// The sum; it saturates at the bounds of `i64`.
     #[must_use]
     pub const fn saturating_add(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))

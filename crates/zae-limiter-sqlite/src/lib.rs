@@ -67,6 +67,18 @@ const DELETE_MAX: usize = 256;
 ///
 /// Dropping the last handle finishes all accepted calls and closes the file. The drop waits for
 /// that, but only about ten seconds for another program that keeps the file locked.
+///
+/// ```
+/// # use zae_limiter_core::RateLimiter;
+/// use zae_limiter_sqlite::SqliteStore;
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("limits.db");
+/// let store = SqliteStore::open(&path)?;
+/// let limiter = RateLimiter::builder(store).open().await?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone)]
 pub struct SqliteStore {
     shared: Arc<Shared>,

@@ -14,7 +14,16 @@ use crate::{Shared, SqliteStore, reader, schema};
 
 /// What survives a power cut. In both modes the file stays consistent, and a process that crashes
 /// or is killed loses no completed call.
+///
+/// ```
+/// use zae_limiter_sqlite::{Durability, SqliteOptions};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("limits.db");
+/// let store = SqliteOptions::new(&path).durability(Durability::Full).open()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Durability {
     /// A power cut may lose the last calls: the operating system decides when to write to the disk.
     #[default]
@@ -23,7 +32,17 @@ pub enum Durability {
     Full,
 }
 
-/// How to open a [`SqliteStore`].
+/// Options of a [`SqliteStore`].
+///
+/// ```
+/// use zae_limiter_core::{UsageSettings, Window};
+/// use zae_limiter_sqlite::SqliteOptions;
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("limits.db");
+/// let usage = UsageSettings { windows: vec![Window::Daily], ..UsageSettings::default() };
+/// let store = SqliteOptions::new(&path).usage(usage).open()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct SqliteOptions {
     path: PathBuf,

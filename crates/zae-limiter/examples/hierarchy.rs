@@ -10,18 +10,18 @@ async fn main() -> Result<(), Error> {
     let url = format!("sqlite:{}", folder.path().join("limits.db").display());
     let limiter = zae_limiter::open(&url).await?;
 
-    limiter.create_entity("acme").name("Acme Inc.").await?;
-    limiter.create_entity("search").parent("acme").cascade().await?;
-    limiter.create_entity("chat").parent("acme").cascade().await?;
+    limiter.ensure_entity("acme").name("Acme Inc.").await?;
+    limiter.ensure_entity("search").parent("acme").cascade().await?;
+    limiter.ensure_entity("chat").parent("acme").cascade().await?;
     for (key, project) in [("key-1", "search"), ("key-2", "search"), ("key-3", "chat")] {
-        limiter.create_entity(key).parent(project).cascade().await?;
+        limiter.ensure_entity(key).parent(project).cascade().await?;
     }
 
-    // Every key 5 a day, a project 8, the organisation 11.
-    limiter.set_system_defaults([Limit::per_day("rpd", 5)], None).await?;
-    limiter.set_limits("search", None, [Limit::per_day("rpd", 8)]).await?;
-    limiter.set_limits("chat", None, [Limit::per_day("rpd", 8)]).await?;
-    limiter.set_limits("acme", None, [Limit::per_day("rpd", 11)]).await?;
+    // Per day: 5 requests for every key, 8 for a project, 11 for the organisation.
+    limiter.ensure_system_defaults([Limit::per_day("rpd", 5)], None).await?;
+    limiter.ensure_limits("search", None, [Limit::per_day("rpd", 8)]).await?;
+    limiter.ensure_limits("chat", None, [Limit::per_day("rpd", 8)]).await?;
+    limiter.ensure_limits("acme", None, [Limit::per_day("rpd", 11)]).await?;
 
     for key in ["key-1", "key-2", "key-3"] {
         let mut admitted = 0;
@@ -37,7 +37,7 @@ async fn main() -> Result<(), Error> {
         };
         println!("{key}: {admitted} admitted, then:");
         for status in refusal.statuses() {
-            let verdict = if status.exceeded { "in the way" } else { "fits" };
+            let verdict = if status.exceeded { "exceeded" } else { "fits" };
             println!("    {:8} {} left, {verdict}", status.entity_id.as_str(), status.available);
         }
     }

@@ -1,9 +1,9 @@
-//! An LLM gateway: estimates the tokens of a call, takes them up front, settles for what the model
-//! really used.
+//! An LLM gateway: it estimates the tokens of a call, takes them up front, and settles for the tokens
+//! that the model used.
 //!
 //!     cargo run --release -p zae-limiter --example llm_gateway
 //!
-//! Run it in two terminals with the same file, and both share one budget:
+//! Run it in two terminals with the same file, and both share their limits:
 //!
 //!     cargo run --release -p zae-limiter --example llm_gateway -- sqlite:limits.db
 
@@ -23,8 +23,8 @@ async fn complete(limiter: &RateLimiter, key: &str, prompt: &str) -> Result<u64,
     acquire
         .run(async |lease: &mut Lease| {
             let used = call_model(prompt).await?;
-            // The difference to the estimate is written together with the commit. It never fails
-            // for lack of tokens: a bucket may go into debt, and repays it by refilling.
+            // The commit writes the difference to the estimate. It never fails for lack of tokens: the
+            // bucket may go into debt, and refills from there.
             lease.settle("tpm", used)?;
             Ok(used)
         })
@@ -53,14 +53,14 @@ async fn main() -> Result<(), Error> {
     println!("limits are kept in {url}\n");
 
     let limits = [Limit::per_minute("rpm", 6), Limit::per_minute("tpm", 200).burst(300)];
-    limiter.set_resource_defaults("gpt-4", limits).await?;
+    limiter.ensure_resource_defaults("gpt-4", limits).await?;
 
     let long = "tell me everything about it, ".repeat(8);
     let prompts = ["hello", "a somewhat longer question", "", long.as_str(), "hello again", "and?"];
     for prompt in prompts {
         match complete(&limiter, "key-1", prompt).await {
             Ok(used) => println!("answered: {used} tokens"),
-            Err(ModelError::Failed(why)) => println!("failed:   {why}; everything given back"),
+            Err(ModelError::Failed(why)) => println!("failed:   {why}; all tokens refunded"),
             Err(ModelError::Limited(Error::Exceeded(refusal))) => println!("refused:  {refusal}"),
             Err(ModelError::Limited(other)) => return Err(other),
         }

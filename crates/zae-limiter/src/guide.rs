@@ -1,6 +1,6 @@
-//! The guides, as they stand in the repository under `docs/`.
+//! The guides from the folder `docs/` of the repository.
 //!
-//! Links between the guides work in the repository; here use the list of modules.
+//! Links between the guides work in the repository. Here, use the list of modules.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "links between the guides are links to files")]
 
@@ -16,24 +16,24 @@ macro_rules! guides {
 guides! {
     /// First steps.
     getting_started: "getting-started.md";
-    /// Limits, bursts, refusals.
+    /// Limits, bursts and refusals.
     limits_and_bursts: "limits-and-bursts.md";
-    /// Estimates, and settling for the actual cost.
+    /// Estimates, and settling for the actual usage.
     llm_settling: "llm-settling.md";
-    /// Keys below projects below organisations.
+    /// Hierarchies of keys, projects and organisations.
     hierarchies: "hierarchies.md";
-    /// Where limits are stored, and which of them hold.
+    /// The levels at which limits are stored, and which one applies.
     configuration_levels: "configuration-levels.md";
-    /// Several limiters in one store.
+    /// Several isolated limiters in one store.
     namespaces: "namespaces.md";
-    /// What happens when the store does not answer.
+    /// What happens while the store is unavailable.
     unavailability: "unavailability.md";
-    /// Which store for what.
+    /// How to choose a store.
     choosing_a_store: "choosing-a-store.md";
     /// The DynamoDB store: table, cost, permissions.
     dynamodb: "dynamodb.md";
     /// Usage from the change stream.
     aggregator: "aggregator.md";
-    /// Running it.
+    /// Running it in production.
     operations: "operations.md";
 }

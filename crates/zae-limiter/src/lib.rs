@@ -27,7 +27,7 @@ pub use zae_limiter_sqlite::{Durability, SqliteOptions, SqliteStore};
 #[doc(inline)]
 pub use zae_limiter_core::blocking;
 
-/// Opens the limiter of the namespace `default` on the store at `url`: see [`StoreUrl`].
+/// Opens a limiter on the store at `url`, in the namespace `default`. See [`StoreUrl`] for the URLs.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
@@ -39,13 +39,13 @@ pub use zae_limiter_core::blocking;
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] for the address; [`Error::Store`] or [`Error::Unavailable`] when the store
-/// cannot be opened.
+/// [`Error::Invalid`] for the URL; [`Error::Store`] or [`Error::Unavailable`] when the store cannot be
+/// opened.
 pub async fn open(url: &str) -> Result<RateLimiter, Error> {
     builder(url)?.open().await
 }
 
-/// A builder for a limiter on the store at `url`: see [`StoreUrl`].
+/// A builder for a limiter on the store at `url`. See [`StoreUrl`] for the URLs.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -58,13 +58,13 @@ pub async fn open(url: &str) -> Result<RateLimiter, Error> {
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] for the address; [`Error::Store`] or [`Error::Unavailable`] when the store
-/// cannot be opened.
+/// [`Error::Invalid`] for the URL; [`Error::Store`] or [`Error::Unavailable`] when the store cannot be
+/// opened.
 pub fn builder(url: &str) -> Result<Builder, Error> {
     Ok(RateLimiter::builder(store::open(url)?))
 }
 
-/// Values: names, amounts, records, settings, and what calls return.
+/// Values: names, amounts, records, settings and results.
 pub mod model {
     #[doc(inline)]
     pub use zae_limiter_core::{
@@ -77,9 +77,9 @@ pub mod model {
     pub use zae_limiter_model::*;
 }
 
-/// For authors of stores: the trait, its contract, and the data it speaks in.
+/// For authors of stores: the trait, its contract and its data types.
 ///
-/// The crate `zae-limiter-testkit` has the suite that checks a store, `conformance_tests!`.
+/// The macro `conformance_tests!` of the crate `zae-limiter-testkit` checks a store.
 pub mod store {
     use std::sync::Arc;
 
@@ -93,24 +93,24 @@ pub mod store {
 
     use crate::{Error, StoreUrl};
 
-    /// Opens the store at `url`: see [`StoreUrl`].
+    /// Opens the store at `url`. See [`StoreUrl`] for the URLs.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for the address; [`Error::Store`] or [`Error::Unavailable`] when the store
-    /// cannot be opened.
+    /// [`Error::Invalid`] for the URL; [`Error::Store`] or [`Error::Unavailable`] when the store cannot be
+    /// opened.
     pub fn open(url: &str) -> Result<Arc<dyn Store>, Error> {
         url.parse::<StoreUrl>()?.open()
     }
 }
 
-/// Time and randomness for tests: a clock that stands until it is moved, ids that repeat.
+/// Clocks and random ids for tests: a clock that a test moves, and ids from a seed.
 pub mod testing {
     #[doc(inline)]
     pub use zae_limiter_core::{Clock, Entropy, ManualClock, SystemClock};
 }
 
-/// The table behind a [`DynamoStore`], and how to connect to it.
+/// The table of a [`DynamoStore`], and how to connect to it.
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb {
     #[doc(inline)]
@@ -125,7 +125,7 @@ pub mod infra {
     pub use zae_limiter_infra::*;
 }
 
-/// The Rust programs in the guides are run with the other doctests.
+/// Runs the Rust examples of the guides as doctests.
 #[cfg(doctest)]
 mod guides {
     #[doc = include_str!("../../../docs/configuration-levels.md")]

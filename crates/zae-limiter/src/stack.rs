@@ -1,4 +1,4 @@
-//! A limiter that deploys its own stack.
+//! Deploying the stack of a limiter.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,17 +13,17 @@ use zae_limiter_infra::{
     DeployError, Deployer, InvalidOption, Package, Silent, StackOptions, TableError, records,
 };
 
-/// Why a limiter has no stack.
+/// Why [`ensure_stack`] failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StackError {
-    /// An option breaks a rule; nothing was sent.
+    /// An option is invalid; nothing was sent.
     Invalid(InvalidOption),
     /// The stack could not be deployed.
     Deploy(DeployError),
-    /// The stack is there, but its table did not take the version record.
+    /// The stack exists, but writing the version record to its table failed.
     Table(TableError),
-    /// The stack is there, but in its table it could not be stored for how long audit events are kept.
+    /// The stack exists, but storing the retention of audit events failed.
     Limiter(Error),
 }
 
@@ -52,15 +52,14 @@ impl std::error::Error for StackError {
     }
 }
 
-/// Makes sure that there is a stack as the options say, and gives a builder for a limiter on it: the
-/// stack is created, changed, or left as it is. The table of `address` is the options' name, whatever
-/// it says.
+/// Creates or updates the stack that the options describe, and returns a builder for a limiter on it. A stack that
+/// matches the options stays unchanged. The options' name is the name of the table; `address.table` is ignored.
 ///
-/// It also runs where there is no tokio runtime, as in `blocking::wait`: then on a thread of its own, which goes
-/// on when the future is dropped.
+/// It also runs without a tokio runtime, as in `blocking::wait`: then on its own thread, which continues if the future
+/// is dropped.
 ///
-/// `aggregator` is the program `zae-limiter`, packed; without it a stack keeps the aggregator it has,
-/// and a new one has none.
+/// `aggregator` is the packed program `zae-limiter`. Without it an existing stack keeps its aggregator, and a new stack
+/// gets none.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -76,7 +75,7 @@ impl std::error::Error for StackError {
 ///
 /// # Errors
 ///
-/// [`StackError`]; what was done stays, and is not done again by the next call.
+/// [`StackError`]. Completed steps stay, and the next call skips them.
 pub async fn ensure_stack(
     options: &StackOptions,
     address: &DynamoAddress,
@@ -90,19 +89,19 @@ pub async fn ensure_stack(
     on_a_thread(async move { ensure(options, address, aggregator.as_ref()).await }).await
 }
 
-/// Runs work of the SDK, which needs a tokio runtime, where the caller has none.
+/// Runs work that needs a tokio runtime for a caller that has none.
 async fn on_a_thread<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     let (done, result) = oneshot::channel();
     let run = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        // A caller that has gone away needs no result.
-        let _ = done.send(runtime.expect("a runtime can be made").block_on(work));
+        // The caller may have dropped its future.
+        let _ = done.send(runtime.expect("a runtime can be built").block_on(work));
     };
     let thread = thread::Builder::new().name("zae-limiter-stack".to_owned()).spawn(run);
     let thread = thread.expect("a thread can be started");
     match result.await {
         Ok(result) => result,
-        // It has ended without a result: it panicked.
+        // The thread ended without a result: it panicked.
         Err(_) => match thread.join() {
             Err(panic) => std::panic::resume_unwind(panic),
             Ok(()) => unreachable!("a thread that ends without a panic has sent its result"),

@@ -8,15 +8,26 @@ use zae_limiter_dynamodb::aws::{DynamoAddress, LazyTable};
 #[cfg(feature = "sqlite")]
 use zae_limiter_sqlite::{Durability, SqliteOptions};
 
-/// Where a store is.
+/// The URL of a store.
 ///
-/// | address | store |
+/// | URL | store |
 /// | --- | --- |
-/// | `memory:` | in this process, gone with it; the fastest |
+/// | `memory:` | in the memory of this process; the fastest |
 /// | `sqlite:limits.db` | one file, shared by all processes of a machine |
-/// | `sqlite:limits.db?durability=full` | the same, every answered acquire on disk |
+/// | `sqlite:limits.db?durability=full` | the same, with every answered acquire on disk |
 /// | `dynamodb:my-app?region=eu-west-1` | one table, shared by any number of machines |
 /// | `dynamodb:my-app?endpoint=http://127.0.0.1:8000` | the same at another endpoint than AWS's |
+///
+/// ```
+/// use zae_limiter::{RateLimiter, StoreUrl};
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// let url: StoreUrl = "memory:".parse()?;
+/// assert_eq!(url, StoreUrl::Memory);
+/// let limiter = RateLimiter::builder(url.open()?).open().await?;
+/// assert!("redis:localhost".parse::<StoreUrl>().is_err());
+/// # Ok::<(), zae_limiter::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreUrl {
@@ -35,7 +46,7 @@ pub enum StoreUrl {
     Dynamodb(DynamoAddress),
 }
 
-/// An error about a part of an address, so that a caller can point at the part.
+/// An error about one part of a URL, so that a caller can highlight it.
 fn wrong(part: &str, rule: &'static str) -> Invalid {
     Invalid::new("store address", part, rule)
 }
@@ -114,11 +125,11 @@ fn dynamodb(_: &str, _: &str) -> Result<StoreUrl, Invalid> {
 }
 
 impl StoreUrl {
-    /// Opens the store. A DynamoDB table is connected when it is first used, by a limiter's `open`.
+    /// Opens the store. A DynamoDB store connects to its table on first use, in a limiter's `open`.
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] or [`Error::Unavailable`] when it cannot be opened.
+    /// [`Error::Store`] or [`Error::Unavailable`] when the store cannot be opened.
     pub fn open(&self) -> Result<Arc<dyn Store>, Error> {
         match self {
             Self::Memory => Ok(Arc::new(MemoryStore::new())),

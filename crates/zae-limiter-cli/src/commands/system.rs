@@ -124,7 +124,7 @@ async fn set(args: SetArgs, context: &mut Context) -> Result<ExitStatus, Failure
 fn policy_words(config: &Config) -> &'static str {
     match config.on_unavailable {
         Some(OnUnavailable::Allow) => "calls pass while the store is unavailable",
-        Some(OnUnavailable::Block) | None => "calls fail while the store is unavailable",
+        _ => "calls fail while the store is unavailable",
     }
 }
 

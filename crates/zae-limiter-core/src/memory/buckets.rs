@@ -1,15 +1,13 @@
 //! The buckets, each in the slot of a [`Target`].
 //!
-//! Tables find a bucket's target by its key; most calls need none of them, because the target that
-//! the limiter's cache gave them is the one whose slot the bucket is in. Where another target came
-//! first (another limiter on the same store, or the one that an expired cache entry has replaced)
-//! the table tells.
+//! Tables find a bucket's target by its key. Most calls need no table, because the bucket is in the slot
+//! of the target that the limiter's cache returned. The bucket may be in the slot of another target: of
+//! another limiter on the same store, or of an expired cache entry. Then the table finds it.
 //!
 //! Invariants:
-//! - a target that is in a table has its bucket in its slot, and nobody empties a slot without the
-//!   table's lock;
-//! - locks are taken in this order: tables, ascending; then slots; then usage. A slot is locked
-//!   without its table only by calls that lock nothing after it but usage.
+//! - a target in a table has its bucket in its slot, and a slot is emptied only under the table's lock;
+//! - locks are taken in this order: tables, ascending; then slots; then usage. A slot is locked without
+//!   its table only by calls that then lock nothing but usage.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -23,11 +21,10 @@ use super::locked;
 use crate::bucket_state::{Booking, BucketState, admit, settle};
 use crate::plan::{Admission, BucketKey, Leg, Plan, Settlement, SlotEntry, Target};
 
-/// How many tables there are: enough that threads rarely meet, few enough that a small store stays
-/// small.
+/// The number of tables: enough that threads rarely contend, few enough that a small store stays small.
 const TABLES: usize = 64;
 
-/// A table has cache lines of its own, so that two threads on two tables do not slow each other.
+/// A table on its own cache lines, so that two threads on two tables do not slow each other.
 #[repr(align(128))]
 #[derive(Debug, Default)]
 struct Table(Mutex<Targets>);
@@ -51,7 +48,7 @@ impl LockedTables<'_> {
         &mut self.guards[at]
     }
 
-    /// The target in whose slot the bucket is.
+    /// The target whose slot holds the bucket.
     fn holder(&mut self, hash: u64, key: &BucketKey) -> Option<Arc<Target>> {
         self.of(hash).find(hash, |target| target.key() == key).cloned()
     }
@@ -66,7 +63,7 @@ fn state_in<'a>(guard: &'a mut Guard<'_>) -> &'a mut BucketState {
 
 #[derive(Debug)]
 pub(super) struct Buckets {
-    /// Tells this store's buckets from those of another one that was given the same target.
+    /// Distinguishes this store's buckets from those of another store with the same target.
     store: u64,
     tables: Box<[Table]>,
 }
@@ -88,8 +85,8 @@ impl Buckets {
         LockedTables { places, guards }
     }
 
-    /// The bucket, if it is in this target's own slot.
-    fn at_hand<'a>(&self, target: &'a Target) -> Option<Guard<'a>> {
+    /// The bucket, if it is in this target's slot.
+    fn in_slot<'a>(&self, target: &'a Target) -> Option<Guard<'a>> {
         let guard = locked(target.slot());
         match &*guard {
             Some(entry) if entry.store == self.store => Some(guard),
@@ -103,7 +100,7 @@ impl Buckets {
         mut book: impl FnMut(&BucketKey, Booking),
     ) -> Admission {
         if let [leg] = &plan.legs[..]
-            && let Some(mut guard) = self.at_hand(&leg.target)
+            && let Some(mut guard) = self.in_slot(&leg.target)
         {
             let state = state_in(&mut guard);
             return admit(plan, &mut [state], |_, b| book(leg.target.key(), b));
@@ -127,7 +124,7 @@ impl Buckets {
                 .collect();
             let states = guards.iter_mut().zip(&mut fresh).map(|(guard, fresh)| match guard {
                 Some(guard) => state_in(guard),
-                None => fresh.as_mut().expect("what has no holder is fresh"),
+                None => fresh.as_mut().expect("a bucket without a holder is new"),
             });
             let mut states: SmallVec<[&mut BucketState; 1]> = states.collect();
             admit(plan, &mut states, |at, b| book(plan.legs[at].target.key(), b))
@@ -140,14 +137,14 @@ impl Buckets {
                         self.insert(table, &leg.target, state, plan.now, &mut book);
                     }
                     (Some(holder), _) => self.move_in(table, leg, &holder),
-                    (None, None) => unreachable!("what has no holder is fresh"),
+                    (None, None) => unreachable!("a bucket without a holder is new"),
                 }
             }
         }
         admission
     }
 
-    /// A new bucket: in the target's own slot, unless another store has it.
+    /// Inserts a new bucket: in the target's slot, unless another store uses that.
     fn insert(
         &self,
         table: &mut Targets,
@@ -157,7 +154,7 @@ impl Buckets {
         book: &mut impl FnMut(&BucketKey, Booking),
     ) {
         if table.len() == table.capacity() {
-            // Before a table grows it forgets what has expired: it stays as large as what lives.
+            // Before a table grows, it drops expired buckets.
             table.retain(|target| keep(target, now, book));
         }
         let slot = locked(target.slot());
@@ -174,11 +171,11 @@ impl Buckets {
             Entry::Vacant(vacant) => {
                 vacant.insert(holder);
             }
-            Entry::Occupied(_) => unreachable!("it had no holder, and the table is locked"),
+            Entry::Occupied(_) => unreachable!("the bucket is new, and the table is locked"),
         }
     }
 
-    /// Moves a bucket from a target that nobody else holds any more to the one in use.
+    /// Moves a bucket from a target that only the table still references to the one in use.
     fn move_in(&self, table: &mut Targets, leg: &Leg, holder: &Arc<Target>) {
         // One reference is the table's, one is ours.
         if Arc::ptr_eq(holder, &leg.target) || Arc::strong_count(holder) > 2 {
@@ -190,7 +187,7 @@ impl Buckets {
         }
         *slot = locked(holder.slot()).take();
         let found = table.find_mut(holder.hash(), |other| Arc::ptr_eq(other, holder));
-        *found.expect("it is its holder") = Arc::clone(&leg.target);
+        *found.expect("the table holds its holder") = Arc::clone(&leg.target);
     }
 
     /// Applies all settlements, or none of them.
@@ -201,7 +198,7 @@ impl Buckets {
         mut book: impl FnMut(&BucketKey, Booking),
     ) -> Result<(), Overflow> {
         if let [only] = settlements
-            && let Some(mut guard) = self.at_hand(&only.target)
+            && let Some(mut guard) = self.in_slot(&only.target)
         {
             let state = state_in(&mut guard);
             let mut changed = Some(state.clone());
@@ -216,7 +213,7 @@ impl Buckets {
         self.settle_in_slots(settlements, now, book)
     }
 
-    /// The long way: finds each bucket, which several settlements may name, by its key.
+    /// The slow path: finds each bucket by its key. Several settlements may name the same bucket.
     fn settle_in_slots(
         &self,
         settlements: &[Settlement],
@@ -242,10 +239,10 @@ impl Buckets {
         for each in settlements {
             let key = each.target.key();
             let at = targets.iter().position(|target| target.key() == key);
-            let state = &mut states[at.expect("every target was gathered")];
+            let state = &mut states[at.expect("every target was collected")];
             settle(each, state, now, |booking| booked.push((key, booking)))?;
         }
-        // Only now that all of them fit is any of them applied.
+        // All settlements fit: apply them.
         let mut fresh: SmallVec<[(&Arc<Target>, BucketState); 1]> = SmallVec::new();
         for ((target, guard), state) in targets.into_iter().zip(&mut guards).zip(states) {
             match (guard, state) {
@@ -275,7 +272,7 @@ impl Buckets {
         }
     }
 
-    /// All at one moment, so that a chain is seen whole: chains are changed under table locks.
+    /// Reads all buckets at one moment, so that a chain is consistent: chains change under table locks.
     pub(super) fn peek(&self, keys: &[BucketKey], now: Timestamp) -> Vec<Option<Bucket>> {
         let mut tables = self.lock_tables(keys.iter().map(BucketKey::hash));
         let peek = |key: &BucketKey| {
@@ -306,7 +303,7 @@ impl Buckets {
     }
 }
 
-/// Whether a bucket has not expired; one that has leaves its slot.
+/// Whether a bucket has not expired. An expired one is removed from its slot.
 fn keep(target: &Arc<Target>, now: Timestamp, book: &mut impl FnMut(&BucketKey, Booking)) -> bool {
     let mut guard = locked(target.slot());
     let state = state_in(&mut guard);

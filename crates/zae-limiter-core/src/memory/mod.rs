@@ -1,7 +1,7 @@
-//! A store in the memory of one process: the fastest, gone when the process ends.
+//! A store in the memory of one process: the fastest one. Its state is lost when the process ends.
 //!
-//! Buckets are found without a search where it can be helped, and each has a lock of its own (see
-//! [`buckets`]). Records and usage are cold and stand behind one lock each.
+//! Most calls find their bucket without a lookup, and each bucket has its own lock (see [`buckets`]).
+//! Records and usage are cold, with one lock each.
 
 mod buckets;
 mod records;
@@ -29,14 +29,25 @@ use crate::store::{
 };
 use crate::window::UsageSettings;
 
-/// A [`Store`] in memory.
+/// A [`Store`] in memory. Its state is lost when the process ends.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zae_limiter_core::{MemoryStore, RateLimiter};
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// let store = Arc::new(MemoryStore::new());
+/// let one = RateLimiter::builder(Arc::clone(&store)).open().await?;
+/// let two = RateLimiter::builder(store).open().await?; // both share their buckets
+/// # Ok::<(), zae_limiter_core::Error>(())
+/// # }).unwrap();
+/// ```
 pub struct MemoryStore {
     buckets: Buckets,
     records: Mutex<Records>,
     usage: Mutex<UsageTable>,
 }
 
-/// What it holds is too much for a log, and not meant for one.
+/// Without the contents, which are large and contain entity ids.
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryStore").finish_non_exhaustive()
@@ -50,7 +61,7 @@ impl Default for MemoryStore {
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere must not stop every other caller: bucket states are changed as a whole.
+    // A panic of one caller must not stop the others: bucket states are replaced as a whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -73,7 +84,7 @@ impl MemoryStore {
         locked(&self.usage).book(key, booking);
     }
 
-    /// Books all that is unbooked, for somebody who wants to see usage.
+    /// Books all unbooked usage of some buckets, before usage is read.
     fn book_all(&self, concerned: impl Fn(&BucketKey) -> bool) {
         self.buckets.for_each(|key, state| {
             if concerned(key)

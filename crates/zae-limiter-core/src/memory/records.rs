@@ -13,7 +13,7 @@ use crate::store::{Precondition, Query, ResourceList, Scope, Write, Written};
 #[derive(Debug, Default)]
 pub(super) struct Records {
     items: BTreeMap<Key, Record>,
-    /// So many records there were after the last sweep.
+    /// The number of records after the last sweep.
     swept_at_len: usize,
 }
 
@@ -47,7 +47,7 @@ impl Records {
                 Write::Put(Record::Usage(record), _) => usage.put(record.clone()),
                 Write::Put(record, _) => {
                     if let Record::Audit(event) = record {
-                        self.forget_expired(event.at);
+                        self.remove_expired(event.at);
                     }
                     self.items.insert(record.key(), record.clone());
                 }
@@ -59,9 +59,9 @@ impl Records {
         Written::Done
     }
 
-    /// Audit events are all that grows without end here. A store has no clock; the event that is
-    /// being written tells the time.
-    fn forget_expired(&mut self, now: Timestamp) {
+    /// Removes expired audit events: only they grow without bound. A store has no clock, so `now` is the
+    /// time of the event that is being written.
+    fn remove_expired(&mut self, now: Timestamp) {
         if self.items.len() < 2 * self.swept_at_len.max(512) {
             return;
         }
@@ -100,7 +100,7 @@ impl Records {
                 }
                 _ => continue,
             };
-            // Offered twice, a resource is still listed once: the place is its name.
+            // A resource that is offered twice is listed once: its place is its name.
             if of == namespace {
                 found.offer(resource.to_string(), || resource.clone());
             }
@@ -160,7 +160,7 @@ fn holds(precondition: Precondition, current: Option<&Record>) -> bool {
     }
 }
 
-/// Where a record stands in the answer to a query, if it belongs there.
+/// The place of a record in the result of a query; `None` if it does not match.
 fn place_in(query: &Query, record: &Record) -> Option<String> {
     match (query, record) {
         (Query::Children(namespace, parent), Record::Entity(entity))
@@ -189,7 +189,7 @@ fn place_in(query: &Query, record: &Record) -> Option<String> {
     }
 }
 
-/// A place that sorts the other way round: newest first.
+/// A place that sorts in reverse: newest first.
 fn reversed(id: &str) -> String {
     id.bytes().map(|byte| char::from(127 - byte.min(126))).collect()
 }

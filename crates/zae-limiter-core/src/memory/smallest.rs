@@ -1,11 +1,11 @@
-//! A page out of an unordered whole: the few items that come first after the cursor.
+//! A page of unordered items: the first ones after the cursor.
 
 use std::collections::BTreeMap;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::page::{Cursor, Page, PageRequest};
 
-/// Marks a cursor as this store's own.
+/// The prefix of this store's cursors.
 const CURSOR: &str = "memory:";
 
 /// The place of an item in a list: its fields, in the order they are compared.
@@ -29,7 +29,7 @@ impl<T> Smallest<T> {
             Some(cursor) => match cursor.as_str().strip_prefix(CURSOR) {
                 Some(place) => Some(place.to_owned()),
                 None => {
-                    let message = "the cursor is not one of this store; start from the first page";
+                    let message = "the cursor is from another store; start from the first page";
                     return Err(StoreError::new(StoreErrorKind::Rejected, message));
                 }
             },

@@ -17,7 +17,7 @@ use crate::window::{UsageSettings, Window, start_of_hour};
 pub(super) struct UsageTable {
     settings: UsageSettings,
     items: BTreeMap<UsageKey, Usage>,
-    /// So many records there were after the last sweep.
+    /// The number of records after the last sweep.
     swept_at_len: usize,
 }
 
@@ -29,7 +29,7 @@ impl UsageTable {
     /// Adds consumption to the records of its windows.
     pub(super) fn book(&mut self, bucket: &BucketKey, booking: Booking) {
         let at = start_of_hour(booking.hour);
-        self.forget_expired(at);
+        self.remove_expired(at);
         for &window in &self.settings.windows {
             let key = UsageKey {
                 namespace: bucket.namespace.clone(),
@@ -52,7 +52,7 @@ impl UsageTable {
         }
     }
 
-    fn forget_expired(&mut self, now: Timestamp) {
+    fn remove_expired(&mut self, now: Timestamp) {
         if self.items.len() >= 2 * self.swept_at_len.max(512) {
             self.items.retain(|_, usage| usage.expires_at.is_none_or(|expiry| expiry > now));
             self.swept_at_len = self.items.len();
@@ -139,7 +139,7 @@ impl UsageTable {
     }
 }
 
-/// A moment as text that sorts as the moment does.
+/// A moment as text that sorts by time.
 fn sortable(at: Timestamp) -> String {
     format!("{:016x}", at.as_millis().cast_unsigned() ^ (1 << 63))
 }

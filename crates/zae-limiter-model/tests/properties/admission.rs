@@ -70,7 +70,7 @@ fn no_interval_admits_more_than_that_when_clocks_disagree() {
     check((states(1..=1), calls), |(state, calls)| {
         let mut bucket = state.bucket();
         let rate = bucket.limits().rates()[0];
-        // Booked to the latest time that anybody has seen: the others' clocks lag behind it.
+        // Counted at the latest time of any clock: the other clocks lag behind it.
         let mut admitted = Admitted::new();
         let mut latest = state.refilled_at;
         for (gap, lag, wishes) in calls {

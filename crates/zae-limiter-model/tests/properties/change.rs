@@ -1,4 +1,4 @@
-//! Limits that change under a bucket: nothing is granted, and no debt is forgotten.
+//! Changes of a bucket's limits: they never add tokens and never drop a debt.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn named(limits: impl IntoIterator<Item = (usize, Rate)>) -> Arc<LimitSet> {
     Arc::new(LimitSet::from_rates(limits).expect("each name once, within the bound"))
 }
 
-/// How a bucket takes on other limits.
+/// How a bucket changes to other limits.
 #[derive(Clone, Copy, Debug)]
 enum How {
     Follow,
@@ -151,7 +151,7 @@ fn alternating_without_time_passing_never_adds() {
     });
 }
 
-/// A twin that never heard of the calls with limits of their own, call by call.
+/// Compares with a twin bucket that never gets the calls with limits of their own.
 #[test]
 fn a_call_with_limits_of_its_own_leaves_the_others_as_they_are() {
     let flags = any::<(bool, bool)>();
@@ -200,7 +200,7 @@ fn a_debt_outlives_any_number_of_other_limits() {
         let stored = Arc::clone(bucket.limits());
         let owed = 2 * stored.rates()[0].capacity().get();
         bucket.charge(0, Millitokens::new(owed)).expect("far from the bound");
-        // Booked: nothing but the debt is a reason to keep it.
+        // With its usage booked, only the debt is a reason to keep it.
         bucket.take_unbooked();
         let indebted = *bucket.cell(name(0).as_str()).expect("it has one limit").0;
         prop_assert!(indebted.tokens < Millitokens::ZERO);
@@ -267,7 +267,7 @@ fn a_clock_that_runs_back_pays_nothing_for_a_change() {
 }
 
 #[test]
-fn a_bucket_never_has_more_limits_than_the_bound_and_keeps_those_asked_for() {
+fn a_bucket_never_has_more_limits_than_the_bound_and_keeps_the_named_ones() {
     check((states(1..=8), rates(), 1..=LIMITS_MAX), |(state, rate, count)| {
         let mut bucket = state.bucket();
         for cell in 0..bucket.cells().len() {
@@ -296,7 +296,7 @@ fn a_limit_that_was_full_under_another_rate_does_not_come_back_full() {
 }
 
 #[test]
-fn past_the_bound_full_limits_are_spared_first() {
+fn above_the_bound_full_limits_are_dropped_first() {
     let named = |prefix: &str, count: usize| {
         let limits = (0..count).map(|n| Limit::per_minute(format!("{prefix}{n:02}"), 10));
         Arc::new(LimitSet::new(limits).unwrap())

@@ -1,7 +1,7 @@
 //! Inputs: limits small and at their bounds, buckets in any state, calls at any pace.
 //!
-//! Balances, gaps and amounts are drawn in parts of what the limit holds or earns, because almost
-//! every absolute number would be far from anything that happens to it.
+//! Balances, gaps and amounts are fractions of the limit's capacity or rate: almost every absolute
+//! number would be far from any edge.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub(crate) fn rates() -> impl Strategy<Value = Rate> {
     prop_oneof![4 => tiny, 3 => usual, 2 => extreme_rates(), 1 => any]
 }
 
-/// A bucket before it is put together, printed in full when a property breaks.
+/// The values of a bucket, printed in full when a property breaks.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     pub(crate) cells: Vec<(Rate, Cell)>,
@@ -70,8 +70,8 @@ impl State {
     }
 }
 
-/// A cell as a store could have kept it: full, part full, in debt, with any remainder, even one
-/// that another client left behind on a full bucket.
+/// A cell as a store could return it: full, partly full, in debt, with any remainder, even one that
+/// another client left on a full bucket.
 fn cells(rates: impl Strategy<Value = Rate>) -> impl Strategy<Value = (Rate, Cell)> {
     let fill = prop_oneof![2 => Just(1_000), 3 => 0..=1_000_i64, 2 => -2_000..=0_i64];
     let rest = prop_oneof![2 => Just(0), 1 => Just(1_000), 2 => 0..=1_000_i64];
@@ -105,9 +105,9 @@ pub(crate) fn states_of(
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Gap {
     Millis(u64),
-    /// As long as so many millitokens take to earn, or a millisecond less.
+    /// The time to earn this many millitokens, or a millisecond less.
     Earning(u32, u32),
-    /// So many thousandths of the time from empty to full.
+    /// Thousandths of the time from empty to full.
     Filling(u32),
 }
 
@@ -139,19 +139,19 @@ pub(crate) fn gaps() -> impl Strategy<Value = Gap> {
     ]
 }
 
-/// How much is asked of a limit.
+/// The amount of a request to a limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wish {
-    /// So many thousandths of the capacity.
-    Part(i64),
-    /// All that is there, and so much more.
+    /// Thousandths of the capacity.
+    Thousandths(i64),
+    /// The whole balance, and this much more.
     Left(i64),
 }
 
 impl Wish {
     pub(crate) fn amount(self, cell: &Cell, rate: &Rate) -> Millitokens {
         Millitokens::new(match self {
-            Self::Part(thousandths) => part(rate.capacity().get(), thousandths),
+            Self::Thousandths(thousandths) => part(rate.capacity().get(), thousandths),
             Self::Left(more) => cell.tokens.get().max(0) + more,
         })
     }
@@ -159,13 +159,13 @@ impl Wish {
 
 pub(crate) fn wishes() -> impl Strategy<Value = Wish> {
     prop_oneof![
-        2 => (0..=1_000_i64).prop_map(Wish::Part),
-        2 => (0..=30_i64).prop_map(Wish::Part),
+        2 => (0..=1_000_i64).prop_map(Wish::Thousandths),
+        2 => (0..=30_i64).prop_map(Wish::Thousandths),
         3 => (0..=1_i64).prop_map(Wish::Left),
     ]
 }
 
-/// What is asked of the first limits of a bucket; `None` asks nothing of that one.
+/// The request to the first limits of a bucket; `None` leaves a limit out.
 pub(crate) type Wishes = Vec<Option<Wish>>;
 
 pub(crate) fn wishes_for(limits: usize) -> impl Strategy<Value = Wishes> {

@@ -1,8 +1,8 @@
-//! What must hold for every limit, every bucket and every run of calls: the invariants of the
-//! arithmetic, each against an oracle that computes in exact fractions.
+//! The invariants of the arithmetic, for every limit, every bucket and every run of calls. An oracle
+//! computes the same in exact fractions.
 //!
-//! Inputs come from a fixed seed, so that a failure is there again on the next run. More inputs, or
-//! others: `PROPTEST_CASES=100000 PROPTEST_RNG_SEED=7 cargo test -p zae-limiter-model`.
+//! Inputs come from a fixed seed, so that a failure repeats on the next run. For more or other inputs:
+//! `PROPTEST_CASES=100000 PROPTEST_RNG_SEED=7 cargo test -p zae-limiter-model`.
 
 mod admission;
 mod bounds;

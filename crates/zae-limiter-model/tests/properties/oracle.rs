@@ -1,5 +1,5 @@
-//! The same rules a second time, in exact fractions: a balance is counted in millitokens times the
-//! limit's period, where nothing is ever rounded. It shares no arithmetic with the crate.
+//! The same rules in exact fractions: a balance is counted in millitokens times the limit's period, so
+//! nothing is rounded. It shares no arithmetic with the crate.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
@@ -58,7 +58,7 @@ impl Tally {
         self.drop_excess();
     }
 
-    /// Books a difference; false, and nothing booked, where the balance would not fit `i64`.
+    /// Applies a difference. Returns false, and changes nothing, if the balance would not fit `i64`.
     pub(crate) fn charge(&mut self, difference: i64) -> bool {
         let difference = i128::from(difference);
         if self.tokens() - difference < i128::from(i64::MIN) {

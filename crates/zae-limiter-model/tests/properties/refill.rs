@@ -1,4 +1,4 @@
-//! Refilling and booking: nothing is lost or made, however often anybody looks.
+//! Refills and charges: no millitoken is lost or added, however often the bucket refills.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::oracle::Oracle;
 enum Event {
     Refill,
     Acquire(Wishes),
-    /// A lease that adjusts: takes regardless, or gives back.
+    /// A lease that adjusts: charges whatever the balance is, or refunds.
     Adjust(usize, Wish, i64),
 }
 

@@ -1,4 +1,4 @@
-//! What a refusal looks like outside: always JSON that parses, always well-formed header fields.
+//! The public form of a refusal: its JSON always parses, and its header fields are well-formed.
 
 use std::collections::HashSet;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The wait that a refusal tells: a millisecond less fails, exactly that long passes.
+//! The wait in a refusal is exact: after it the request passes, a millisecond earlier it fails.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use zae_limiter_model::{Ask, Bucket, Millitokens, Take, Timestamp, Verdict, deci
 use crate::check;
 use crate::generate::{Gap, State, at, gaps, states, takes, wishes_for};
 
-/// Waits beyond this would end after the end of time.
+/// Longer waits would end after the last timestamp.
 const WAIT_CHECKED_MAX: Duration = Duration::from_millis(1 << 62);
 
 fn verdict_at(chain: &[Bucket], takes: &[Vec<Take>], now: Timestamp) -> Verdict {
@@ -19,7 +19,7 @@ fn verdict_at(chain: &[Bucket], takes: &[Vec<Take>], now: Timestamp) -> Verdict 
     decide(&mut asks.collect::<Vec<_>>(), now)
 }
 
-/// The longest wait of all limits asked is exact for the chain as a whole.
+/// The longest wait of all requested limits is exact for the whole chain.
 pub(crate) fn wait_is_exact(
     chain: &[Bucket],
     takes: &[Vec<Take>],
@@ -41,7 +41,7 @@ pub(crate) fn wait_is_exact(
     Ok(())
 }
 
-/// Requests that can pass: no limit is asked for more than it can ever hold.
+/// Requests that can pass: no amount is above its limit's capacity.
 fn within_capacity(bucket: &Bucket, mut takes: Vec<Take>) -> Vec<Take> {
     for take in &mut takes {
         take.amount = take.amount.min(bucket.limits().rates()[take.cell].capacity());

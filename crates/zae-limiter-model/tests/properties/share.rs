@@ -8,7 +8,7 @@ use crate::generate::MILLITOKENS_MAX;
 
 /// 1, 2, 4 and so on to 64.
 fn counts() -> impl Iterator<Item = u32> {
-    (0..=6).map(|doublings| 1 << doublings)
+    (0..=6).map(|splits| 1 << splits)
 }
 
 fn wholes() -> impl Strategy<Value = Millitokens> {
@@ -36,7 +36,7 @@ fn shares_add_up_to_the_whole_and_differ_by_at_most_one() {
 }
 
 #[test]
-fn a_share_is_what_its_two_halves_have_after_doubling() {
+fn after_a_split_two_shares_add_up_to_the_old_one() {
     check(wholes(), |whole| {
         for count in counts() {
             let halves = shares(whole, 2 * count);
@@ -49,11 +49,11 @@ fn a_share_is_what_its_two_halves_have_after_doubling() {
 }
 
 #[test]
-fn a_shard_never_has_more_after_a_doubling_than_before() {
-    // So that, halfway through one, when any of the old shards may have learnt of it and no new one
-    // is born, the shares still add up to at most the whole.
-    check((wholes(), 0..=5_u32), |(whole, doublings)| {
-        let (before, after) = (shares(whole, 1 << doublings), shares(whole, 2 << doublings));
+fn a_split_never_raises_the_share_of_a_shard() {
+    // Halfway through a split, any of the old shards may have been changed and no new one exists. Even
+    // then the shares add up to at most the whole.
+    check((wholes(), 0..=5_u32), |(whole, splits)| {
+        let (before, after) = (shares(whole, 1 << splits), shares(whole, 2 << splits));
         for (shard, (old, new)) in before.iter().zip(&after).enumerate() {
             prop_assert!(new <= old, "shard {} of {} grew", shard, before.len());
         }

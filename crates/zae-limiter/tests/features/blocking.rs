@@ -29,7 +29,7 @@ fn take(limiter: &RateLimiter, tokens: u64) -> Result<Lease, Error> {
 }
 
 #[test]
-fn tokens_are_taken_adjusted_and_given_back() {
+fn tokens_are_taken_adjusted_and_refunded() {
     on_every_store(|_, limiter| {
         let mut kept = take(limiter, 10).unwrap();
         kept.adjust("tpm", 5).unwrap();
@@ -88,8 +88,7 @@ fn threads_share_one_limiter() {
 
 #[test]
 fn a_call_to_a_store_that_hangs_ends_with_its_deadline() {
-    // The one place that waits for real time, and not for long: there is no other clock that a
-    // thread could be woken by.
+    // Waits for real time, but not for long: no other clock can wake a thread.
     for kind in Kind::ALL {
         let world = World::new(*kind);
         let store: Arc<dyn Store> = Arc::clone(&world.store) as Arc<dyn Store>;
@@ -108,7 +107,7 @@ fn a_call_to_a_store_that_hangs_ends_with_its_deadline() {
 
 #[cfg(feature = "infra")]
 #[test]
-fn a_stack_is_asked_for_without_a_runtime() {
+fn a_stack_is_deployed_without_a_runtime() {
     use std::io::{Read as _, Write as _};
     use zae_limiter::dynamodb::aws::DynamoAddress;
     use zae_limiter::infra::StackOptions;
@@ -132,7 +131,9 @@ fn a_stack_is_asked_for_without_a_runtime() {
     let options = StackOptions::new("my-app".parse().unwrap()).no_aggregator();
     let region = Some("us-east-1".to_owned());
     let address = DynamoAddress { table: String::new(), region, endpoint: Some(endpoint) };
-    let asked = blocking::wait(zae_limiter::ensure_stack(&options, &address, None));
-    let Err(zae_limiter::infra::StackError::Deploy(error)) = asked else { panic!("it is denied") };
+    let deployed = blocking::wait(zae_limiter::ensure_stack(&options, &address, None));
+    let Err(zae_limiter::infra::StackError::Deploy(error)) = deployed else {
+        panic!("it is denied")
+    };
     assert!(error.to_string().contains("permission") || format!("{error:?}").contains("not you"));
 }

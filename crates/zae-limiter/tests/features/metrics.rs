@@ -125,16 +125,16 @@ async fn calls(world: World) {
             policy == OnUnavailable::Allow
         );
     }
-    // Neither kept nor given back. The limiter gives up on it at once: later it would do so on a thread
-    // of its own, where this test's recorder does not count.
+    // Neither kept nor refunded. The refund fails at once: a later failure would happen on the limiter's own
+    // thread, where this test's recorder does not count.
     world.store.script(Call::Settle, Fault::FailBefore(StoreErrorKind::Denied));
     drop(lease);
 }
 
-/// A bucket that is divided, taken from as a whole, and put together.
+/// A bucket that is split, gathered from, and merged.
 #[cfg(feature = "dynamodb")]
 #[test]
-fn what_becomes_of_hot_buckets_is_counted() {
+fn splits_merges_and_gathered_acquires_are_counted() {
     use zae_limiter::model::{EntityId, LimitSet, Millitokens, NamespaceId, ResourceName, Take};
     use zae_limiter::store::{Admission, BucketKey, Leg, Lifetime, Plan, Store as _, Target};
     use zae_limiter::{DynamoOptions, DynamoStore};
@@ -160,7 +160,7 @@ fn what_becomes_of_hot_buckets_is_counted() {
         };
         take(1).await;
         store.split(&bucket, crate::world::NOW).await.unwrap();
-        // More than any part has.
+        // More than any shard has.
         take(80).await;
         store.merge(&bucket, crate::world::NOW).await.unwrap();
     };

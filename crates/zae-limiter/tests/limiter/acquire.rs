@@ -1,4 +1,4 @@
-//! Taking tokens: all that is asked, or none.
+//! Taking tokens: all amounts, or none.
 
 use zae_limiter::model::AMOUNT_MAX;
 use zae_limiter::{Error, Limit};

@@ -11,7 +11,7 @@ async fn events(limiter: &RateLimiter, entity: &str) -> Vec<AuditEvent> {
 }
 
 /// Action, principal, resource and details of each event.
-fn told(events: &[AuditEvent]) -> Vec<(AuditAction, Option<&str>, Option<&str>, String)> {
+fn rows(events: &[AuditEvent]) -> Vec<(AuditAction, Option<&str>, Option<&str>, String)> {
     let one = |event: &AuditEvent| {
         let resource = event.resource.as_ref().map(|name| name.as_str().to_owned());
         (event.action, event.principal.clone(), resource, details(event))
@@ -35,7 +35,7 @@ fn details(event: &AuditEvent) -> String {
 }
 
 #[test]
-fn every_change_of_an_entity_is_told_newest_first() {
+fn every_change_of_an_entity_is_recorded_newest_first() {
     on_every_store(async |world| {
         let limiter = world.builder().principal("alice").open().await.unwrap();
         let bob = limiter.acting_as("bob");
@@ -61,7 +61,7 @@ fn every_change_of_an_entity_is_told_newest_first() {
         };
         let created = "cascade=true name=null parent_id=\"org\"".to_owned();
         assert_eq!(
-            told(&found),
+            rows(&found),
             [
                 (AuditAction::EntityDeleted, Some("bob"), None, "items=2".to_owned()),
                 (AuditAction::LimitsDeleted, Some("alice"), Some("gpt-4"), String::new()),
@@ -74,12 +74,12 @@ fn every_change_of_an_entity_is_told_newest_first() {
         assert_eq!(times, [5, 4, 3, 2, 1]);
         let org = events(&limiter, "org").await;
         let created = "cascade=false name=\"The Org\" parent_id=null".to_owned();
-        assert_eq!(told(&org), [(AuditAction::EntityCreated, Some("alice"), None, created)]);
+        assert_eq!(rows(&org), [(AuditAction::EntityCreated, Some("alice"), None, created)]);
     });
 }
 
 #[test]
-fn changes_of_defaults_are_told_under_the_system_and_the_resource() {
+fn changes_of_defaults_are_recorded_for_the_system_and_the_resource() {
     on_every_store(async |world| {
         let limiter = world.limiter().await;
         world.advance(ms(1));
@@ -114,7 +114,7 @@ fn changes_of_defaults_are_told_under_the_system_and_the_resource() {
 }
 
 #[test]
-fn what_changed_nothing_is_not_told() {
+fn a_call_that_changes_nothing_records_nothing() {
     on_every_store(async |world| {
         let limiter = world.limiter().await;
         limiter.create_entity("key").await.unwrap();
@@ -129,7 +129,7 @@ fn what_changed_nothing_is_not_told() {
 }
 
 #[test]
-fn changes_within_one_millisecond_are_told_in_their_order() {
+fn changes_within_one_millisecond_are_recorded_in_their_order() {
     on_every_store(async |world| {
         let limiter = world.limiter().await;
         for capacity in 1..=50 {
@@ -143,7 +143,7 @@ fn changes_within_one_millisecond_are_told_in_their_order() {
 }
 
 #[test]
-fn events_are_forgotten_after_their_time() {
+fn events_expire_after_their_retention() {
     on_every_store(async |world| {
         let limiter = world.builder().audit_retention(secs(60)).open().await.unwrap();
         limiter.set_limits("key", None, [per_minute("rpm", 1)]).await.unwrap();
@@ -166,9 +166,9 @@ fn events_are_kept_for_as_long_as_is_stored() {
         let registry = limiter.namespaces();
         registry.register("old").await.unwrap();
         limiter.set_limits("early", None, [per_minute("rpm", 1)]).await.unwrap();
-        let mut told = Vec::new();
-        registry.set_audit_retention(30, |done| told.push(done)).await.unwrap();
-        assert_eq!(told, [1, 2]);
+        let mut progress = Vec::new();
+        registry.set_audit_retention(30, |done| progress.push(done)).await.unwrap();
+        assert_eq!(progress, [1, 2]);
         limiter.set_limits("key", None, [per_minute("rpm", 1)]).await.unwrap();
         limiter.create_entity("entity").await.unwrap();
         limiter.delete_limits("key", None).await.unwrap();

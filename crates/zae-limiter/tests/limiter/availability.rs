@@ -95,8 +95,8 @@ fn looking_and_taking_agree_exactly() {
                 }
                 Err(Error::ExceedsCapacity(refusal)) => {
                     impossible += 1;
-                    let Err(Error::ExceedsCapacity(told)) = wait else { panic!("{wait:?}") };
-                    assert_eq!(told, refusal, "step {step}");
+                    let Err(Error::ExceedsCapacity(error)) = wait else { panic!("{wait:?}") };
+                    assert_eq!(error, refusal, "step {step}");
                 }
                 Err(other) => panic!("{other:?}"),
             }
@@ -149,9 +149,9 @@ fn a_debt_is_shown_and_waited_for() {
 fn capacities_are_listed_by_entity_and_added_up() {
     on_every_store(async |world| {
         let limiter = world.limiter_with([per_minute("rpm", 60)]).await;
-        let nobody = limiter.resource_capacity("gpt-4", "rpm").await.unwrap();
-        assert_eq!((nobody.entities, nobody.capacity, nobody.available), (0, 0, 0));
-        assert!(nobody.utilization().abs() < f64::EPSILON);
+        let none = limiter.resource_capacity("gpt-4", "rpm").await.unwrap();
+        assert_eq!((none.entities, none.capacity, none.available), (0, 0, 0));
+        assert!(none.utilization().abs() < f64::EPSILON);
         own_limits(&limiter, "b", [per_minute("rpm", 100), without_refill("tpm", 9)]).await;
         for (entity, tokens) in [("c", 30), ("a", 60), ("b", 10)] {
             spend(&limiter, entity, "gpt-4", "rpm", tokens).await;
@@ -174,7 +174,7 @@ fn capacities_are_listed_by_entity_and_added_up() {
         let tpm = limiter.resource_capacity("gpt-4", "tpm").await.unwrap();
         assert_eq!((tpm.entities, tpm.capacity), (1, 9));
 
-        // Buckets on defaults are gone after a while, the other one stays.
+        // Buckets on defaults expire, the other one stays.
         world.advance(secs(420));
         let total = limiter.resource_capacity("gpt-4", "rpm").await.unwrap();
         assert_eq!((total.entities, total.capacity, total.available), (1, 100, 100));

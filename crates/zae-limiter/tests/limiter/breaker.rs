@@ -24,13 +24,13 @@ async fn with_breaker(world: &World, failures: u32) -> RateLimiter {
     world.builder().breaker(breaker).default_limits(limits).open().await.unwrap()
 }
 
-/// A call for somebody whose limits are not cached.
+/// A call of an entity whose limits are not cached.
 async fn call(world: &World, limiter: &RateLimiter) -> Result<(), Error> {
     let call = limiter.acquire("key", "gpt-4").take("rpm", 1);
     drive(world, call.into_future()).await.0?.commit().await
 }
 
-fn is_away(done: &Result<(), Error>) -> bool {
+fn is_unavailable(done: &Result<(), Error>) -> bool {
     matches!(done, Err(Error::Unavailable { .. }))
 }
 
@@ -42,7 +42,7 @@ fn it_opens_after_failures_in_a_row_and_then_answers_without_the_store() {
         let before = world.store.all_calls();
         // Four attempts, then two, then the breaker.
         for _ in 0..2 {
-            assert!(is_away(&call(&world, &limiter).await));
+            assert!(is_unavailable(&call(&world, &limiter).await));
         }
         assert_eq!(world.store.all_calls() - before, 6);
         let now = world.clock.sleepers();
@@ -78,16 +78,16 @@ fn it_probes_once_per_cooldown_and_closes_again() {
     on_every_store(async |world| {
         let limiter = with_breaker(&world, 4).await;
         world.store.break_down(DOWN);
-        assert!(is_away(&call(&world, &limiter).await));
+        assert!(is_unavailable(&call(&world, &limiter).await));
         let calls = world.store.all_calls();
         world.advance(secs(5) - ms(1));
-        assert!(is_away(&call(&world, &limiter).await));
+        assert!(is_unavailable(&call(&world, &limiter).await));
         settle_down().await;
         assert_eq!(world.store.all_calls(), calls, "too early for a probe");
         world.advance(ms(1));
         for probes in 1..=3 {
             for _ in 0..10 {
-                assert!(is_away(&call(&world, &limiter).await));
+                assert!(is_unavailable(&call(&world, &limiter).await));
                 settle_down().await;
             }
             assert_eq!(world.store.all_calls(), calls + probes, "one probe for each cooldown");
@@ -108,10 +108,10 @@ fn an_error_that_is_an_answer_closes_it() {
     on_every_store(async |world| {
         let limiter = with_breaker(&world, 4).await;
         world.store.break_down(DOWN);
-        assert!(is_away(&call(&world, &limiter).await));
+        assert!(is_unavailable(&call(&world, &limiter).await));
         world.store.break_down(Fault::FailBefore(StoreErrorKind::Denied));
         world.advance(secs(5));
-        soon("told what is wrong", async || {
+        soon("the store's error is returned", async || {
             matches!(call(&world, &limiter).await, Err(Error::Store(_)))
         })
         .await;
@@ -123,12 +123,12 @@ fn a_probe_that_hangs_ends_with_the_deadline_and_is_followed_by_another() {
     on_every_store(async |world| {
         let limiter = with_breaker(&world, 4).await;
         world.store.break_down(DOWN);
-        assert!(is_away(&call(&world, &limiter).await));
+        assert!(is_unavailable(&call(&world, &limiter).await));
         world.store.break_down(Fault::Hang);
         world.advance(secs(5));
         let calls = world.store.all_calls();
         for _ in 0..5 {
-            assert!(is_away(&call(&world, &limiter).await));
+            assert!(is_unavailable(&call(&world, &limiter).await));
             turn().await;
         }
         assert_eq!(world.store.all_calls(), calls + 1, "one probe at a time");
@@ -148,10 +148,10 @@ fn a_probe_that_ends_with_its_runtime_is_followed_by_another() {
         let limiter = runtime.block_on(async {
             let limiter = with_breaker(&world, 4).await;
             world.store.break_down(DOWN);
-            assert!(is_away(&call(&world, &limiter).await));
+            assert!(is_unavailable(&call(&world, &limiter).await));
             world.store.break_down(Fault::Hang);
             world.advance(secs(5));
-            assert!(is_away(&call(&world, &limiter).await));
+            assert!(is_unavailable(&call(&world, &limiter).await));
             limiter
         });
         drop(runtime);
@@ -169,7 +169,7 @@ fn it_can_be_switched_off() {
         world.store.break_down(DOWN);
         for calls in 1..=10 {
             let before = world.store.all_calls();
-            assert!(is_away(&call(&world, &limiter).await));
+            assert!(is_unavailable(&call(&world, &limiter).await));
             assert_eq!(world.store.all_calls() - before, 4, "call {calls}");
         }
         world.store.heal();
@@ -191,13 +191,13 @@ fn a_busy_bucket_never_opens_it() {
         limiter.available("key", "gpt-4", &[("rpm", 0)]).await.unwrap();
         for _ in 0..2 {
             let mut busy = pin!(limiter.acquire("key", "gpt-4").take("rpm", 1).into_future());
-            let mut asked = 0;
+            let mut attempts = 0;
             let done = loop {
-                // The next to ask is the busy one, at once or after its wait.
+                // The next attempt is the busy call's, at once or after its wait.
                 let before = world.store.calls(Call::Acquire);
                 world.store.script(Call::Acquire, BUSY);
                 let mut done = None;
-                soon("asked, or done", async || {
+                soon("an attempt, or the end", async || {
                     if let Poll::Ready(ready) = poll_once(busy.as_mut()) {
                         done = Some(ready);
                     } else if world.store.calls(Call::Acquire) == before {
@@ -209,11 +209,11 @@ fn a_busy_bucket_never_opens_it() {
                 if let Some(done) = done {
                     break done;
                 }
-                asked += 1;
+                attempts += 1;
                 other().await;
             };
             world.store.heal();
-            assert_eq!(asked, 13, "after 10, 20, 40, 80 and then every 100 ms for a second");
+            assert_eq!(attempts, 13, "after 10, 20, 40, 80 and then every 100 ms for a second");
             let Err(error) = done else { panic!("{done:?}") };
             assert!(error.to_string().contains("the bucket is busy (1.000 s waited)"), "{error}");
             let Error::Unavailable { cause, .. } = error else { panic!("{error:?}") };
@@ -288,15 +288,15 @@ fn a_clock_that_is_corrected_does_not_move_it() {
         for correction in [-HOUR, HOUR] {
             let limiter = with_breaker(&world, 4).await;
             world.store.break_down(DOWN);
-            assert!(is_away(&call(&world, &limiter).await));
+            assert!(is_unavailable(&call(&world, &limiter).await));
             world.clock.correct(at(correction));
             let calls = world.store.all_calls();
-            assert!(is_away(&call(&world, &limiter).await));
+            assert!(is_unavailable(&call(&world, &limiter).await));
             settle_down().await;
             assert_eq!(world.store.all_calls(), calls, "no time has passed");
             world.store.heal();
             world.advance(secs(5) - ms(1));
-            assert!(is_away(&call(&world, &limiter).await), "too early, {correction}");
+            assert!(is_unavailable(&call(&world, &limiter).await), "too early, {correction}");
             world.advance(ms(1));
             soon("closed", async || call(&world, &limiter).await.is_ok()).await;
         }

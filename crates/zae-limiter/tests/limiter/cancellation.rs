@@ -197,7 +197,7 @@ fn a_consume_that_is_dropped_leaves_the_lease_as_it_was() {
 }
 
 #[test]
-fn whoever_drops_a_commit_has_committed() {
+fn a_dropped_commit_is_still_a_commit() {
     on_every_store(async |world| {
         family(&world).await;
         let limiter = world.limiter().await;

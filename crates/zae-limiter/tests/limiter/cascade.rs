@@ -1,4 +1,4 @@
-//! Entities above entities.
+//! Hierarchies: entities that cascade to their parents.
 
 use zae_limiter::model::LEVELS_MAX;
 use zae_limiter::{Error, RateLimiter};
@@ -115,7 +115,7 @@ fn limits_that_an_ancestor_does_not_track_are_not_checked_there() {
         lease.commit().await.unwrap();
         assert_eq!(left(&limiter, "org", "gpt-4", "tpm").await, 1);
         assert!(world.bucket(&limiter, "team", "gpt-4").await.is_none());
-        // What only an ancestor tracks cannot be asked for.
+        // A limit that only an ancestor has cannot be taken.
         let other = limiter.acquire("key", "gpt-4").take("other", 1).await;
         assert!(matches!(other, Err(Error::UnknownLimits { .. })), "{other:?}");
     });
@@ -266,8 +266,8 @@ fn chains_that_grew_too_deep_or_into_a_circle_are_refused_by_the_acquire() {
         let circle = [batch("hen", "egg"), batch("egg", "hen")];
         limiter.store().write(&circle).await.unwrap();
         for _ in 0..2 {
-            let round = limiter.acquire("hen", "gpt-4").take("tpm", 1).await;
-            assert!(matches!(round, Err(Error::Cycle { .. })), "{round:?}");
+            let cycle = limiter.acquire("hen", "gpt-4").take("tpm", 1).await;
+            assert!(matches!(cycle, Err(Error::Cycle { .. })), "{cycle:?}");
         }
     });
 }

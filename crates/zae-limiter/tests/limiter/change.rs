@@ -83,7 +83,7 @@ fn buckets_on_defaults_follow_with_their_next_call() {
 }
 
 #[test]
-fn what_was_earned_before_a_change_is_paid_at_the_old_rate() {
+fn time_before_a_change_is_credited_at_the_old_rate() {
     on_every_store(async |world| {
         let limiter = world.limiter().await;
         own_limits(&limiter, "key", [per_minute("rpm", 600)]).await;
@@ -132,7 +132,7 @@ fn a_bucket_on_defaults_expires_and_one_with_limits_of_its_entity_does_not() {
         assert_eq!(left(&limiter, "system", "gpt-4", "rpm").await, 60);
         spend(&limiter, "system", "gpt-4", "rpm", 60).await;
         let (_, consumed) = world.cell(&limiter, "system", "gpt-4", "rpm").await;
-        // The aggregator books differences of the count, so on DynamoDB the count goes on.
+        // The aggregator needs differences of the count, so on DynamoDB the count continues.
         let before = if world.is(Kind::DynamoDb) { 2_000 } else { 0 };
         assert_eq!(consumed, before + 60_000, "an expired bucket is a new one");
         world.advance(secs(100 * 365 * 86_400));
@@ -219,7 +219,7 @@ fn a_change_whose_answer_is_lost_is_enforced_here_all_the_same() {
 }
 
 #[test]
-fn a_store_is_told_when_the_limits_were_read() {
+fn a_store_gets_the_time_when_the_limits_were_read() {
     on_every_store(async |world| {
         let limiter = world.limiter().await;
         let read_at = |call| world.store.limits_read_at(call);
@@ -227,7 +227,7 @@ fn a_store_is_told_when_the_limits_were_read() {
         for (change, second) in [0, 100, 200, 300].into_iter().enumerate() {
             let limits = [per_minute("rpm", 60)];
             match change {
-                // The limiter's own defaults count as read: that nothing is stored was.
+                // The limiter's own defaults count as read: the read found no stored limits.
                 0 => {
                     let builder = world.builder().default_limits(limits.clone());
                     let other = builder.open().await.unwrap();
@@ -240,7 +240,7 @@ fn a_store_is_told_when_the_limits_were_read() {
                 _ => limiter.set_limits("key", Some("gpt-4"), limits).await.map(|_| ()),
             }
             .unwrap();
-            // From the cache they are as old as when they were read.
+            // Cached limits keep the time when they were read.
             for _ in 0..2 {
                 spend(&limiter, "key", "gpt-4", "rpm", 1).await;
                 assert_eq!(read_at(Call::Acquire), at(second), "change {change}");

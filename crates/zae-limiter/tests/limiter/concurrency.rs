@@ -178,7 +178,7 @@ fn tokens_add_up_while_limiters_come_and_go_and_their_caches_expire() {
 }
 
 #[test]
-fn limits_change_while_many_call_and_nobody_is_stuck() {
+fn no_call_hangs_while_limits_change() {
     on_every_store_with_threads(async |world| {
         let limiter = family(&world).await;
         let callers = (0..16).map(|task| {

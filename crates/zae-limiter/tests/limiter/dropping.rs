@@ -1,4 +1,4 @@
-//! Leases that nobody settles, and the closure form that settles by itself.
+//! Leases that are dropped, and `run`, which settles by itself.
 
 use std::pin::pin;
 
@@ -79,7 +79,7 @@ fn a_lease_dropped_just_before_its_runtime_ends_gives_back() {
                 if fault == "slow" { Fault::HoldBefore(gate.clone()) } else { down },
             );
             runtime.block_on(async { drop(lease) });
-            assert_eq!(world.store.calls(Call::Settle), 1, "asked at once");
+            assert_eq!(world.store.calls(Call::Settle), 1, "settled at once");
             drop(runtime);
             gate.open();
             // The wait before another attempt, by a clock that does not know runtimes.
@@ -131,7 +131,7 @@ fn work_that_went_well_keeps_what_was_taken_with_its_differences() {
 }
 
 #[test]
-fn work_that_failed_gives_back_and_its_error_is_told() {
+fn failed_work_is_refunded_and_its_error_returned() {
     on_every_store(async |world| {
         let limiter = world.limiter_with([without_refill("tpm", 100)]).await;
         let call = limiter.acquire("key", "gpt-4").take("tpm", 10);

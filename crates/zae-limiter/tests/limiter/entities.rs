@@ -1,4 +1,4 @@
-//! Entities: created, found, listed, deleted with all that is theirs.
+//! Entities: created, found, listed, deleted with all their items.
 
 use std::collections::BTreeMap;
 
@@ -97,8 +97,8 @@ fn deleting_an_entity_removes_what_is_its_own_and_keeps_its_audit_events() {
         assert_eq!(left(&limiter, "key2", "gpt-4", "tpm").await, 40);
         assert_eq!(left(&limiter, "key2", "gpt-5", "tpm").await, 10);
         assert_eq!(usage("key2").await, booked);
-        let gone = limiter.delete_entity("key").await;
-        assert!(matches!(gone, Err(Error::NotFound { .. })), "{gone:?}");
+        let missing = limiter.delete_entity("key").await;
+        assert!(matches!(missing, Err(Error::NotFound { .. })), "{missing:?}");
     });
 }
 
@@ -113,7 +113,7 @@ fn what_an_entity_left_behind_without_being_created_can_be_deleted_too() {
 }
 
 #[test]
-fn a_late_charge_on_a_deleted_entity_is_gone_when_its_bucket_is_full() {
+fn the_bucket_of_a_late_charge_on_a_deleted_entity_expires_when_it_is_full() {
     on_every_store(async |world| {
         let limiter = world.limiter().await;
         limiter.create_entity("key").await.unwrap();
@@ -128,12 +128,12 @@ fn a_late_charge_on_a_deleted_entity_is_gone_when_its_bucket_is_full() {
         world.advance(ms(4_999));
         assert!(world.bucket(&limiter, "key", "gpt-4").await.is_some());
         world.advance(ms(1));
-        assert!(world.bucket(&limiter, "key", "gpt-4").await.is_none(), "full, and so gone");
+        assert!(world.bucket(&limiter, "key", "gpt-4").await.is_none(), "full, so it has expired");
     });
 }
 
 #[test]
-fn a_late_refund_does_not_bring_a_deleted_entity_back() {
+fn a_late_refund_does_not_restore_a_deleted_entity() {
     on_every_store(async |world| {
         let limiter = world.limiter_with([without_refill("tpm", 100)]).await;
         limiter.create_entity("key").await.unwrap();
@@ -142,8 +142,8 @@ fn a_late_refund_does_not_bring_a_deleted_entity_back() {
         lease.adjust("tpm", -5).unwrap();
         lease.commit().await.unwrap();
         assert!(world.bucket(&limiter, "key", "gpt-4").await.is_none());
-        let gone = limiter.delete_entity("key").await;
-        assert!(matches!(gone, Err(Error::NotFound { .. })), "{gone:?}");
+        let missing = limiter.delete_entity("key").await;
+        assert!(matches!(missing, Err(Error::NotFound { .. })), "{missing:?}");
     });
 }
 
@@ -187,6 +187,6 @@ fn what_was_changed_before_an_error_is_enforced_here_at_once() {
             .script(Call::Write, Fault::FailBefore(zae_limiter::store::StoreErrorKind::Denied));
         limiter.delete_entity("key").await.unwrap_err();
         let limits = limiter.effective_limits("key", "gpt-4").await.unwrap().limits;
-        assert_eq!(limits[0].capacity, 100, "its limits are gone, itself is not");
+        assert_eq!(limits[0].capacity, 100, "its limits are deleted, its record is not");
     });
 }

@@ -95,7 +95,7 @@ fn a_dropped_lease_keeps_what_is_known_to_be_used() {
     });
 }
 
-/// A limit that was settled stays settled; one of which nobody said anything is given back.
+/// A settled limit stays settled; one that was not settled is refunded.
 #[test]
 fn a_dropped_lease_keeps_limit_by_limit() {
     on_every_store(async |world| {
@@ -334,7 +334,7 @@ fn a_lease_settles_with_the_limits_that_the_bucket_has_by_then() {
         lease.commit().await.unwrap();
         let bucket = world.bucket(&limiter, "key", "gpt-4").await.unwrap();
         let (rpm, _) = bucket.cell("rpm").expect("the limit that was charged");
-        assert_eq!(rpm.tokens.whole_tokens(), 9, "a limit that was gone counts as full");
+        assert_eq!(rpm.tokens.whole_tokens(), 9, "a limit that was dropped counts as full");
         assert_eq!(left(&limiter, "key", "gpt-4", "tpm").await, 4);
         assert_eq!(left(&limiter, "key", "gpt-4", "new").await, 8);
     });
@@ -346,7 +346,7 @@ fn calls_that_only_settle_are_limited() {
         let limiter = world.limiter_with([without_refill("tpm", 100)]).await;
         for call in 0..4 {
             let mut lease = limiter.acquire("key", "gpt-4").take("tpm", 0).await.unwrap();
-            // Whoever deletes or forgets the bucket meanwhile forgives what is owed, not this call.
+            // Deletion or expiry of the bucket forgives its debt, but not this call.
             if call == 1 {
                 limiter.delete_entity("key").await.unwrap();
             }

@@ -1,4 +1,4 @@
-//! Which limits hold: the most specific level wins as a whole.
+//! Which limits apply: the most specific level replaces all others.
 
 use zae_limiter::model::{ConfigLevel, ResourceList};
 use zae_limiter::{Error, OnUnavailable, RateLimiter};
@@ -20,10 +20,10 @@ fn the_most_specific_level_wins_as_a_whole() {
             let names: Vec<(String, u64)> =
                 names.iter().map(|(name, capacity)| ((*name).to_owned(), *capacity)).collect();
             assert_eq!(holds(&limiter, "gpt-4").await, (names.clone(), level));
-            // And that is what an acquire goes by: others are unknown.
+            // An acquire uses the same limits: others are unknown.
             for name in ["a", "b", "c", "d", "e"] {
                 let taken = limiter.acquire("key", "gpt-4").take(name, 0).await;
-                assert_eq!(taken.is_ok(), names.iter().any(|(known, _)| known == name), "{name}");
+                assert_eq!(taken.is_ok(), names.iter().any(|(other, _)| other == name), "{name}");
             }
         };
         let (key, gpt) = (entity_id("key"), resource("gpt-4"));

@@ -86,7 +86,7 @@ fn a_hundred_thousand_items_are_listed_and_purged_in_pages() {
 }
 
 #[test]
-fn pages_have_the_size_that_was_asked_for() {
+fn pages_have_the_requested_size() {
     on_every_store(async |world| {
         let limiter = world.limiter().await;
         limiter.create_entity("org").await.unwrap();
@@ -106,7 +106,7 @@ fn pages_have_the_size_that_was_asked_for() {
 }
 
 #[test]
-fn a_page_that_could_not_be_read_can_be_asked_for_again() {
+fn a_page_that_could_not_be_read_can_be_requested_again() {
     on_every_store(async |world| {
         let limiter = world.limiter().await;
         limiter.create_entity("org").await.unwrap();

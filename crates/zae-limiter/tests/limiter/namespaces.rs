@@ -122,11 +122,11 @@ fn a_deleted_namespace_frees_its_name_and_can_be_recovered() {
         assert_eq!(registry.by_id(&first.id).await.unwrap(), Some(deleted));
         assert_eq!(names(registry.list().all().await.unwrap()), ["default"]);
         assert_eq!(names(registry.orphans().all().await.unwrap()), ["team"]);
-        let gone = open(&world, "team").await;
-        assert!(matches!(gone, Err(Error::UnknownNamespace { .. })), "{gone:?}");
+        let deleted = open(&world, "team").await;
+        assert!(matches!(deleted, Err(Error::UnknownNamespace { .. })), "{deleted:?}");
         let twice = registry.delete("team").await;
         assert!(matches!(twice, Err(Error::NotFound { .. })), "{twice:?}");
-        // Whoever is in it goes on.
+        // Open limiters keep working.
         spend(&limiter, "key", "gpt-4", "tpm", 1).await;
 
         // The name is free: a new namespace, with nothing in it.
@@ -183,12 +183,12 @@ fn only_a_deleted_namespace_is_purged_and_others_keep_everything() {
         let Err(Error::NamespaceInUse { name }) = in_use else { panic!("{in_use:?}") };
         assert_eq!(name.as_str(), "team");
         registry.delete("team").await.unwrap();
-        let mut told = Vec::new();
-        let removed = registry.purge(&namespace.id, |so_far| told.push(so_far)).await.unwrap();
+        let mut progress = Vec::new();
+        let removed = registry.purge(&namespace.id, |so_far| progress.push(so_far)).await.unwrap();
         // Two entities, two configurations, two buckets, the records of what both used in three
         // windows each, and an event for each of the six changes.
         assert!(removed >= 2 + 2 + 2 + 3 * booked + 6, "{removed}");
-        assert_eq!(told, [removed]);
+        assert_eq!(progress, [removed]);
         assert_eq!(registry.by_id(&namespace.id).await.unwrap(), None);
         assert!(registry.orphans().all().await.unwrap().is_empty());
         for done in [
@@ -221,16 +221,16 @@ fn a_purge_that_was_cut_short_can_be_repeated() {
             registry.purge(&id, |_| {}).await.unwrap_err();
             assert_eq!(names(registry.orphans().all().await.unwrap()), ["team"]);
         }
-        // The second page fails; the first is gone.
-        let mut told = Vec::new();
+        // The second page fails; the first is deleted.
+        let mut progress = Vec::new();
         let failed = registry.purge(&id, |so_far| {
-            if told.is_empty() {
+            if progress.is_empty() {
                 world.store.script(Call::Delete, denied());
             }
-            told.push(so_far);
+            progress.push(so_far);
         });
         failed.await.unwrap_err();
-        assert_eq!(told, [1_000]);
+        assert_eq!(progress, [1_000]);
         let rest = registry.purge(&id, |_| {}).await.unwrap();
         assert!(rest >= 500, "{rest}");
         assert!(registry.by_id(&id).await.unwrap().is_none());

@@ -57,7 +57,7 @@ fn stored_limits_remember_what_was_taken_when_they_hold_again() {
         }
         assert_eq!(left(&limiter, "key", "gpt-4", "rpm").await, 3);
         refusal(&limiter, "key", "gpt-4", "rpm", 4).await;
-        // And what the call's own limits lost is not forgotten either.
+        // What was taken under the call's own limits is kept, too.
         let own = limiter.acquire("key", "gpt-4").limits([without_refill("mine", 100)]);
         let refused = exceeded(own.take("mine", 98).await);
         assert_eq!(refused.statuses()[0].available.whole_tokens(), 97);
@@ -69,9 +69,9 @@ fn calls_that_alternate_between_limits_of_one_name_do_not_over_admit() {
     on_every_store(async |world| {
         let limiter = world.limiter_with([without_refill("rpm", 10)]).await;
         let mut admitted = 0;
-        for round in 0..30 {
+        for turn in 0..30 {
             let call = limiter.acquire("key", "gpt-4").take("rpm", 1);
-            let call = if round % 2 == 0 { call.limits([without_refill("rpm", 4)]) } else { call };
+            let call = if turn % 2 == 0 { call.limits([without_refill("rpm", 4)]) } else { call };
             if let Ok(lease) = call.await {
                 lease.commit().await.unwrap();
                 admitted += 1;
@@ -125,7 +125,7 @@ fn a_refused_call_with_limits_of_its_own_changes_nothing() {
 #[test]
 fn an_override_does_not_make_the_stored_limits_forget_sooner() {
     on_every_store(async |world| {
-        // A thousand a day, all gone; a call with a limit of its own that fills within a second
+        // A thousand a day, all taken; a call with a limit of its own that fills within a second
         // must not make the bucket expire after a few.
         let daily = Limit::per_day("tpd", 1_000);
         let quick = Limit::per_second("tpd", 10);

@@ -1,7 +1,8 @@
-//! What a refusal tells, and that it is exact.
+//! The contents of a refusal, which are exact.
 
 use std::time::Duration;
 
+use zae_limiter::store::Cursor;
 use zae_limiter::{Error, Limit, LimitStatus, RateLimitExceeded};
 
 use crate::world::{
@@ -50,7 +51,7 @@ fn every_limit_that_was_checked_is_listed_with_its_level() {
             [
                 row(0, "key", "rpm", 56_500, 4_000, 0),
                 row(0, "key", "tpm", 585_000, 20_000, 0),
-                // 4 of 6 are gone, half a second gave 0.05: 1.95 are missing at 0.1 a second.
+                // 4 of 6 are taken, half a second earned 0.05: 1.95 are missing at 0.1 a second.
                 row(1, "team", "rpm", 2_050, 4_000, 19_500),
                 row(2, "org", "rpm", 2_050, 4_000, 19_500),
                 row(2, "org", "tpm", 40_500, 20_000, 0),
@@ -85,7 +86,7 @@ fn levels_are_counted_over_ancestors_without_limits() {
 fn the_wait_is_exact_to_the_millisecond() {
     on_every_store(async |world| {
         let limiter = world.limiter().await;
-        // What is taken first, how long ago that was, what is asked then.
+        // What is taken first, how long ago that was, what is requested then.
         for (case, (own, above, first, passed, asked)) in [
             (per_minute("x", 100), None, 100, 0, 1),
             (per_minute("x", 100), None, 100, 599, 1),
@@ -164,7 +165,12 @@ fn debug_output_does_not_show_the_entity() {
         let refused: RateLimitExceeded = refusal(&limiter, "sk-secret", "gpt-4", "rpm", 1).await;
         let unknown = limiter.acquire("sk-secret", "gpt-4").take("x", 1).await.unwrap_err();
         let too_much = limiter.acquire("sk-secret", "gpt-4").take("rpm", 2).await.unwrap_err();
+        let pages = limiter.children("sk-secret").unwrap();
         let shown = [
+            format!("{:?}", limiter.acquire("sk-secret", "gpt-4").take("rpm", 1)),
+            format!("{:?}", limiter.create_entity("sk-secret").parent("sk-secret")),
+            format!("{:?}", limiter.usage().entity("sk-secret")),
+            format!("{:?} {:?}", Cursor::new("memory:sk-secret"), pages),
             format!("{lease:?}"),
             format!("{:?}", lease.statuses()),
             format!("{refused:?}"),

@@ -11,7 +11,7 @@ const NOT_DONE: Fault = Fault::FailBefore(StoreErrorKind::Unavailable);
 const BUSY: Fault = Fault::FailBefore(StoreErrorKind::Busy);
 const ANSWER_LOST: Fault = Fault::FailAfter(StoreErrorKind::Unavailable);
 
-/// A thousand tokens, of which 500 are gone, so that a credit too many is seen.
+/// A thousand tokens, of which 500 are taken, so that a second refund shows.
 async fn half_full(world: &World) -> RateLimiter {
     let off = BreakerSettings { failures: 0, ..BreakerSettings::default() };
     let limiter = world.builder().breaker(off).open().await.unwrap();
@@ -60,7 +60,7 @@ fn an_acquire_whose_answer_is_lost_is_repeated_at_worst_takes_twice() {
 }
 
 #[test]
-fn a_debit_is_repeated_whatever_happened_to_it() {
+fn a_charge_is_retried_even_if_it_may_have_been_applied() {
     on_every_store(async |world| {
         for (fault, expected) in [(NOT_DONE, 530), (ANSWER_LOST, 550)] {
             let world = World::new_like(&world);
@@ -176,8 +176,8 @@ fn a_credit_that_does_not_come_through_stays_taken() {
     });
 }
 
-/// 0, 10, 30, 70, 150 ms and then every 100 ms: so often is a busy bucket asked within a second.
-const ASKED_WHILE_BUSY: usize = 13;
+/// 0, 10, 30, 70, 150 ms and then every 100 ms: the attempts on a busy bucket within a second.
+const ATTEMPTS_WHILE_BUSY: usize = 13;
 
 #[test]
 fn a_settlement_of_a_busy_bucket_is_repeated_until_its_deadline() {
@@ -187,7 +187,7 @@ fn a_settlement_of_a_busy_bucket_is_repeated_until_its_deadline() {
             let limiter = half_full(&world).await;
             let lease = take(&limiter, 100).await;
             // Four attempts within 70 ms would have given up long before.
-            for _ in 1..ASKED_WHILE_BUSY {
+            for _ in 1..ATTEMPTS_WHILE_BUSY {
                 world.store.script(Call::Settle, BUSY);
             }
             if let Some(done) = credit.give(&world, lease).await {
@@ -200,7 +200,7 @@ fn a_settlement_of_a_busy_bucket_is_repeated_until_its_deadline() {
                 is_consumed(&world, &limiter, credit.after()).await
             })
             .await;
-            assert_eq!(world.store.calls(Call::Settle), ASKED_WHILE_BUSY, "{credit:?}");
+            assert_eq!(world.store.calls(Call::Settle), ATTEMPTS_WHILE_BUSY, "{credit:?}");
         }
         // With its deadline it ends all the same.
         let limiter = half_full(&world).await;

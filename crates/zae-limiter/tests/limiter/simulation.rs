@@ -1,4 +1,4 @@
-//! Random walks over a hierarchy, looked at after every step by an oracle that keeps its own books.
+//! Random walks over a hierarchy. An oracle with its own arithmetic checks every step.
 //!
 //! A failing walk prints its seed; `ZAE_LIMITER_SEED=n cargo test -p zae-limiter --test limiter
 //! simulation` replays it alone.
@@ -14,12 +14,12 @@ use crate::world::{Kind, World, ms, on, secs, turn};
 const SEEDS: u64 = 200;
 const STEPS: usize = 300;
 
-/// A lease and what the books say it holds.
+/// A lease and what the oracle says it holds.
 struct Open {
     lease: Lease,
     chain: Vec<usize>,
-    asked: [bool; LIMITS.len()],
-    /// What is held at every level of the chain, written and not.
+    requested: [bool; LIMITS.len()],
+    /// Tokens held at every level of the chain, including unwritten differences.
     held: [i64; LIMITS.len()],
     pending: [i64; LIMITS.len()],
     /// What is known to be used: it stays taken when the lease is dropped.
@@ -32,14 +32,14 @@ struct Walk {
     random: fastrand::Rng,
     auditor: Auditor,
     open: Vec<Open>,
-    /// What was done, for whoever has to understand a failure.
+    /// The steps so far, for the report of a failure.
     log: Vec<String>,
 }
 
 /// Prints the seed and the last steps when a walk fails.
-struct Telling<'a>(&'a mut Walk, u64);
+struct ReportOnPanic<'a>(&'a mut Walk, u64);
 
-impl Drop for Telling<'_> {
+impl Drop for ReportOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let last = self.0.log.len().saturating_sub(12);
@@ -155,7 +155,7 @@ impl Walk {
             self.open.push(Open {
                 lease,
                 chain,
-                asked: amounts.map(|amount| amount.is_some()),
+                requested: amounts.map(|amount| amount.is_some()),
                 held: amounts.map(tokens),
                 pending: [0; LIMITS.len()],
                 used: [None; LIMITS.len()],
@@ -165,8 +165,9 @@ impl Walk {
 
     fn adjust(&mut self, at: usize) {
         let open = &mut self.open[at];
-        let asked: Vec<usize> = (0..LIMITS.len()).filter(|limit| open.asked[*limit]).collect();
-        let limit = asked[self.random.usize(0..asked.len())];
+        let requested: Vec<usize> =
+            (0..LIMITS.len()).filter(|limit| open.requested[*limit]).collect();
+        let limit = requested[self.random.usize(0..requested.len())];
         let difference = self.random.i64(-15..16);
         self.log.push(format!("adjust {} by {difference}", LIMITS[limit]));
         let done = open.lease.adjust(LIMITS[limit], difference);
@@ -182,8 +183,9 @@ impl Walk {
 
     fn settle(&mut self, at: usize) {
         let open = &mut self.open[at];
-        let asked: Vec<usize> = (0..LIMITS.len()).filter(|limit| open.asked[*limit]).collect();
-        let limit = asked[self.random.usize(0..asked.len())];
+        let requested: Vec<usize> =
+            (0..LIMITS.len()).filter(|limit| open.requested[*limit]).collect();
+        let limit = requested[self.random.usize(0..requested.len())];
         let actual = self.random.i64(0..25);
         self.log.push(format!("settle {} for {actual}", LIMITS[limit]));
         open.lease.settle(LIMITS[limit], actual.unsigned_abs()).unwrap();
@@ -195,8 +197,9 @@ impl Walk {
 
     async fn consume(&mut self, at: usize) {
         let open = &mut self.open[at];
-        let asked: Vec<usize> = (0..LIMITS.len()).filter(|limit| open.asked[*limit]).collect();
-        let limit = asked[self.random.usize(0..asked.len())];
+        let requested: Vec<usize> =
+            (0..LIMITS.len()).filter(|limit| open.requested[*limit]).collect();
+        let limit = requested[self.random.usize(0..requested.len())];
         let amount = self.random.u64(0..10);
         self.log.push(format!("consume {amount} of {}", LIMITS[limit]));
         let mut amounts = [None; LIMITS.len()];
@@ -216,7 +219,7 @@ impl Walk {
         self.open.push(open);
     }
 
-    /// Books the differences that were just written. What is held then is known to be used.
+    /// Counts the differences that were just written. The tokens held then count as used.
     fn write(&mut self, open: &mut Open) {
         let pending = std::mem::take(&mut open.pending);
         for limit in (0..LIMITS.len()).filter(|limit| pending[*limit] != 0) {
@@ -225,7 +228,7 @@ impl Walk {
         self.auditor.settle(&open.chain, pending, self.world.clock.now());
     }
 
-    /// Books that everything written was given back.
+    /// Counts a refund of everything that was written.
     fn undo(&mut self, open: &Open) {
         let mut credit = [0; LIMITS.len()];
         for (limit, credit) in credit.iter_mut().enumerate() {
@@ -234,7 +237,7 @@ impl Walk {
         self.auditor.settle(&open.chain, credit, self.world.clock.now());
     }
 
-    /// Books that only what is known to be used stays taken.
+    /// Counts a refund of everything that is not known to be used.
     fn undo_the_rest(&mut self, open: &Open) {
         let mut difference = [0; LIMITS.len()];
         for (limit, difference) in difference.iter_mut().enumerate() {
@@ -244,7 +247,7 @@ impl Walk {
         self.auditor.settle(&open.chain, difference, self.world.clock.now());
     }
 
-    /// Every bucket is what the books say, to the millitoken.
+    /// Every bucket is what the oracle says, to the millitoken.
     async fn check(&mut self) {
         let now = self.world.clock.now();
         for (at, (id, _)) in ENTITIES.into_iter().enumerate() {
@@ -258,8 +261,8 @@ impl Walk {
                 if found == expected {
                     break;
                 }
-                // A dropped lease gives back in the background, if not at once then soon.
-                assert!(looks < 2_000, "{id} has {found:?}, the books say {expected:?}");
+                // A dropped lease is refunded in the background, at once or soon after.
+                assert!(looks < 2_000, "{id} has {found:?}, the oracle says {expected:?}");
                 turn().await;
             }
         }
@@ -275,24 +278,23 @@ fn check_verdict<T>(done: Result<T, Error>, expected: &Verdict) -> Option<T> {
         (Err(Error::ExceedsCapacity(refusal)), Verdict::Impossible { whose }) => {
             assert_eq!(refusal.entity_id.as_str(), *whose);
         }
-        (Ok(_), expected) => panic!("was admitted, the books say {expected:?}"),
-        (Err(error), expected) => panic!("{error}; the books say {expected:?}"),
+        (Ok(_), expected) => panic!("was admitted, the oracle says {expected:?}"),
+        (Err(error), expected) => panic!("{error}; the oracle says {expected:?}"),
     }
     None
 }
 
-/// Walks, and tells how many calls were admitted.
+/// Walks, and returns how many calls were admitted.
 async fn walk(world: World, seed: u64, steps: usize) -> usize {
     let mut walk = Walk::begin(world, seed).await;
-    let telling = Telling(&mut walk, seed);
+    let report = ReportOnPanic(&mut walk, seed);
     for _ in 0..steps {
-        telling.0.step().await;
+        report.0.step().await;
     }
-    telling.0.auditor.admitted()
+    report.0.auditor.admitted()
 }
 
-/// Walks on fresh stores, one for each seed. Walks on which hardly anything is admitted would show
-/// nothing.
+/// Walks on fresh stores, one for each seed. Enough calls must be admitted for the walks to prove anything.
 fn walks(kind: Kind, seeds: &[u64]) {
     let admitted = std::cell::Cell::new(0);
     for seed in seeds {
@@ -304,7 +306,7 @@ fn walks(kind: Kind, seeds: &[u64]) {
     assert!(admitted.get() > steps / 10, "{} calls admitted in {steps} steps", admitted.get());
 }
 
-/// The seed to replay, if somebody asks for one.
+/// The seed to replay, if the environment has one.
 fn seeds(count: u64) -> Vec<u64> {
     match std::env::var("ZAE_LIMITER_SEED") {
         Ok(seed) => vec![seed.parse().expect("a number")],
@@ -324,8 +326,8 @@ fn random_walks_on_sqlite_keep_every_promise_at_every_step() {
 }
 
 #[test]
-fn the_books_agree_with_a_bucket_that_is_known() {
-    // An oracle that is wrong in the same way as the limiter shows nothing.
+fn the_oracle_agrees_with_a_bucket_computed_by_hand() {
+    // An oracle that is wrong in the same way as the limiter would prove nothing.
     let start = crate::world::NOW;
     let mut auditor = Auditor::new(start);
     auditor.change(

@@ -1,4 +1,4 @@
-//! When the store does not answer: deadlines, policies, leases that hold nothing.
+//! An unavailable store: deadlines, policies, leases that hold nothing.
 
 use std::error::Error as _;
 use std::pin::pin;
@@ -71,7 +71,7 @@ fn an_acquire_ends_exactly_with_its_deadline() {
 }
 
 #[test]
-fn a_store_that_fails_is_asked_again_within_the_deadline() {
+fn calls_to_a_failing_store_are_retried_within_the_deadline() {
     on_every_store(async |world| {
         let limiter = patient(&world).await;
         for (deadline, attempts, took) in [(secs(1), 4, 70), (ms(70), 4, 70), (ms(25), 2, 25)] {
@@ -81,7 +81,7 @@ fn a_store_that_fails_is_asked_again_within_the_deadline() {
             let (done, waited) = drive(&world, call.into_future()).await;
             let Err(Error::Unavailable { cause, .. }) = &done else { panic!("{done:?}") };
             assert!(cause.to_string().starts_with("scripted failure"), "{cause}");
-            assert!(done.as_ref().unwrap_err().source().is_some(), "the cause is told");
+            assert!(done.as_ref().unwrap_err().source().is_some(), "the error has a cause");
             assert_eq!(world.store.all_calls() - before, attempts);
             assert_eq!(waited, ms(took));
             world.store.heal();
@@ -95,7 +95,7 @@ fn a_store_that_fails_is_asked_again_within_the_deadline() {
 }
 
 #[test]
-fn a_busy_bucket_is_asked_again_until_the_deadline_and_then_the_policy_decides() {
+fn a_busy_bucket_is_retried_until_the_deadline_and_then_the_policy_decides() {
     on_every_store(async |world| {
         let limiter = patient(&world).await;
         spend(&limiter, "key", "gpt-4", "rpm", 1).await;
@@ -125,21 +125,21 @@ fn everything_else_has_a_deadline_too() {
     on_every_store(async |world| {
         let limiter = patient(&world).await;
         world.store.break_down(Fault::Hang);
-        let is_away = |done: Result<(), Error>| match done {
+        let is_unavailable = |done: Result<(), Error>| match done {
             Err(Error::Unavailable { waited, .. }) => assert_eq!(waited, secs(10)),
             other => panic!("{other:?}"),
         };
-        is_away(ends_after(&world, secs(10), limiter.ping()).await);
+        is_unavailable(ends_after(&world, secs(10), limiter.ping()).await);
         let limits = limiter.set_limits("key", None, [per_minute("rpm", 1)]);
-        is_away(ends_after(&world, secs(10), limits).await.map(drop));
+        is_unavailable(ends_after(&world, secs(10), limits).await.map(drop));
         let entity = limiter.create_entity("key");
-        is_away(ends_after(&world, secs(10), entity.into_future()).await.map(drop));
+        is_unavailable(ends_after(&world, secs(10), entity.into_future()).await.map(drop));
         let opened = ends_after(&world, secs(10), world.builder().open()).await;
-        is_away(opened.map(drop));
+        is_unavailable(opened.map(drop));
         let available = limiter.available("key", "gpt-4", &[]);
-        is_away(ends_after(&world, secs(10), available).await.map(drop));
+        is_unavailable(ends_after(&world, secs(10), available).await.map(drop));
         let mut events = limiter.audit_events("key").unwrap();
-        is_away(ends_after(&world, secs(10), events.next_page()).await.map(drop));
+        is_unavailable(ends_after(&world, secs(10), events.next_page()).await.map(drop));
         world.store.heal();
         limiter.ping().await.unwrap();
         events.next_page().await.unwrap();
@@ -178,7 +178,7 @@ fn the_call_decides_before_the_limiter_and_the_limiter_before_what_is_stored() {
 }
 
 #[test]
-fn what_was_stored_is_still_known_when_the_store_is_gone() {
+fn the_stored_policy_applies_while_the_store_is_unavailable() {
     on_every_store(async |world| {
         let limiter = patient(&world).await;
         let passes = async |when| {
@@ -193,7 +193,7 @@ fn what_was_stored_is_still_known_when_the_store_is_gone() {
             }
             true
         };
-        assert!(!passes("nothing was ever said").await);
+        assert!(!passes("no policy was ever stored").await);
         limiter
             .set_system_defaults([per_minute("rpm", 1)], Some(OnUnavailable::Allow))
             .await
@@ -208,7 +208,7 @@ fn what_was_stored_is_still_known_when_the_store_is_gone() {
             .unwrap();
         world.advance(secs(60));
         spend(&limiter, "key", "gpt-4", "rpm", 0).await;
-        assert!(!passes("after somebody else changed it and it was read").await);
+        assert!(!passes("after another client changed it and it was read").await);
         limiter
             .set_system_defaults([per_minute("rpm", 1)], Some(OnUnavailable::Allow))
             .await
@@ -292,6 +292,7 @@ fn a_lease_settles_by_the_policy_of_its_call() {
                     OnUnavailable::Block => {
                         assert!(matches!(done, Err(Error::Unavailable { .. })), "{what}: {done:?}");
                     }
+                    other => unreachable!("not tested here: {other:?}"),
                 }
             }
         }
@@ -299,7 +300,7 @@ fn a_lease_settles_by_the_policy_of_its_call() {
 }
 
 #[test]
-fn what_waiting_does_not_mend_is_an_error_whatever_the_policy() {
+fn a_permanent_error_fails_the_call_whatever_the_policy() {
     use StoreErrorKind::{Corrupt, Denied, Incompatible, Rejected};
     on_every_store(async |world| {
         let limiter = world.builder().on_unavailable(OnUnavailable::Allow).open().await.unwrap();
@@ -313,7 +314,7 @@ fn what_waiting_does_not_mend_is_an_error_whatever_the_policy() {
                 let (done, _) = drive(&world, call.into_future()).await;
                 let Err(Error::Store(error)) = done else { panic!("{kind:?}: {done:?}") };
                 assert_eq!(error.kind(), kind);
-                assert_eq!(world.store.calls(fails), before + 1, "it is not asked again");
+                assert_eq!(world.store.calls(fails), before + 1, "it is not retried");
             }
             let mut lease = limiter.acquire("key", "gpt-4").take("rpm", 0).await.unwrap();
             lease.adjust("rpm", 1).unwrap();

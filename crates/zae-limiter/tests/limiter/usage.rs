@@ -105,7 +105,7 @@ fn what_is_refused_or_nothing_is_not_booked() {
 }
 
 #[test]
-fn usage_is_told_by_entity_by_resource_and_by_both() {
+fn usage_is_summed_by_entity_by_resource_and_by_both() {
     on_every_store_but(BOOKED_BY_ANOTHER, async |world| {
         let limits = [without_refill("rpm", 1_000), without_refill("tpm", 1_000)];
         let limiter = world.limiter_with(limits).await;
@@ -119,7 +119,7 @@ fn usage_is_told_by_entity_by_resource_and_by_both() {
         world.advance(secs(HOUR));
         spend(&limiter, "a", "gpt-4", "tpm", 8).await;
 
-        let told = |summary: UsageSummary| {
+        let totals = |summary: UsageSummary| {
             let consumed = summary.consumed.iter().map(|(name, sum)| format!("{name}={sum}"));
             let consumed = consumed.collect::<Vec<_>>().join(" ");
             (consumed, summary.events, summary.records)
@@ -128,7 +128,7 @@ fn usage_is_told_by_entity_by_resource_and_by_both() {
             let mut query = limiter.usage();
             query = entity.into_iter().fold(query, |query, entity| query.entity(entity));
             query = on.into_iter().fold(query, |query, on| query.resource(on));
-            told(query.summary().await.unwrap())
+            totals(query.summary().await.unwrap())
         };
         let sum = |text: &str, events, records| (text.to_owned(), events, records);
         assert_eq!(summary(Some("a"), None).await, sum("rpm=2 tpm=13", 3, 3));
@@ -184,7 +184,7 @@ fn a_range_names_windows_by_their_start() {
 }
 
 #[test]
-fn records_are_forgotten_after_their_time() {
+fn records_expire_after_their_retention() {
     on_every_store_but(BOOKED_BY_ANOTHER, async |world| {
         let limiter = world.limiter_with([without_refill("tpm", 1_000)]).await;
         spend(&limiter, "key", "gpt-4", "tpm", 1).await;

@@ -1,4 +1,4 @@
-//! A store, a clock that stands, and short words for what most tests do.
+//! A store, a manual clock, and helpers for most tests.
 
 use std::future::Future;
 use std::pin::pin;
@@ -22,7 +22,7 @@ use zae_limiter_testkit::{Faulty, SimTable};
 /// 2026-11-15T14:00:00Z.
 pub(crate) const NOW: Timestamp = Timestamp::from_millis(1_794_751_200_000);
 
-/// What is not there after so many looks never will be.
+/// The most polls before a test gives up.
 const LOOKS_MAX: usize = 100_000;
 
 pub(crate) const fn ms(millis: u64) -> Duration {
@@ -90,8 +90,7 @@ impl Drop for Named {
     }
 }
 
-/// Runs a test on each store. The runtime has no timer: whoever waits for real time
-/// panics.
+/// Runs a test on each store. The runtime has no timer: waiting for real time panics.
 pub(crate) fn on_every_store(test: impl AsyncFn(World)) {
     for kind in Kind::ALL {
         on(*kind, &test);
@@ -169,7 +168,7 @@ impl World {
         self.clock.advance(by);
     }
 
-    /// The bucket as it is stored, paid out up to now; behind the faults.
+    /// The stored bucket, refilled up to now, read without faults.
     pub(crate) async fn bucket(
         &self,
         limiter: &RateLimiter,
@@ -183,7 +182,7 @@ impl World {
         Some(bucket)
     }
 
-    /// Millitokens there now and net consumption ever, of a bucket that must exist.
+    /// The balance and the net consumption, in millitokens, of a bucket that must exist.
     pub(crate) async fn cell(
         &self,
         limiter: &RateLimiter,
@@ -245,12 +244,12 @@ pub(crate) fn exceeded(done: Result<Lease, Error>) -> RateLimitExceeded {
     }
 }
 
-/// Whole tokens of a limit that an entity itself has now, as the limiter tells it.
+/// The balance of an entity's own limit, in whole tokens, from the limiter.
 pub(crate) async fn left(limiter: &RateLimiter, entity: &str, on: &str, limit: &str) -> i64 {
     status(limiter, entity, on, limit).await.available.whole_tokens()
 }
 
-/// How a limit of the entity itself stands.
+/// The status of an entity's own limit.
 pub(crate) async fn status(
     limiter: &RateLimiter,
     entity: &str,
@@ -275,12 +274,12 @@ pub(crate) async fn own_limits<const N: usize>(
     limiter.set_limits(entity, None, limits).await.unwrap()
 }
 
-/// Polls once, with nobody to wake.
+/// Polls once, without a waker.
 pub(crate) fn poll_once<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Lets the other tasks and threads go on until the work is done, at most so long.
+/// Polls the work until it is done, at most `LOOKS_MAX` times, and lets other tasks and threads run.
 pub(crate) async fn finish<F: Future>(work: F) -> F::Output {
     let mut work = pin!(work);
     for _ in 0..LOOKS_MAX {
@@ -292,7 +291,7 @@ pub(crate) async fn finish<F: Future>(work: F) -> F::Output {
     panic!("not done after {LOOKS_MAX} looks");
 }
 
-/// Looks until it holds.
+/// Waits until the condition holds.
 pub(crate) async fn soon(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     for _ in 0..LOOKS_MAX {
         if holds().await {
@@ -303,21 +302,21 @@ pub(crate) async fn soon(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     panic!("not even after {LOOKS_MAX} looks: {what}");
 }
 
-/// Lets other tasks and threads go on.
+/// Lets other tasks and threads run.
 pub(crate) async fn turn() {
     tokio::task::yield_now().await;
     std::thread::yield_now();
 }
 
-/// Lets whatever can go on do so, for checks that something does not happen.
+/// Lets all other work run, for checks that something does not happen.
 pub(crate) async fn settle_down() {
     for _ in 0..200 {
         turn().await;
     }
 }
 
-/// Runs a call to its end, moving the clock while it waits to try again, and tells how long it
-/// took by that clock. The deadline is one sleeper; a wait before another attempt is the second.
+/// Runs a call to its end, moving the clock while it waits to retry, and returns how long it took by
+/// that clock. The deadline is one sleeper; a wait before a retry is the second.
 pub(crate) async fn drive<F: Future>(world: &World, work: F) -> (F::Output, Duration) {
     let began = world.clock.now();
     let mut work = pin!(work);
