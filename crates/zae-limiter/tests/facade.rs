@@ -86,7 +86,7 @@ fn the_root_holds_what_a_user_needs_and_no_more() {
 }
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap().flatten() {
+    for entry in fs::read_dir(folder).expect("a folder of sources").flatten() {
         let path = entry.path();
         if path.is_dir() {
             sources(&path, found);
@@ -106,7 +106,7 @@ fn docs_of(name: &str, source: &str) -> Option<String> {
                 .is_some_and(|rest| rest.starts_with(|c: char| !(c.is_alphanumeric() || c == '_')))
         })
     };
-    let at = lines.iter().position(|line| is_definition(line))?;
+    let at = lines.iter().position(is_definition)?;
     let above = lines[..at].iter().rev();
     let docs = above.take_while(|line| {
         line.starts_with("///") || line.starts_with("//") || line.starts_with("#[")
