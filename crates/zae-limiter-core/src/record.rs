@@ -72,7 +72,6 @@ pub enum ConfigLevel {
 /// # }).unwrap();
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum OnUnavailable {
     /// Calls pass, with a lease that holds nothing.
     Allow,

@@ -1,7 +1,7 @@
 //! The interface between the limiter and its store.
 //!
-//! The types here, in `plan` and in `record` are not `#[non_exhaustive]`: stores construct them or must match them
-//! exhaustively, so that a new variant is a compile error and not a silent gap.
+//! The types here, in `plan` and in `record` (but `AuditAction`) are not `#[non_exhaustive]`: stores construct or match them
+//! exhaustively, so that a new field or variant is a compile error and not a silent gap.
 
 use futures_core::future::BoxFuture;
 use std::fmt;
