@@ -244,8 +244,8 @@ fn averages_are_per_record() {
                 assert_eq!(summary.consumed.get(name).copied().unwrap_or(0), total, "{name}");
                 #[expect(clippy::cast_precision_loss, reason = "small numbers")]
                 let average = total as f64 / records as f64;
-                let told = summary.average.get(name).copied().unwrap_or(0.0);
-                assert!((told - average).abs() < 1e-9, "{name}: {told}, not {average}");
+                let shown = summary.average.get(name).copied().unwrap_or(0.0);
+                assert!((shown - average).abs() < 1e-9, "{name}: {shown}, not {average}");
             }
         };
         check(
@@ -269,7 +269,7 @@ fn averages_are_per_record() {
 
 /// Promise (`BucketStatus::expires_at`): when the bucket expires if nobody uses it; never before a debt is repaid.
 #[test]
-fn a_bucket_is_there_until_the_moment_it_tells() {
+fn a_bucket_is_there_until_its_expiry() {
     on_every_store(async |world| {
         let limiter = world.limiter_with([Limit::per("rpm", 7, secs(9)).burst(11)]).await;
         for debt in [0_i64, 1_000] {

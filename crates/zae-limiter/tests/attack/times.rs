@@ -74,7 +74,7 @@ fn moments_beyond_the_range_become_its_ends() {
 
 /// Promise (`millis_since`): "Milliseconds from `earlier` to here".
 #[test]
-fn the_longest_distance_is_told_in_full() {
+fn the_longest_distance_is_exact() {
     let (first, last) = (Timestamp::from_millis(i64::MIN), Timestamp::from_millis(i64::MAX));
     assert_eq!(first.millis_since(last), 0);
     assert_eq!(last.millis_since(Timestamp::from_millis(0)), i64::MAX.unsigned_abs());
