@@ -1,0 +1,17 @@
+//! Attacks on what the documents promise. A test that fails here names the promise that is broken.
+
+#![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+
+#[expect(dead_code, reason = "shared with the other tests, which use all of it")]
+#[path = "../limiter/world.rs"]
+mod world;
+
+mod arcs;
+mod ensuring;
+mod grammar;
+mod leases;
+mod lists;
+mod refusals;
+mod secrets;
+mod times;
+mod waiting;
