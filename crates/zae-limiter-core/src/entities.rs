@@ -34,9 +34,11 @@ impl RateLimiter {
         CreateEntity::new(self, id, Existing::IsError)
     }
 
-    /// Creates an entity, or updates the parent, name and metadata of an existing one. What the call does not set stays
-    /// as it is. If nothing changes, nothing is written, and no audit event. For programs that declare their hierarchy
-    /// each time they start.
+    /// Creates an entity unless it exists with everything that the call sets: parent, name, cascade, metadata. Then
+    /// nothing is written, and no audit event. For programs that declare their hierarchy each time they start.
+    ///
+    /// It never changes an entity that exists. If one exists without something that the call sets, the call fails with
+    /// [`Error::Differs`]. What the call does not set may be anything.
     ///
     /// ```
     /// # use zae_limiter_core::{MemoryStore, RateLimiter};
@@ -50,7 +52,7 @@ impl RateLimiter {
     /// # }).unwrap();
     /// ```
     pub fn ensure_entity<'a>(&'a self, id: &'a str) -> CreateEntity<'a> {
-        CreateEntity::new(self, id, Existing::IsUpdated)
+        CreateEntity::new(self, id, Existing::IsChecked)
     }
 
     /// The entity; `None` if it was not created.
@@ -170,7 +172,7 @@ pub struct CreateEntity<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Existing {
     IsError,
-    IsUpdated,
+    IsChecked,
 }
 
 /// The entity ids are hashed: they are often API keys.
@@ -218,92 +220,73 @@ impl<'a> CreateEntity<'a> {
 
     async fn run(self) -> Result<Entity, Error> {
         let id = EntityId::new(self.id)?;
+        let parent = self.parent.map(EntityId::new).transpose()?;
         if self.existing == Existing::IsError {
-            return self.create(&id).await;
+            return self.create(id, parent).await;
         }
         for _ in 0..ATTEMPTS_MAX {
-            let written = match self.limiter.entity_by_id(&id).await? {
-                Some(current) => self.update(current).await,
-                None => self.create(&id).await,
-            };
-            match written {
-                // Somebody else created or deleted it meanwhile.
-                Err(Error::AlreadyExists(_) | Error::NotFound(_)) => {}
-                written => return written,
+            if let Some(current) = self.limiter.entity_by_id(&id).await? {
+                return match self.is_met_by(&current, parent.as_ref()) {
+                    true => Ok(current),
+                    false => Err(Error::Differs(Object::Entity(id))),
+                };
+            }
+            match self.create(id.clone(), parent.clone()).await {
+                // Another client created it first.
+                Err(Error::AlreadyExists(_)) => {}
+                created => return created,
             }
         }
         Err(Error::Contended { attempts: ATTEMPTS_MAX })
     }
 
-    async fn create(&self, id: &EntityId) -> Result<Entity, Error> {
+    /// Whether an entity has everything that the call sets.
+    fn is_met_by(&self, entity: &Entity, parent: Option<&EntityId>) -> bool {
+        let has = |(key, value): (&String, &String)| entity.metadata.get(key) == Some(value);
+        (self.name.is_none() || self.name == entity.name)
+            && (parent.is_none() || parent == entity.parent.as_ref())
+            && (!self.cascade || entity.cascade)
+            && self.metadata.iter().all(has)
+    }
+
+    async fn create(&self, id: EntityId, parent: Option<EntityId>) -> Result<Entity, Error> {
+        let limiter = self.limiter;
         let entity = Entity {
-            namespace: self.limiter.namespace_id().clone(),
+            namespace: limiter.namespace_id().clone(),
             id: id.clone(),
             name: self.name.clone(),
-            parent: self.parent.map(EntityId::new).transpose()?,
+            parent: parent.clone(),
             cascade: self.cascade,
             metadata: self.metadata.clone(),
-            created_at: self.limiter.clock().now(),
+            created_at: limiter.clock().now(),
         };
-        match self.put(&entity, Precondition::Absent, AuditAction::EntityCreated).await? {
-            true => Ok(entity),
-            false => Err(Error::AlreadyExists(Object::Entity(id.clone()))),
-        }
-    }
-
-    /// Applies the call's settings to an existing entity.
-    async fn update(&self, current: Entity) -> Result<Entity, Error> {
-        let mut entity = current.clone();
-        entity.name = self.name.clone().or(entity.name);
-        entity.parent = self.parent.map(EntityId::new).transpose()?.or(entity.parent);
-        entity.cascade |= self.cascade;
-        entity.metadata.extend(self.metadata.clone());
-        if entity == current {
-            return Ok(current);
-        }
-        match self.put(&entity, Precondition::Present, AuditAction::EntityUpdated).await? {
-            true => Ok(entity),
-            false => Err(Error::NotFound(Object::Entity(entity.id))),
-        }
-    }
-
-    /// Writes the entity with an audit event; `false` when the precondition did not hold.
-    async fn put(
-        &self,
-        entity: &Entity,
-        precondition: Precondition,
-        action: AuditAction,
-    ) -> Result<bool, Error> {
-        let limiter = self.limiter;
         let change = Change {
-            subject: AuditSubject::Entity(entity.id.clone()),
-            action,
+            subject: AuditSubject::Entity(id.clone()),
+            action: AuditAction::EntityCreated,
             resource: None,
             details: json!({
                 "name": entity.name,
-                "parent_id": entity.parent.as_ref().map(EntityId::as_str),
+                "parent_id": parent.as_ref().map(EntityId::as_str),
                 "cascade": entity.cascade,
             }),
         };
         let retention = limiter.stored_retention().await?;
         let mut batch = vec![
-            Write::Put(Record::Entity(entity.clone()), precondition),
+            Write::Put(Record::Entity(entity.clone()), Precondition::Absent),
             limiter.audit(change, retention),
         ];
-        if let Some(parent) = &entity.parent {
-            limiter.check_parent(&entity.id, parent).await?;
+        if let Some(parent) = &parent {
+            limiter.check_parent(&id, parent).await?;
             let key = Key::Entity(limiter.namespace_id().clone(), parent.clone());
             batch.push(Write::Check(key, Precondition::Present));
         }
         let written = limiter.inner.call(limiter.store().write(&batch)).await;
         // The cache may hold it without a parent. After an error too: it may have been written.
-        limiter.inner.cache.invalidate_entity(&entity.id);
-        match (written?, &entity.parent) {
-            (Written::Done, _) => Ok(true),
-            (Written::Conflict(at), Some(parent)) if at > 0 => {
-                Err(Error::MissingParent { parent: parent.clone() })
-            }
-            (Written::Conflict(_), _) => Ok(false),
+        limiter.inner.cache.invalidate_entity(&id);
+        match (written?, parent) {
+            (Written::Done, _) => Ok(entity),
+            (Written::Conflict(at), Some(parent)) if at > 0 => Err(Error::MissingParent { parent }),
+            (Written::Conflict(_), _) => Err(Error::AlreadyExists(Object::Entity(id))),
         }
     }
 }

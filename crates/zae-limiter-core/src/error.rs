@@ -185,6 +185,9 @@ pub enum Error {
     /// It exists already.
     #[error("{0} exists already")]
     AlreadyExists(Object),
+    /// It exists, but not as the call asks for it: see [`ensure_entity`](crate::RateLimiter::ensure_entity).
+    #[error("{0} exists with another parent, name, cascade or metadata; nothing was changed")]
+    Differs(Object),
     /// The parent of an entity does not exist.
     #[error("the parent {parent:?} does not exist; create it first")]
     MissingParent {
@@ -310,8 +313,6 @@ impl Error {
         match self {
             Self::Exceeded(refusal) => Some(refusal.retry_after()),
             Self::Unavailable { .. } => Some(Duration::from_secs(1)),
-            // The other clients are done by now.
-            Self::Contended { .. } => Some(Duration::ZERO),
             Self::Store(error) if error.is_transient() => Some(Duration::from_secs(1)),
             _ => None,
         }

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::panic::Location;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 use zae_limiter_model::{
@@ -436,16 +437,9 @@ impl Drop for Lease {
             return;
         }
         let settlements = self.dropped();
-        if settlements.is_empty() {
-            return;
+        if !settlements.is_empty() {
+            carry_on(Arc::clone(&self.handle.inner), settlements);
         }
-        let handle = Arc::clone(&self.handle);
-        self.handle.inner.background.carry_out(async move {
-            if let Err(error) = handle.inner.settle(&settlements).await {
-                tracing::warn!(%error, "could not settle a dropped lease");
-                telemetry::unsettled();
-            }
-        });
     }
 }
 
@@ -459,8 +453,12 @@ impl Inner {
         let deadline = self.settings.deadline;
         let started = self.clock.stopwatch();
         let mut attempts = Attempts::default();
-        let call = self.retry_settle(settlements, &mut attempts);
-        let cause = match within(&*self.clock, deadline, call).await {
+        let unfinished =
+            Unfinished { inner: self, settlements, is_between: AtomicBool::new(false) };
+        let call = self.retry_settle(settlements, &mut attempts, &unfinished.is_between);
+        let done = within(&*self.clock, deadline, call).await;
+        unfinished.is_between.store(false, Ordering::Relaxed);
+        let cause = match done {
             Some(Ok(())) => return Ok(()),
             Some(Err(error)) if !error.is_transient() => return Err(Error::Store(error)),
             Some(Err(error)) => error,
@@ -479,6 +477,7 @@ impl Inner {
         self: &Arc<Self>,
         settlements: &[Settlement],
         attempts: &mut Attempts,
+        is_between: &AtomicBool,
     ) -> Result<(), StoreError> {
         let mut differences = settlements.iter().flat_map(|each| &each.differences);
         let has_refund = differences.any(|difference| difference.amount < Millitokens::ZERO);
@@ -491,7 +490,37 @@ impl Inner {
             if !error.is_transient() || !may_retry {
                 return Err(error);
             }
+            is_between.store(true, Ordering::Relaxed);
             attempts.wait(&*self.clock, error).await?;
+            is_between.store(false, Ordering::Relaxed);
         }
     }
+}
+
+/// Settlements that the store has not accepted yet. The store carries out a call that it has begun. Between two
+/// attempts nobody does, so a future that is dropped there leaves the rest to the background.
+struct Unfinished<'a> {
+    inner: &'a Arc<Inner>,
+    settlements: &'a [Settlement],
+    /// Whether the last attempt changed nothing, and the next has not begun.
+    is_between: AtomicBool,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if self.is_between.load(Ordering::Relaxed) {
+            carry_on(Arc::clone(self.inner), self.settlements.to_vec());
+        }
+    }
+}
+
+/// Settles in the background.
+fn carry_on(inner: Arc<Inner>, settlements: Vec<Settlement>) {
+    let background = inner.background.clone();
+    background.carry_out(async move {
+        if let Err(error) = inner.settle(&settlements).await {
+            tracing::warn!(%error, "could not settle a dropped lease");
+            telemetry::unsettled();
+        }
+    });
 }

@@ -38,6 +38,15 @@ pub struct EffectiveLimits {
     pub level: Option<ConfigLevel>,
 }
 
+/// What to do when exactly these limits are stored already.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Same {
+    /// Write them again, with a new version.
+    Write,
+    /// Leave them as they are.
+    Keep,
+}
+
 impl RateLimiter {
     /// Sets the limits of an entity on one resource, or, without a resource, on all resources for which it
     /// has none. Existing buckets change at once.
@@ -52,7 +61,8 @@ impl RateLimiter {
         limits: impl IntoIterator<Item = Limit>,
     ) -> Result<Config, Error> {
         let level = entity_level(entity, resource)?;
-        let config = self.put_config(level.clone(), not_empty(limits)?, None).await?;
+        let (config, _) =
+            self.put_config(level.clone(), not_empty(limits)?, None, Same::Write).await?;
         self.update_buckets(&level).await?;
         Ok(config)
     }
@@ -82,11 +92,13 @@ impl RateLimiter {
         resource: Option<&str>,
         limits: impl IntoIterator<Item = Limit>,
     ) -> Result<Config, Error> {
-        let limits = not_empty(limits)?;
-        match self.limits(entity, resource).await? {
-            Some(stored) if stored.limits == limits => Ok(stored),
-            _ => self.set_limits(entity, resource, limits.to_limits()).await,
+        let level = entity_level(entity, resource)?;
+        let (config, changed) =
+            self.put_config(level.clone(), not_empty(limits)?, None, Same::Keep).await?;
+        if changed {
+            self.update_buckets(&level).await?;
         }
+        Ok(config)
     }
 
     /// The limits stored for an entity on a resource, or for all its resources.
@@ -125,7 +137,8 @@ impl RateLimiter {
         limits: impl IntoIterator<Item = Limit>,
     ) -> Result<Config, Error> {
         let level = ConfigLevel::Resource(ResourceName::new(resource)?);
-        self.put_config(level, not_empty(limits)?, None).await
+        let put = self.put_config(level, not_empty(limits)?, None, Same::Write);
+        put.await.map(|(config, _)| config)
     }
 
     /// Sets the limits of a resource as [`set_resource_defaults`](Self::set_resource_defaults) does. If exactly these
@@ -139,11 +152,9 @@ impl RateLimiter {
         resource: &str,
         limits: impl IntoIterator<Item = Limit>,
     ) -> Result<Config, Error> {
-        let limits = not_empty(limits)?;
-        match self.resource_defaults(resource).await? {
-            Some(stored) if stored.limits == limits => Ok(stored),
-            _ => self.set_resource_defaults(resource, limits.to_limits()).await,
-        }
+        let level = ConfigLevel::Resource(ResourceName::new(resource)?);
+        let put = self.put_config(level, not_empty(limits)?, None, Same::Keep);
+        put.await.map(|(config, _)| config)
     }
 
     /// The limits stored for a resource.
@@ -175,11 +186,9 @@ impl RateLimiter {
         limits: impl IntoIterator<Item = Limit>,
         on_unavailable: Option<OnUnavailable>,
     ) -> Result<Config, Error> {
-        let limits = LimitSet::new(limits)?;
-        if limits.is_empty() && on_unavailable.is_none() {
-            return Err(nothing_to_set());
-        }
-        self.put_config(ConfigLevel::System, limits, on_unavailable).await
+        let limits = system_limits(limits, on_unavailable)?;
+        let put = self.put_config(ConfigLevel::System, limits, on_unavailable, Same::Write);
+        put.await.map(|(config, _)| config)
     }
 
     /// Sets the defaults of the system as [`set_system_defaults`](Self::set_system_defaults) does. If exactly these are
@@ -193,18 +202,9 @@ impl RateLimiter {
         limits: impl IntoIterator<Item = Limit>,
         on_unavailable: Option<OnUnavailable>,
     ) -> Result<Config, Error> {
-        let limits = LimitSet::new(limits)?;
-        match self.system_defaults().await? {
-            Some(stored)
-                if stored.limits == limits
-                    && on_unavailable
-                        .is_none_or(|policy| stored.on_unavailable == Some(policy))
-                    && !stored.sets_nothing() =>
-            {
-                Ok(stored)
-            }
-            _ => self.set_system_defaults(limits.to_limits(), on_unavailable).await,
-        }
+        let limits = system_limits(limits, on_unavailable)?;
+        let put = self.put_config(ConfigLevel::System, limits, on_unavailable, Same::Keep);
+        put.await.map(|(config, _)| config)
     }
 
     /// The configuration stored for the system.
@@ -320,14 +320,27 @@ impl RateLimiter {
         Ok((current, retention))
     }
 
+    /// Stores limits, and says whether that changed anything.
     async fn put_config(
         &self,
         level: ConfigLevel,
         limits: LimitSet,
         on_unavailable: Option<OnUnavailable>,
-    ) -> Result<Config, Error> {
+        same: Same,
+    ) -> Result<(Config, bool), Error> {
         for _ in 0..ATTEMPTS_MAX {
             let (current, retention) = self.config_and_retention(&level).await?;
+            // Compared in every attempt: another client may just have stored the same.
+            let is_same = |stored: &Config| {
+                let policy = on_unavailable.or(stored.on_unavailable);
+                stored.limits == limits && stored.on_unavailable == policy
+            };
+            let current = match current {
+                Some(stored) if same == Same::Keep && is_same(&stored) => {
+                    return Ok((stored, false));
+                }
+                current => current,
+            };
             // Versions start at 1 again when a level is deleted and set, here as in other clients of a
             // shared table. So a writer that read the old version 1 may replace the new one, as if it had
             // written a moment later. It writes its own limits; only the system level keeps other fields
@@ -348,7 +361,7 @@ impl RateLimiter {
             let change = Write::Put(Record::Config(config.clone()), precondition);
             if self.change_config(&level, change, audit).await? {
                 self.remember_system(&config);
-                return Ok(config);
+                return Ok((config, true));
             }
         }
         Err(Error::Contended { attempts: ATTEMPTS_MAX })
@@ -456,6 +469,17 @@ fn entity_level(entity: &str, resource: Option<&str>) -> Result<ConfigLevel, Err
         None | Some(zae_limiter_model::DEFAULT_RESOURCE) => ConfigLevel::Entity(entity),
         Some(resource) => ConfigLevel::EntityResource(entity, ResourceName::new(resource)?),
     })
+}
+
+fn system_limits(
+    limits: impl IntoIterator<Item = Limit>,
+    on_unavailable: Option<OnUnavailable>,
+) -> Result<LimitSet, Error> {
+    let limits = LimitSet::new(limits)?;
+    match limits.is_empty() && on_unavailable.is_none() {
+        true => Err(nothing_to_set()),
+        false => Ok(limits),
+    }
 }
 
 fn not_empty(limits: impl IntoIterator<Item = Limit>) -> Result<LimitSet, Error> {

@@ -205,8 +205,6 @@ impl std::str::FromStr for AuditSubject {
 pub enum AuditAction {
     /// An entity was created.
     EntityCreated,
-    /// The parent, name or metadata of an entity changed.
-    EntityUpdated,
     /// An entity was deleted, with its limits, buckets and usage.
     EntityDeleted,
     /// Limits were set.
@@ -222,9 +220,8 @@ pub enum AuditAction {
 }
 
 impl AuditAction {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 7] = [
         Self::EntityCreated,
-        Self::EntityUpdated,
         Self::EntityDeleted,
         Self::LimitsSet,
         Self::LimitsDeleted,
@@ -237,7 +234,6 @@ impl AuditAction {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::EntityCreated => "entity_created",
-            Self::EntityUpdated => "entity_updated",
             Self::EntityDeleted => "entity_deleted",
             Self::LimitsSet => "limits_set",
             Self::LimitsDeleted => "limits_deleted",
@@ -257,8 +253,9 @@ impl std::str::FromStr for AuditAction {
     }
 }
 
-/// An event of the audit trail.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An event of the audit trail. Its `Debug` form shows of the details only their names, because their values may be
+/// entity ids.
+#[derive(Clone, PartialEq, Eq)]
 pub struct AuditEvent {
     /// The namespace of the event.
     pub namespace: NamespaceId,
@@ -278,6 +275,22 @@ pub struct AuditEvent {
     pub details: serde_json::Map<String, serde_json::Value>,
     /// When the event expires.
     pub expires_at: Option<Timestamp>,
+}
+
+impl fmt::Debug for AuditEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AuditEvent")
+            .field("namespace", &self.namespace)
+            .field("id", &self.id)
+            .field("subject", &self.subject)
+            .field("at", &self.at)
+            .field("action", &self.action)
+            .field("principal", &self.principal)
+            .field("resource", &self.resource)
+            .field("details", &self.details.keys().collect::<Vec<_>>())
+            .field("expires_at", &self.expires_at)
+            .finish()
+    }
 }
 
 /// The key of a usage record.

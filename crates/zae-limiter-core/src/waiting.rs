@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use zae_limiter_model::{EntityId, LimitSet, LimitStatus, RateLimitExceeded, ResourceName, amount};
+use zae_limiter_model::{
+    EntityId, LimitSet, LimitStatus, Millitokens, RateLimitExceeded, ResourceName, amount,
+};
 
 use crate::acquire::{Acquire, note_refusal};
 use crate::availability::statuses_of;
@@ -65,13 +67,27 @@ impl Acquire<'_> {
     pub(crate) async fn wait_for_tokens(&self, timeout: Duration) -> Result<Lease, Error> {
         let entity = EntityId::new(self.entity)?;
         let resource = ResourceName::new(self.resource)?;
+        self.check_takes()?;
+        // Nothing to wait for.
+        if self.takes.iter().all(|(_, tokens)| *tokens == 0) {
+            return self.run_to_end().await;
+        }
+        // A call that can never pass does not queue. If the store cannot say so, the attempt will.
+        if let Ok(checked) = self.check(&entity, &resource).await {
+            checked?;
+        }
         let clock = &*self.inner.clock;
         let started = clock.stopwatch();
         let left = || timeout.saturating_sub(clock.stopwatch().saturating_sub(started));
         let place = self.inner.queues.join(&entity, &resource);
         let Some(_turn) = within(clock, left(), place.queue.turn.lock()).await else {
             let next_try = *place.next_try();
-            return Err(self.refuse_in_queue(&entity, &resource, next_try).await);
+            return match self.refuse_in_queue(&entity, &resource, next_try).await {
+                Error::Unavailable { cause, waited } => {
+                    self.without_store(&entity, &resource, cause, waited)
+                }
+                error => Err(error),
+            };
         };
         loop {
             let refusal = match self.run_to_end().await {
@@ -102,12 +118,33 @@ impl Acquire<'_> {
         // The balance covers the call, but calls before it in the queue come first.
         if !statuses.iter().any(|status| status.exceeded) {
             let wait = next_try.saturating_sub(self.inner.clock.stopwatch());
-            statuses[0].exceeded = true;
-            statuses[0].retry_after = wait.max(Duration::from_millis(1));
+            // The first limit that the call takes from; what is there is not there for this call.
+            let taken = statuses.iter_mut().find(|status| status.requested > Millitokens::ZERO);
+            let first = taken.expect("a call that takes nothing does not queue");
+            first.exceeded = true;
+            first.available = Millitokens::ZERO;
+            first.retry_after = wait.max(Duration::from_millis(1));
         }
         let refusal = RateLimitExceeded::new(statuses);
         note_refusal(&refusal);
         refusal.into()
+    }
+
+    /// Checks names and amounts. The outer error says that the store did not answer.
+    async fn check(
+        &self,
+        entity: &EntityId,
+        resource: &ResourceName,
+    ) -> Result<Result<(), Error>, Error> {
+        let limits = match self.limits.clone().map(LimitSet::new).transpose() {
+            Ok(limits) => limits.map(Arc::new),
+            Err(invalid) => return Ok(Err(invalid.into())),
+        };
+        let (clock, now) = (&*self.inner.clock, self.inner.clock.now());
+        let deadline = self.deadline.unwrap_or(self.inner.settings.deadline);
+        let targets = self.targets(entity, resource, limits.as_ref(), now);
+        let targets = call_store(clock, deadline, targets).await?;
+        Ok(targets.and_then(|(own, above)| self.plan(own, &above, now).map(drop)))
     }
 
     /// The current status of every limit of the call.

@@ -162,8 +162,8 @@ fn number(text: &str) -> Result<u64, String> {
     if text.is_empty() {
         return Err("a number is missing".to_owned());
     }
-    let starts_with_digit = text.starts_with(|c: char| c.is_ascii_digit());
-    if !starts_with_digit || !text.chars().all(|c| c.is_ascii_digit() || c == '_') {
+    let is_digits = |group: &str| !group.is_empty() && group.bytes().all(|b| b.is_ascii_digit());
+    if !text.split('_').all(is_digits) {
         return Err(format!("{text:?} is not a whole number"));
     }
     text.replace('_', "").parse().map_err(|_| format!("{text} is too large"))

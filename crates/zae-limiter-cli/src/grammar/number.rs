@@ -4,11 +4,11 @@ use super::Misread;
 pub(super) fn number(input: &str, part: &str, rule: &str) -> Result<u64, Misread> {
     let wrong =
         |problem: String| Err(Misread::new(input, Misread::place(input, part), problem, rule));
-    let starts_with_digit = part.starts_with(|c: char| c.is_ascii_digit());
     if part.is_empty() {
         return wrong("a number is missing".to_owned());
     }
-    if !starts_with_digit || !part.chars().all(|c| c.is_ascii_digit() || c == '_') {
+    let is_digits = |group: &str| !group.is_empty() && group.bytes().all(|b| b.is_ascii_digit());
+    if !part.split('_').all(is_digits) {
         return wrong(format!("{part:?} is not a whole number"));
     }
     match part.replace('_', "").parse() {
