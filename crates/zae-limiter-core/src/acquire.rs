@@ -141,9 +141,9 @@ impl<'a> Acquire<'a> {
 
     /// Waits for tokens, for up to `timeout`, instead of failing at once.
     ///
-    /// The call sleeps for exactly the wait of the refusal and tries again. It fails as soon as it is its turn and that
-    /// wait is longer than the rest of `timeout`, so the last attempt starts before `timeout` has passed. A call that
-    /// can never pass fails at once.
+    /// The call sleeps for exactly the wait of the refusal and tries again. It fails at once when that wait is longer
+    /// than the rest of `timeout`, so the last attempt starts before `timeout` has passed. A call that finds others
+    /// waiting reads the buckets once to know that.
     ///
     /// Calls of one limiter that wait for the same entity and resource are served first come, first served, however
     /// little each takes. Calls that do not wait, other entities below the same parent, and other processes may take

@@ -62,6 +62,12 @@ impl Drop for Place<'_> {
     }
 }
 
+fn refuse(statuses: Vec<LimitStatus>) -> Error {
+    let refusal = RateLimitExceeded::new(statuses);
+    note_refusal(&refusal);
+    refusal.into()
+}
+
 impl Acquire<'_> {
     /// Waits for its turn, and then for tokens, for up to `timeout` in all.
     pub(crate) async fn wait_for_tokens(&self, timeout: Duration) -> Result<Lease, Error> {
@@ -72,22 +78,29 @@ impl Acquire<'_> {
         if self.takes.iter().all(|(_, tokens)| *tokens == 0) {
             return self.run_to_end().await;
         }
-        // A call that can never pass does not queue. If the store cannot say so, the attempt will.
-        if let Ok(checked) = self.check(&entity, &resource).await {
-            checked?;
-        }
         let clock = &*self.inner.clock;
         let started = clock.stopwatch();
         let left = || timeout.saturating_sub(clock.stopwatch().saturating_sub(started));
         let place = self.inner.queues.join(&entity, &resource);
-        let Some(_turn) = within(clock, left(), place.queue.turn.lock()).await else {
-            let next_try = *place.next_try();
-            return match self.refuse_in_queue(&entity, &resource, next_try).await {
-                Error::Unavailable { cause, waited } => {
-                    self.without_store(&entity, &resource, cause, waited)
+        let _turn = match place.queue.turn.try_lock() {
+            Ok(turn) => turn,
+            Err(_) => {
+                // A call that cannot pass in time does not queue. If the store cannot say so, the attempt will.
+                match self.current_statuses(&entity, &resource).await {
+                    Ok(statuses) if statuses.iter().any(|status| status.retry_after > left()) => {
+                        return Err(refuse(statuses));
+                    }
+                    Ok(_) | Err(Error::Unavailable { .. } | Error::Store(_)) => {}
+                    Err(error) => return Err(error),
                 }
-                error => Err(error),
-            };
+                match within(clock, left(), place.queue.turn.lock()).await {
+                    Some(turn) => turn,
+                    None => {
+                        let next_try = *place.next_try();
+                        return self.refuse_in_queue(&entity, &resource, next_try).await;
+                    }
+                }
+            }
         };
         loop {
             let refusal = match self.run_to_end().await {
@@ -104,16 +117,19 @@ impl Acquire<'_> {
         }
     }
 
-    /// The refusal of a call that timed out in the queue. It takes nothing.
+    /// What becomes of a call that timed out in the queue: a refusal, which takes nothing.
     async fn refuse_in_queue(
         &self,
         entity: &EntityId,
         resource: &ResourceName,
         next_try: Duration,
-    ) -> Error {
+    ) -> Result<Lease, Error> {
         let mut statuses = match self.current_statuses(entity, resource).await {
             Ok(statuses) => statuses,
-            Err(error) => return error,
+            Err(Error::Unavailable { cause, waited }) => {
+                return self.without_store(entity, resource, cause, waited);
+            }
+            Err(error) => return Err(error),
         };
         // The balance covers the call, but calls before it in the queue come first.
         if !statuses.iter().any(|status| status.exceeded) {
@@ -125,26 +141,7 @@ impl Acquire<'_> {
             first.available = Millitokens::ZERO;
             first.retry_after = wait.max(Duration::from_millis(1));
         }
-        let refusal = RateLimitExceeded::new(statuses);
-        note_refusal(&refusal);
-        refusal.into()
-    }
-
-    /// Checks names and amounts. The outer error says that the store did not answer.
-    async fn check(
-        &self,
-        entity: &EntityId,
-        resource: &ResourceName,
-    ) -> Result<Result<(), Error>, Error> {
-        let limits = match self.limits.clone().map(LimitSet::new).transpose() {
-            Ok(limits) => limits.map(Arc::new),
-            Err(invalid) => return Ok(Err(invalid.into())),
-        };
-        let (clock, now) = (&*self.inner.clock, self.inner.clock.now());
-        let deadline = self.deadline.unwrap_or(self.inner.settings.deadline);
-        let targets = self.targets(entity, resource, limits.as_ref(), now);
-        let targets = call_store(clock, deadline, targets).await?;
-        Ok(targets.and_then(|(own, above)| self.plan(own, &above, now).map(drop)))
+        Err(refuse(statuses))
     }
 
     /// The current status of every limit of the call.
