@@ -239,7 +239,7 @@ pub const ATTRIBUTES: &[Attribute] = &[
     attribute(
         "limits_at",
         "epoch milliseconds",
-        "When the stored configuration was read that the limits come from. A process with an older \
+        "When the client read the stored limits that are on this item. A process with an older \
          copy does not undo them. Absent where a call passed its own limits.",
     ),
     attribute(
@@ -257,8 +257,8 @@ pub const ATTRIBUTES: &[Attribute] = &[
     attribute(
         "idle_s",
         "seconds",
-        "On shard 0 of several: how long the bucket had to live when it was split. Shards do not \
-         expire; the merged bucket does again.",
+        "On shard 0 of several: the idle time after which the bucket expired before its split. Shards do not \
+         expire; the merged bucket expires after this time again.",
     ),
     attribute(
         "ttl",

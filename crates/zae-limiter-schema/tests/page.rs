@@ -297,7 +297,7 @@ fn kinds() -> Vec<Kind> {
         },
         Kind {
             title: "Limits of the system",
-            about: "The limits of every entity and resource without others, and the namespace's \
+            about: "The system defaults, for entities and resources without other limits, and the namespace's \
                     settings. The store writes it when limits are set.",
             writes: config(ConfigLevel::System),
             attributes: CONFIG,
@@ -489,7 +489,7 @@ fn section(kind: &Kind) -> String {
     }
     if pinned.contains("PK") {
         page.push_str(
-            "\nA write also requires that the item exists, or that it does not, as it was read.\n",
+            "\nA write also fails if another client created or deleted the item since it was read.\n",
         );
     }
     page
@@ -504,7 +504,7 @@ One table holds everything. Clients of several languages and releases share it, 
 
 - A client never replaces an item. It updates its own attributes and keeps those it does not know.
 - Other clients can ignore every attribute that only we write.
-- An item without our attributes is complete.
+- Our clients accept an item without the attributes that only they write.
 
 Keys are `PK` (text) and `SK` (text). TTL is on for `ttl`. The stream has new and old images.
 
