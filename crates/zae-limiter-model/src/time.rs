@@ -28,9 +28,15 @@ impl Timestamp {
         self.0
     }
 
-    /// Milliseconds from `earlier` to here; 0 when `earlier` is not earlier.
+    /// Milliseconds from `earlier` to here, at most `i64::MAX`; 0 when `earlier` is not earlier.
     pub const fn millis_since(self, earlier: Self) -> u64 {
-        if self.0 > earlier.0 { self.0.abs_diff(earlier.0) } else { 0 }
+        match self.0.checked_sub(earlier.0) {
+            Some(millis) if millis > 0 => millis.unsigned_abs(),
+            Some(_) => 0,
+            // The difference does not fit i64: the two are of opposite sign.
+            None if self.0 > earlier.0 => i64::MAX.unsigned_abs(),
+            None => 0,
+        }
     }
 
     /// The moment `wait` later, rounded up to a millisecond. It saturates at the last moment.
@@ -85,7 +91,7 @@ mod tests {
     #[test]
     fn time_does_not_overflow() {
         let (first, last) = (Timestamp(i64::MIN), Timestamp(i64::MAX));
-        assert_eq!(last.millis_since(first), u64::MAX);
+        assert_eq!(last.millis_since(first), i64::MAX as u64);
         assert_eq!(first.millis_since(last), 0);
         assert_eq!(last.saturating_add(Duration::MAX), last);
         assert_eq!(Timestamp(5).millis_since(Timestamp(3)), 2);
