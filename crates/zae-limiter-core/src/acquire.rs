@@ -142,12 +142,12 @@ impl<'a> Acquire<'a> {
     /// Waits for tokens, for up to `timeout`, instead of failing at once.
     ///
     /// The call sleeps for exactly the wait of the refusal and tries again. It fails at once when that wait is longer
-    /// than the rest of `timeout`, so the last attempt starts before `timeout` has passed. A call that finds others
-    /// waiting reads the buckets once to know that.
+    /// than the rest of `timeout`, so the last attempt starts before `timeout` has passed.
     ///
-    /// Calls of one limiter that wait for the same entity and resource are served first come, first served, however
-    /// little each takes. Calls that do not wait, other entities below the same parent, and other processes may take
-    /// tokens in between. A call that is dropped leaves the queue and holds nothing.
+    /// Calls of one limiter that wait for the same limit of an entity on a resource are served in the order in which
+    /// they began to wait, however little each takes. A call that takes from other limits does not wait for them. Calls
+    /// that do not wait, other entities below the same parent, and other processes may take tokens in between. A call
+    /// that is dropped leaves the queue and holds nothing.
     ///
     /// ```
     /// # use std::time::Duration;

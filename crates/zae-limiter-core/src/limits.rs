@@ -337,6 +337,9 @@ impl RateLimiter {
             };
             let current = match current {
                 Some(stored) if same == Same::Keep && is_same(&stored) => {
+                    // As after a change: this process goes by what is stored now.
+                    self.remember_system(&stored);
+                    self.forget(&level);
                     return Ok((stored, false));
                 }
                 current => current,

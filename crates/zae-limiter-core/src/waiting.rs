@@ -1,9 +1,13 @@
-//! Calls that wait for tokens: first come, first served for each bucket.
+//! Calls that wait for tokens: first come, first served among those that want the same limits of a bucket.
+//!
+//! A call queues only after a refusal, or behind a call that waits for one of its limits. So calls that find tokens
+//! run side by side, and the store can write for several of them at once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use zae_limiter_model::{
     EntityId, LimitSet, LimitStatus, Millitokens, RateLimitExceeded, ResourceName, amount,
 };
@@ -15,48 +19,120 @@ use crate::error::Error;
 use crate::lease::Lease;
 use crate::limiter::call_store;
 
-/// The queues of a limiter: one for each bucket that calls wait for.
-#[derive(Debug, Default)]
-pub(crate) struct Queues(Mutex<HashMap<(EntityId, ResourceName), Arc<Queue>>>);
+type QueueKey = (EntityId, ResourceName);
 
-/// The calls that wait for one bucket. Tokio's mutex is fair: first come, first served.
+/// The queues of a limiter: one for each bucket with waiting calls.
+#[derive(Debug, Default)]
+pub(crate) struct Queues(Mutex<HashMap<QueueKey, Arc<Queue>>>);
+
+/// The calls that wait for one bucket.
 #[derive(Debug, Default)]
 struct Queue {
-    turn: tokio::sync::Mutex<()>,
-    /// The stopwatch reading at which the first call in the queue retries.
-    next_try: Mutex<Duration>,
+    waiters: Mutex<Waiters>,
+    /// Notified when a waiter leaves.
+    left: Notify,
+}
+
+/// In the order in which they began to wait.
+#[derive(Debug, Default)]
+struct Waiters {
+    list: Vec<Waiter>,
+    last_id: u64,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    id: u64,
+    /// The limits that it takes from.
+    limits: Vec<String>,
+    /// The stopwatch reading at which it tries again.
+    next_try: Duration,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Queues {
-    fn lock(&self) -> MutexGuard<'_, HashMap<(EntityId, ResourceName), Arc<Queue>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn join(&self, entity: &EntityId, resource: &ResourceName) -> Place<'_> {
-        let key = (entity.clone(), resource.clone());
-        let queue = Arc::clone(self.lock().entry(key.clone()).or_default());
-        Place { queues: self, key, queue }
+    /// Joins the queue of a bucket, behind all who wait there. With `only_behind` it joins only if one of them waits for
+    /// one of these limits.
+    fn join(&self, key: &QueueKey, limits: Vec<String>, only_behind: bool) -> Option<Place<'_>> {
+        let mut queues = locked(&self.0);
+        let has_rival = |queue: &Arc<Queue>| {
+            locked(&queue.waiters).list.iter().any(|waiter| shares(&waiter.limits, &limits))
+        };
+        if only_behind && !queues.get(key).is_some_and(has_rival) {
+            return None;
+        }
+        let queue = Arc::clone(queues.entry(key.clone()).or_default());
+        let mut waiters = locked(&queue.waiters);
+        waiters.last_id += 1;
+        let id = waiters.last_id;
+        waiters.list.push(Waiter { id, limits, next_try: Duration::ZERO });
+        drop(waiters);
+        Some(Place { queues: self, key: key.clone(), queue: Some(queue), id })
     }
 }
 
-/// A place in a queue. The last one to be dropped removes the queue.
+fn shares(one: &[String], other: &[String]) -> bool {
+    one.iter().any(|limit| other.contains(limit))
+}
+
+/// A place in a queue.
 struct Place<'a> {
     queues: &'a Queues,
-    key: (EntityId, ResourceName),
-    queue: Arc<Queue>,
+    key: QueueKey,
+    /// `None` only while it is dropped.
+    queue: Option<Arc<Queue>>,
+    id: u64,
 }
 
 impl Place<'_> {
-    fn next_try(&self) -> MutexGuard<'_, Duration> {
-        self.queue.next_try.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self) -> &Queue {
+        self.queue.as_ref().expect("kept until the drop")
+    }
+
+    /// The first waiter before this one that waits for one of its limits: that limit, and when the waiter tries again.
+    fn rival(&self) -> Option<(String, Duration)> {
+        let waiters = locked(&self.queue().waiters);
+        let at = waiters.list.iter().position(|waiter| waiter.id == self.id)?;
+        let mine = &waiters.list[at].limits;
+        waiters.list[..at].iter().find_map(|waiter| {
+            let limit = waiter.limits.iter().find(|limit| mine.contains(limit))?;
+            Some((limit.clone(), waiter.next_try))
+        })
+    }
+
+    fn set_next_try(&self, at: Duration) {
+        let mut waiters = locked(&self.queue().waiters);
+        let mine = waiters.list.iter_mut().find(|waiter| waiter.id == self.id);
+        mine.expect("in the queue until the drop").next_try = at;
+    }
+
+    /// Waits until no rival is before it.
+    async fn turn(&self) {
+        loop {
+            let left = self.queue().left.notified();
+            let mut left = std::pin::pin!(left);
+            // Before the look, so that nobody leaves unnoticed after it.
+            left.as_mut().enable();
+            if self.rival().is_none() {
+                return;
+            }
+            left.await;
+        }
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut queues = self.queues.lock();
-        // One reference is the map's, one is ours. Others join under the same lock.
-        if Arc::strong_count(&self.queue) == 2 {
+        let mut queues = locked(&self.queues.0);
+        let Some(queue) = self.queue.take() else { return };
+        locked(&queue.waiters).list.retain(|waiter| waiter.id != self.id);
+        queue.left.notify_waiters();
+        drop(queue);
+        // Others join under the same lock: a queue that only the map holds is empty.
+        if queues.get(&self.key).is_some_and(|queue| Arc::strong_count(queue) == 1) {
             queues.remove(&self.key);
         }
     }
@@ -71,75 +147,84 @@ fn refuse(statuses: Vec<LimitStatus>) -> Error {
 impl Acquire<'_> {
     /// Waits for its turn, and then for tokens, for up to `timeout` in all.
     pub(crate) async fn wait_for_tokens(&self, timeout: Duration) -> Result<Lease, Error> {
-        let entity = EntityId::new(self.entity)?;
-        let resource = ResourceName::new(self.resource)?;
-        self.check_takes()?;
-        // Nothing to wait for.
-        if self.takes.iter().all(|(_, tokens)| *tokens == 0) {
-            return self.run_to_end().await;
-        }
+        let key = (EntityId::new(self.entity)?, ResourceName::new(self.resource)?);
         let clock = &*self.inner.clock;
         let started = clock.stopwatch();
         let left = || timeout.saturating_sub(clock.stopwatch().saturating_sub(started));
-        let place = self.inner.queues.join(&entity, &resource);
-        let _turn = match place.queue.turn.try_lock() {
-            Ok(turn) => turn,
-            Err(_) => {
-                // A call that cannot pass in time does not queue. If the store cannot say so, the attempt will.
-                match self.current_statuses(&entity, &resource).await {
-                    Ok(statuses) if statuses.iter().any(|status| status.retry_after > left()) => {
-                        return Err(refuse(statuses));
+        let takes = self.takes.iter().filter(|(_, tokens)| *tokens > 0);
+        let limits: Vec<String> = takes.map(|(name, _)| (*name).to_owned()).collect();
+        let mut place = self.inner.queues.join(&key, limits.clone(), true);
+        if place.is_some() {
+            self.check_in_time(&key, left()).await?;
+        }
+        // How long the last refusal said to wait; void once others came first.
+        let mut wait = None;
+        loop {
+            if let Some(place) = &place {
+                if place.rival().is_some() {
+                    wait = None;
+                    if within(clock, left(), place.turn()).await.is_none() {
+                        return self.refuse_in_queue(&key, place).await;
                     }
-                    Ok(_) | Err(Error::Unavailable { .. } | Error::Store(_)) => {}
-                    Err(error) => return Err(error),
                 }
-                match within(clock, left(), place.queue.turn.lock()).await {
-                    Some(turn) => turn,
-                    None => {
-                        let next_try = *place.next_try();
-                        return self.refuse_in_queue(&entity, &resource, next_try).await;
-                    }
+                if let Some(wait) = wait {
+                    place.set_next_try(clock.stopwatch().saturating_add(wait));
+                    clock.sleep(wait).await;
                 }
             }
-        };
-        loop {
             let refusal = match self.run_to_end().await {
                 Err(Error::Exceeded(refusal)) => refusal,
                 done => return done,
             };
-            let wait = refusal.retry_after();
-            if wait > left() {
+            if refusal.retry_after() > left() {
                 note_refusal(&refusal);
                 return Err(Error::Exceeded(refusal));
             }
-            *place.next_try() = clock.stopwatch().saturating_add(wait);
-            clock.sleep(wait).await;
+            wait = Some(refusal.retry_after());
+            if place.is_none() {
+                place = self.inner.queues.join(&key, limits.clone(), false);
+            }
+        }
+    }
+
+    /// Refuses a call that cannot pass within `left`, however long it queues. If the store does not say so in time, the
+    /// attempt will.
+    async fn check_in_time(&self, key: &QueueKey, left: Duration) -> Result<(), Error> {
+        let deadline = self.deadline.unwrap_or(self.inner.settings.deadline).min(left);
+        let statuses = self.current_statuses(&key.0, &key.1);
+        match within(&*self.inner.clock, deadline, statuses).await {
+            Some(Ok(statuses)) if statuses.iter().any(|status| status.retry_after > left) => {
+                Err(refuse(statuses))
+            }
+            None | Some(Ok(_) | Err(Error::Unavailable { .. } | Error::Store(_))) => Ok(()),
+            Some(Err(error)) => Err(error),
         }
     }
 
     /// What becomes of a call that timed out in the queue: a refusal, which takes nothing.
-    async fn refuse_in_queue(
-        &self,
-        entity: &EntityId,
-        resource: &ResourceName,
-        next_try: Duration,
-    ) -> Result<Lease, Error> {
-        let mut statuses = match self.current_statuses(entity, resource).await {
+    async fn refuse_in_queue(&self, key: &QueueKey, place: &Place<'_>) -> Result<Lease, Error> {
+        let rival = place.rival();
+        let mut statuses = match self.current_statuses(&key.0, &key.1).await {
             Ok(statuses) => statuses,
             Err(Error::Unavailable { cause, waited }) => {
-                return self.without_store(entity, resource, cause, waited);
+                return self.without_store(&key.0, &key.1, cause, waited);
             }
             Err(error) => return Err(error),
         };
-        // The balance covers the call, but calls before it in the queue come first.
+        // The balance covers the call, but a call before it waits for the same limit.
         if !statuses.iter().any(|status| status.exceeded) {
+            let (limit, next_try) = match rival {
+                Some(rival) => rival,
+                // It has left in this very moment.
+                None => return self.run_to_end().await,
+            };
             let wait = next_try.saturating_sub(self.inner.clock.stopwatch());
-            // The first limit that the call takes from; what is there is not there for this call.
-            let taken = statuses.iter_mut().find(|status| status.requested > Millitokens::ZERO);
-            let first = taken.expect("a call that takes nothing does not queue");
-            first.exceeded = true;
-            first.available = Millitokens::ZERO;
-            first.retry_after = wait.max(Duration::from_millis(1));
+            let claimed = statuses.iter_mut().find(|one| one.limit_name.as_str() == limit);
+            let claimed = claimed.expect("a limit that both take from");
+            claimed.exceeded = true;
+            // What is there is claimed by the call before.
+            claimed.available = Millitokens::ZERO;
+            claimed.retry_after = wait.max(Duration::from_millis(1));
         }
         Err(refuse(statuses))
     }

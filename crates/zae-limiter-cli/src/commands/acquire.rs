@@ -93,7 +93,11 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let mut statuses = lease.statuses();
     if args.command.is_empty() {
         adjust(&args, &mut lease)?;
-        lease.flush().await?;
+        if let Err(error) = lease.flush().await {
+            // The tokens stay taken, as after a commit that fails.
+            lease.commit().await?;
+            return Err(error.into());
+        }
         show_adjusted(&args, &mut statuses);
         print(&args, context, Outcome::admitted(&lease, &statuses));
         lease.commit().await?;

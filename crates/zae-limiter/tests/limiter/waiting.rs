@@ -5,6 +5,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use zae_limiter::store::StoreErrorKind;
+use zae_limiter::testing::Clock as _;
 use zae_limiter::{Acquire, Error, Lease, OnUnavailable, RateLimiter};
 use zae_limiter_testkit::{Call, Fault};
 
@@ -225,5 +226,75 @@ fn a_store_that_is_away_is_not_waited_for_beyond_the_deadline() {
         let (passed, took) = crate::world::drive(&world, passes).await;
         assert!(passed.unwrap().is_degraded());
         assert!(took <= secs(1), "{took:?}");
+    });
+}
+
+#[test]
+fn calls_that_find_tokens_do_not_wait_for_each_other() {
+    on_every_store(async |world| {
+        let builder = world.builder().deadline(secs(36_000));
+        let limiter = builder.open().await.unwrap();
+        limiter.set_system_defaults([without_refill("rpm", 100)], None).await.unwrap();
+        // Two calls under way at once, on a bucket with plenty, and no patience at all.
+        let mut calls: Vec<_> =
+            (0..10).map(|_| Box::pin(take(&limiter, 1, Duration::ZERO).into_future())).collect();
+        let mut admitted = 0;
+        while admitted < 10 {
+            for at in (0..calls.len()).rev() {
+                if let Poll::Ready(done) = poll_once(calls[at].as_mut()) {
+                    done.expect("there are 100").commit().await.unwrap();
+                    drop(calls.swap_remove(at));
+                    admitted += 1;
+                }
+            }
+            turn().await;
+        }
+        assert_eq!(left(&limiter, "key", "gpt-4", "rpm").await, 90);
+    });
+}
+
+#[test]
+fn a_call_does_not_wait_behind_those_that_want_other_limits() {
+    on(Kind::Memory, async |world| {
+        let limits = [without_refill("rpd", 10), per_minute("tpm", 60), per_minute("rpm", 60)];
+        let limiter = world.limiter_with(limits).await;
+        spend(&limiter, "key", "gpt-4", "rpm", 60).await;
+        let call =
+            |limit, patience| limiter.acquire("key", "gpt-4").take(limit, 1).wait_up_to(patience);
+        let mut waits = pin!(call("rpm", secs(60)).take("rpd", 1).into_future());
+        assert!(poll_once(waits.as_mut()).is_pending());
+        assert!(is_admitted(poll_once(pin!(call("tpm", secs(5)).into_future()).as_mut())));
+        // One that shares a limit does, even if its other limit is there.
+        let mut behind = pin!(call("rpd", secs(60)).into_future());
+        assert!(poll_once(behind.as_mut()).is_pending());
+        world.advance(secs(1));
+        assert!(poll_once(behind.as_mut()).is_pending(), "the first one has the first claim");
+        assert!(is_admitted(poll_once(waits.as_mut())));
+        assert!(is_admitted(poll_once(behind.as_mut())));
+        assert_eq!(left(&limiter, "key", "gpt-4", "rpd").await, 8);
+    });
+}
+
+#[test]
+fn a_store_that_hangs_ends_a_call_in_the_queue_within_the_deadline() {
+    on(Kind::Memory, async |world| {
+        let limiter = drained(&world).await;
+        let mut first = pin!(take(&limiter, 5, secs(60)).into_future());
+        assert!(poll_once(first.as_mut()).is_pending());
+        let gate = zae_limiter_testkit::Gate::new();
+        world.store.script(Call::Peek, Fault::HoldBefore(gate.clone()));
+        world.store.script(Call::Peek, Fault::HoldBefore(gate.clone()));
+        let mut second = pin!(take(&limiter, 1, ms(100)).into_future());
+        let began = world.clock.now();
+        let done = loop {
+            match poll_once(second.as_mut()) {
+                Poll::Ready(done) => break done,
+                Poll::Pending => world.advance(ms(10)),
+            }
+            turn().await;
+        };
+        assert!(matches!(done, Err(Error::Unavailable { .. })), "{done:?}");
+        assert!(world.clock.now().millis_since(began) <= 1_100, "{:?}", world.clock.now());
+        gate.open();
     });
 }
