@@ -137,12 +137,15 @@ fn check_adjustments(args: &Args) -> Result<(), Failure> {
             .iter()
             .filter(|amount| amount.limit == taken.limit)
             .fold(0, |sum, amount| sum.saturating_add(amount.tokens));
-        if adjustment.difference < 0 && adjustment.difference.unsigned_abs() > taken {
+        let difference = args
+            .adjust
+            .iter()
+            .filter(|other| other.limit == adjustment.limit)
+            .fold(0_i64, |sum, other| sum.saturating_add(other.difference));
+        if difference < 0 && difference.unsigned_abs() > taken {
             let limit = &adjustment.limit;
-            let message = format!(
-                "--adjust {limit}:{} refunds more than the {taken} taken",
-                adjustment.difference
-            );
+            let message =
+                format!("--adjust {limit}:{} refunds more than the {taken} taken", difference);
             return Err(Failure::usage(message).hint(format!("use {limit}:-{taken} at most")));
         }
     }
