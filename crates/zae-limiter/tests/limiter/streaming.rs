@@ -3,16 +3,12 @@
 use std::convert::Infallible;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::routing::get;
 use futures_util::stream::unfold;
-use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Metadata, Subscriber, span};
 use zae_limiter::{Lease, OnDrop, RateLimiter};
 
 use crate::world::{Kind, World, left, soon, without_refill};
@@ -79,76 +75,4 @@ fn a_client_that_hangs_up_pays_for_what_was_settled() {
             });
         }
     }
-}
-
-/// Counts warnings about leases, by their message.
-#[derive(Default)]
-struct Warnings {
-    seen: Mutex<Vec<String>>,
-    spans: AtomicUsize,
-}
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::WARN
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(self.spans.fetch_add(1, Ordering::Relaxed) as u64 + 1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        struct Fields(String);
-
-        impl Visit for Fields {
-            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-                self.0.push_str(&format!("{}={value:?} ", field.name()));
-            }
-        }
-
-        let mut fields = Fields(String::new());
-        event.record(&mut fields);
-        self.seen.lock().unwrap().push(fields.0);
-    }
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
-}
-
-#[test]
-fn a_lease_that_nobody_settles_is_warned_of_once_per_call_site() {
-    let warnings = Arc::new(Warnings::default());
-    let _guard = tracing::subscriber::set_default(Arc::clone(&warnings));
-    crate::world::on(Kind::Memory, async |world| {
-        let limiter = world.limiter_with([without_refill("tpm", 1_000)]).await;
-        for _ in 0..5 {
-            drop(limiter.acquire("sk-secret", "gpt-4").take("tpm", 1).await.unwrap());
-        }
-        drop(limiter.acquire("sk-secret", "gpt-4").take("tpm", 1).await.unwrap());
-        // Settled, kept, committed or rolled back: nothing is left to guess.
-        let mut settled = limiter.acquire("sk-secret", "gpt-4").take("tpm", 1).await.unwrap();
-        settled.settle("tpm", 1).unwrap();
-        drop(settled);
-        let kept = limiter.acquire("sk-secret", "gpt-4").take("tpm", 1).on_drop(OnDrop::Keep);
-        drop(kept.await.unwrap());
-        limiter.acquire("sk-secret", "gpt-4").take("tpm", 1).await.unwrap().commit().await.unwrap();
-        limiter
-            .acquire("sk-secret", "gpt-4")
-            .take("tpm", 1)
-            .await
-            .unwrap()
-            .rollback()
-            .await
-            .unwrap();
-    });
-    let seen = warnings.seen.lock().unwrap();
-    let about_leases: Vec<&String> = seen.iter().filter(|text| text.contains("lease")).collect();
-    assert_eq!(about_leases.len(), 2, "{seen:?}");
-    assert!(about_leases.iter().all(|text| text.contains("streaming.rs:")), "{seen:?}");
-    assert!(seen.iter().all(|text| !text.contains("secret")), "{seen:?}");
 }
