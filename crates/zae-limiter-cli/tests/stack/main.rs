@@ -146,7 +146,7 @@ fn wrong_options_are_refused_before_anything_is_sent() {
         ),
         ("--role-name-format corp", "must contain {}"),
         ("--no-iam", "--no-iam"),
-        ("--bootstrap /etc/hostname", "cannot be the aggregator"),
+        ("--bootstrap /etc/hostname", "as the aggregator"),
         ("--bootstrap /bin/sh --architecture arm64", "built for"),
         ("--snapshot-windows weekly", "weekly"),
         ("--tag team", "KEY=VALUE"),
