@@ -82,13 +82,8 @@ const DEAD_PHRASES: &[&str] = &[
     "parts of the bucket",
 ];
 
-/// What may use a dead word: the names are those of other programs, or are about words.
-const ALLOWED: &[(&str, &str)] = &[
-    // A proxy that passes bytes on is not an error that passes.
-    ("tests/tidy.rs", ""),
-    ("ARCHITECTURE.md", ""),
-    ("CHANGELOG.md", ""),
-];
+/// Files that are about the words themselves.
+const ALLOWED: &[&str] = &["tests/tidy.rs", "ARCHITECTURE.md", "CHANGELOG.md"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -211,7 +206,7 @@ fn identifiers(code: &str) -> impl Iterator<Item = &str> {
 /// What is wrong with one file.
 fn violations(path: &str, source: &str) -> Vec<String> {
     let name = path.rsplit('/').next().unwrap_or(path);
-    if ALLOWED.iter().any(|(file, _)| path.ends_with(file)) {
+    if ALLOWED.iter().any(|file| path.ends_with(file)) {
         return Vec::new();
     }
     let mut found = Vec::new();

@@ -544,7 +544,7 @@ fn what_can_never_pass_does_not_wait_behind_others() {
         ] {
             let mut call = pin!(call.into_future());
             let polled = poll_once(call.as_mut());
-            assert!(polled.is_ready(), "{what}: waits for its turn to be told so");
+            assert!(polled.is_ready(), "{what}: is refused only when it is its turn");
         }
     });
 }
