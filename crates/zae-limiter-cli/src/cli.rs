@@ -126,24 +126,34 @@ pub(crate) enum Command {
     Usage(commands::usage::Args),
     /// Show who changed what, and when
     Audit(commands::audit::Args),
+    #[cfg(feature = "aws")]
     /// Run the aggregator on the stream of a DynamoDB table: usage, refills, archived audit events
     Aggregate(commands::aggregate::Args),
+    #[cfg(feature = "aws")]
     /// Deploy a stack into an AWS account, or change its options
     Deploy(commands::deploy::Args),
+    #[cfg(feature = "aws")]
     /// Delete a stack
     Delete(commands::delete::Args),
+    #[cfg(feature = "aws")]
     /// Show the status of a stack
     Status(commands::status::Args),
+    #[cfg(feature = "aws")]
     /// List the stacks of the account and region
     List(commands::list::Args),
+    #[cfg(feature = "aws")]
     /// Upgrade a stack to this release and keep its options
     Upgrade(commands::upgrade::Args),
+    #[cfg(feature = "aws")]
     /// Check whether the releases of program, stack, aggregator and table are compatible
     Check(commands::check::Args),
+    #[cfg(feature = "aws")]
     /// Print the stack's CloudFormation template
     CfnTemplate(commands::cfn_template::Args),
+    #[cfg(feature = "aws")]
     /// Write the aggregator as a zip file for Lambda
     LambdaExport(commands::lambda_export::Args),
+    #[cfg(feature = "aws")]
     /// Run a DynamoDB endpoint on this machine: no Docker, no Java, no account
     Local(commands::local::Args),
     /// Print a shell script that completes commands and options

@@ -1,25 +1,36 @@
 //! One file for each command: its arguments and its implementation.
 
 pub(crate) mod acquire;
+#[cfg(feature = "aws")]
 pub(crate) mod aggregate;
 pub(crate) mod audit;
 pub(crate) mod available;
 pub(crate) mod bench;
+#[cfg(feature = "aws")]
 pub(crate) mod cfn_template;
+#[cfg(feature = "aws")]
 pub(crate) mod check;
 pub(crate) mod completions;
+#[cfg(feature = "aws")]
 pub(crate) mod delete;
 pub(crate) mod demo;
+#[cfg(feature = "aws")]
 pub(crate) mod deploy;
 pub(crate) mod entity;
+#[cfg(feature = "aws")]
 pub(crate) mod lambda_export;
+#[cfg(feature = "aws")]
 pub(crate) mod list;
+#[cfg(feature = "aws")]
 pub(crate) mod local;
 pub(crate) mod namespace;
 pub(crate) mod resource;
+#[cfg(feature = "aws")]
 pub(crate) mod stack;
+#[cfg(feature = "aws")]
 pub(crate) mod status;
 pub(crate) mod system;
+#[cfg(feature = "aws")]
 pub(crate) mod upgrade;
 pub(crate) mod usage;
 pub(crate) mod version;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "aws")]
 use zae_limiter::dynamodb::aws::DynamoAddress;
 use zae_limiter::model::NamespaceName;
 use zae_limiter::store::Store;
@@ -38,8 +39,9 @@ pub(crate) struct Context {
     entropy: fn() -> Entropy,
     stdin: Box<dyn BufRead + Send>,
     store: Option<String>,
-    /// `--region` and `--endpoint-url`, with an empty table name.
-    nameless: DynamoAddress,
+    region: Option<String>,
+    endpoint_url: Option<String>,
+    #[cfg(feature = "aws")]
     program: Option<PathBuf>,
     namespace: Option<NamespaceName>,
     env: BTreeMap<String, String>,
@@ -61,11 +63,7 @@ impl Context {
             (false, true) => Verbosity::Verbose,
             (false, false) => Verbosity::Normal,
         };
-        let nameless = DynamoAddress {
-            table: String::new(),
-            region: globals.region.clone(),
-            endpoint: globals.endpoint_url.clone(),
-        };
+        let (region, endpoint_url) = (globals.region.clone(), globals.endpoint_url.clone());
         let store = globals.store.or_else(|| {
             let stack = globals.name?;
             let region = globals.region.map(|region| format!("region={region}"));
@@ -82,7 +80,9 @@ impl Context {
             entropy: world.entropy,
             stdin: world.stdin,
             store,
-            nameless,
+            region,
+            endpoint_url,
+            #[cfg(feature = "aws")]
             program: world.program,
             namespace: globals.namespace,
             env: world.env,
@@ -103,7 +103,7 @@ impl Context {
         if let Some(url) = &self.store {
             return Ok(Some(url.clone()));
         }
-        if self.nameless.region.is_some() || self.nameless.endpoint.is_some() {
+        if self.region.is_some() || self.endpoint_url.is_some() {
             let failure = Failure::usage("--region and --endpoint-url need a stack");
             return Err(failure.hint("name it: --name STACK"));
         }
@@ -135,6 +135,7 @@ impl Context {
     /// # Errors
     ///
     /// When neither names a stack.
+    #[cfg(feature = "aws")]
     pub(crate) fn stack(&self) -> Result<DynamoAddress, Failure> {
         if let Some(url) = self.chosen_store_url()?
             && let StoreUrl::Dynamodb(address) = url.parse().map_err(Error::Invalid)?
@@ -149,13 +150,19 @@ impl Context {
     /// # Errors
     ///
     /// When the store's address is invalid.
+    #[cfg(feature = "aws")]
     pub(crate) fn account(&self) -> Result<DynamoAddress, Failure> {
-        if self.nameless.region.is_some() || self.nameless.endpoint.is_some() {
-            return Ok(self.nameless.clone());
+        let nameless = DynamoAddress {
+            table: String::new(),
+            region: self.region.clone(),
+            endpoint: self.endpoint_url.clone(),
+        };
+        if nameless.region.is_some() || nameless.endpoint.is_some() {
+            return Ok(nameless);
         }
         match self.stack() {
             Ok(address) => Ok(address),
-            Err(_) if self.store.is_none() => Ok(self.nameless.clone()),
+            Err(_) if self.store.is_none() => Ok(nameless),
             Err(failure) => Err(failure),
         }
     }
@@ -165,6 +172,7 @@ impl Context {
     /// # Errors
     ///
     /// When the operating system does not report it.
+    #[cfg(feature = "aws")]
     pub(crate) fn program(&self) -> Result<&std::path::Path, Failure> {
         self.program.as_deref().ok_or_else(|| {
             let failure =
@@ -192,6 +200,7 @@ impl Context {
     }
 
     /// Whether a namespace was named with `-N`.
+    #[cfg(feature = "aws")]
     pub(crate) fn has_namespace(&self) -> bool {
         self.namespace.is_some()
     }
@@ -253,6 +262,7 @@ impl Context {
     }
 
     /// A source of random ids.
+    #[cfg(feature = "aws")]
     pub(crate) fn entropy(&self) -> Entropy {
         (self.entropy)()
     }
@@ -262,6 +272,7 @@ impl Context {
     /// # Errors
     ///
     /// When there is no data directory, or it cannot be created.
+    #[cfg(feature = "aws")]
     pub(crate) fn data_file(&self, name: &str) -> Result<PathBuf, Failure> {
         let Some(folder) = &self.data_dir else {
             return Err(Failure::usage("found no home directory for data files"));
@@ -274,11 +285,13 @@ impl Context {
     }
 
     /// The folders of `PATH`.
+    #[cfg(feature = "aws")]
     pub(crate) fn search_path(&self) -> Vec<PathBuf> {
         self.var(vars::PATH).map(|path| std::env::split_paths(path).collect()).unwrap_or_default()
     }
 
     /// The program that `ZAEL_LOCAL` names for `local`.
+    #[cfg(feature = "aws")]
     pub(crate) fn local_program(&self) -> Option<PathBuf> {
         self.var(vars::LOCAL).map(PathBuf::from)
     }
@@ -330,6 +343,7 @@ impl Context {
     /// # Errors
     ///
     /// When stdin is not a terminal, or the answer is not the name.
+    #[cfg(feature = "aws")]
     pub(crate) fn confirm_name(&mut self, yes: Yes, name: &str) -> Result<(), Failure> {
         if yes.yes {
             return Ok(());

@@ -22,6 +22,8 @@ mod status;
 mod stored;
 mod suggestion;
 mod vars;
+#[cfg(not(feature = "aws"))]
+mod without_aws;
 mod world;
 
 use std::process::ExitCode;
@@ -69,6 +71,11 @@ pub async fn run(mut world: World) -> ExitStatus {
             if peek_option(&world.args, "--output", Some("-o")).as_deref() == Some("json") {
                 printer.output = Output::Json;
             }
+            #[cfg(not(feature = "aws"))]
+            if let Some(failure) = without_aws::missing_command(&error) {
+                printer.failure(&failure);
+                return failure.status;
+            }
             return print_usage(&mut printer, &error);
         }
     };
@@ -93,6 +100,7 @@ async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus,
         Command::Acquire(args) => commands::acquire::run(args, context).await,
         Command::Bench(args) => commands::bench::run(args, context).await,
         Command::Demo(args) => commands::demo::run(args, context).await,
+        #[cfg(feature = "aws")]
         Command::Aggregate(args) => Box::pin(commands::aggregate::run(args, context)).await,
         other => {
             let mut interrupts = context.interrupts.clone();
@@ -108,9 +116,11 @@ async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus,
 /// finishes the rest.
 async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitStatus, Failure> {
     match command {
-        Command::Acquire(_) | Command::Aggregate(_) | Command::Bench(_) | Command::Demo(_) => {
+        Command::Acquire(_) | Command::Bench(_) | Command::Demo(_) => {
             unreachable!("handled before")
         }
+        #[cfg(feature = "aws")]
+        Command::Aggregate(_) => unreachable!("handled before"),
         Command::Available(args) => commands::available::run(args, context).await,
         Command::Entity(args) => commands::entity::run(args, context).await,
         Command::Resource(args) => commands::resource::run(args, context).await,
@@ -118,14 +128,23 @@ async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitS
         Command::Namespace(args) => commands::namespace::run(args, context).await,
         Command::Usage(args) => commands::usage::run(args, context).await,
         Command::Audit(args) => commands::audit::run(args, context).await,
+        #[cfg(feature = "aws")]
         Command::Deploy(args) => commands::deploy::run(args, context).await,
+        #[cfg(feature = "aws")]
         Command::Delete(args) => commands::delete::run(args, context).await,
+        #[cfg(feature = "aws")]
         Command::Status(args) => commands::status::run(args, context).await,
+        #[cfg(feature = "aws")]
         Command::List(args) => commands::list::run(args, context).await,
+        #[cfg(feature = "aws")]
         Command::Upgrade(args) => commands::upgrade::run(args, context).await,
+        #[cfg(feature = "aws")]
         Command::Check(args) => commands::check::run(args, context).await,
+        #[cfg(feature = "aws")]
         Command::CfnTemplate(args) => commands::cfn_template::run(args, context),
+        #[cfg(feature = "aws")]
         Command::LambdaExport(args) => commands::lambda_export::run(args, context),
+        #[cfg(feature = "aws")]
         Command::Local(args) => commands::local::run(args, context).await,
         Command::Completions(args) => commands::completions::run(args, context),
         Command::Version(args) => commands::version::run(args, context),

@@ -1,12 +1,12 @@
 //! The program `zae-limiter`.
 
-use zae_limiter_aggregator::lambda;
 use zae_limiter_cli::World;
 
 fn main() -> std::process::ExitCode {
     // AWS Lambda starts this program as the aggregator, without the command line.
-    if lambda::is_called_by_lambda() {
-        return lambda::main();
+    #[cfg(feature = "aws")]
+    if zae_limiter_aggregator::lambda::is_called_by_lambda() {
+        return zae_limiter_aggregator::lambda::main();
     }
     zae_limiter_cli::main(World::of_this_process())
 }

@@ -18,6 +18,7 @@ mod check;
 mod histogram;
 mod load;
 mod report;
+#[cfg(feature = "aws")]
 mod shards;
 
 use check::Watched;
@@ -108,7 +109,7 @@ pub(crate) struct Args {
 
     /// Measure one bucket with these numbers of shards, one row each, as in 1,8
     #[arg(
-        long, value_name = "N,N", value_delimiter = ',', value_parser = shards::shards,
+        long, value_name = "N,N", value_delimiter = ',', value_parser = grammar::shards,
         conflicts_with_all = ["entities", "entity", "compare"],
     )]
     shards: Vec<u32>,
@@ -130,6 +131,11 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
         let failure = Failure::usage("--duration 0s leaves no time to measure");
         return Err(failure.hint("use a longer time, or a number of calls: --each 1000"));
     }
+    #[cfg(not(feature = "aws"))]
+    if !args.shards.is_empty() {
+        return Err(crate::without_aws::failure("bench --shards"));
+    }
+    #[cfg(feature = "aws")]
     if !args.shards.is_empty() {
         return shards::run(&args, context).await;
     }

@@ -7,6 +7,7 @@ mod misread;
 mod moment;
 mod names;
 mod number;
+mod shards;
 
 pub use duration::duration;
 pub use limit::{Adjustment, Amount, adjustment, amount, limit};
@@ -16,3 +17,4 @@ pub use names::{
     Resources, entity_id, key_value, limit_name, namespace_id, namespace_name, resource,
     resource_or_default, stack_name, store_url, table_name,
 };
+pub use shards::shards;

@@ -19,7 +19,6 @@ use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::figures::grouped;
-use crate::grammar::Misread;
 use crate::interrupts::Interrupt;
 use crate::printer::{Look, Printer, count};
 use crate::scratch::ScratchNamespace;
@@ -34,19 +33,6 @@ const PROCESSES: u16 = 8;
 /// The deadline of a call. The default of 1 s would turn the slow calls of a throttled bucket into
 /// failed ones; here they must show as latency.
 const DEADLINE: Duration = Duration::from_secs(10);
-
-/// Parses a number of shards.
-pub(super) fn shards(input: &str) -> Result<u32, Misread> {
-    const RULE: &str = "write 1, 2, 4, 8, 16, 32 or 64, several with commas: 1,8";
-    let problem = match input.parse::<u32>() {
-        Ok(shards @ 1..=64) if shards.is_power_of_two() => return Ok(shards),
-        Ok(1..=64) => "the number of shards is a power of two",
-        Ok(_) => "a bucket has 1 to 64 shards",
-        Err(_) if input.is_empty() => "a number is missing",
-        Err(_) => "this is not a number",
-    };
-    Err(Misread::new(input, 0..input.len(), problem, RULE))
-}
 
 /// The document for scripts.
 #[derive(Serialize)]

@@ -5,17 +5,6 @@ use super::*;
 use crate::printer::{Color, Output};
 use crate::world::Terminal;
 
-#[test]
-fn shards_are_powers_of_two_up_to_64() {
-    for (text, number) in [("1", 1), ("2", 2), ("64", 64)] {
-        assert_eq!(shards(text), Ok(number));
-    }
-    for text in ["", "0", "3", "128", "-1", "eight", "1.0", "99999999999"] {
-        let misread = shards(text).expect_err(text);
-        assert_eq!(misread.at(), 0..text.len(), "{text}");
-    }
-}
-
 #[derive(Clone, Default)]
 struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
