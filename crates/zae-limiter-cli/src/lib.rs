@@ -22,7 +22,7 @@ mod status;
 mod stored;
 mod suggestion;
 mod vars;
-#[cfg(not(feature = "aws"))]
+#[cfg(any(test, not(feature = "aws")))]
 mod without_aws;
 mod world;
 

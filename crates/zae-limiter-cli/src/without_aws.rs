@@ -34,3 +34,27 @@ pub(crate) fn missing_command(error: &clap::Error) -> Option<Failure> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(feature = "aws")]
+    fn the_missing_commands_exist_with_aws() {
+        let command = crate::command();
+        for name in COMMANDS {
+            assert!(command.find_subcommand(name).is_some(), "{name}");
+        }
+        assert_eq!(failure("deploy").status, crate::ExitStatus::Usage);
+    }
+
+    #[test]
+    fn a_misspelt_command_is_not_a_missing_one() {
+        let read = |name: &str| crate::cli::Cli::read(&[name.into()]).err();
+        let found = read("deplyo").expect("there is no such command");
+        assert_eq!(missing_command(&found), None);
+        #[cfg(not(feature = "aws"))]
+        assert!(missing_command(&read("deploy").expect("not built")).is_some());
+    }
+}
