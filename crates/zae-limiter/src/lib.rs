@@ -128,8 +128,14 @@ pub mod infra {
 /// Runs the Rust examples of the guides as doctests.
 #[cfg(doctest)]
 mod guides {
+    #[cfg(feature = "blocking")]
+    #[doc = include_str!("../../../docs/blocking.md")]
+    mod blocking {}
     #[doc = include_str!("../../../docs/configuration-levels.md")]
     mod configuration_levels {}
+    #[cfg(feature = "infra")]
+    #[doc = include_str!("../../../docs/ensure-stack.md")]
+    mod ensure_stack {}
     #[doc = include_str!("../../../docs/getting-started.md")]
     mod getting_started {}
     #[doc = include_str!("../../../docs/hierarchies.md")]
