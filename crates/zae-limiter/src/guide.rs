@@ -8,7 +8,7 @@ macro_rules! guides {
     ($($(#[$doc:meta])* $name:ident: $file:literal;)+) => {$(
         $(#[$doc])*
         ///
-        #[doc = include_str!(concat!("../../../docs/", $file))]
+        #[doc = include_str!(concat!("../docs/", $file))]
         pub mod $name {}
     )+};
 }
