@@ -1,4 +1,4 @@
-//! Every crate can be published: its sources include no file outside its folder.
+//! Every crate can be published, in the order that RELEASING.md gives: its sources include no file outside its folder.
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 use std::path::{Component, Path, PathBuf};
@@ -52,4 +52,54 @@ fn a_path_that_leaves_the_crate_is_found() {
     assert_eq!(included("a(\"../x\"); b(\"y\")\n#[cfg(test)]\nmod tests {\n\"../z\""), ["../x"]);
     assert!(!leaves(1, "../README.md") && leaves(1, "../../README.md"));
     assert!(!leaves(2, "../../docs/a.md") && leaves(2, "../../../docs/a.md"));
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn manifest(name: &str) -> String {
+    std::fs::read_to_string(root().join("crates").join(name).join("Cargo.toml")).unwrap()
+}
+
+/// The crates of RELEASING.md, in its order.
+fn published() -> Vec<String> {
+    let page = std::fs::read_to_string(root().join("RELEASING.md")).unwrap();
+    let (_, list) = page.split_once("## The order of crates").expect("the section");
+    let lines = list.lines().filter_map(|line| line.split_once(". `zae-limiter"));
+    lines.map(|(_, rest)| format!("zae-limiter{}", rest.trim_end_matches('`'))).collect()
+}
+
+#[test]
+fn crates_are_published_after_those_they_need() {
+    let order = published();
+    let folders = std::fs::read_dir(root().join("crates")).unwrap();
+    assert_eq!(order.len(), folders.count(), "{order:?}");
+    for (at, name) in order.iter().enumerate() {
+        let manifest = manifest(name);
+        // Also dev-dependencies: those with a version must exist when a crate is published.
+        let needed = |other: &&String| {
+            let mentions =
+                [format!("\n{other}.workspace = true"), format!("\n{other} = {{ workspace")];
+            mentions.iter().any(|mention| manifest.contains(mention))
+        };
+        let late: Vec<&String> = order[at..].iter().filter(needed).collect();
+        assert!(late.is_empty(), "{name} needs {late:?}");
+    }
+}
+
+#[test]
+fn internal_crates_say_so_and_require_each_other_in_one_version() {
+    let manifest_of_all = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let version = env!("CARGO_PKG_VERSION");
+    for name in published() {
+        let manifest = manifest(&name);
+        let is_public = ["zae-limiter", "zae-limiter-cli", "zae-limiter-testkit"].contains(&&*name);
+        let is_marked = manifest.contains("description = \"Internal to zae-limiter, ");
+        assert_ne!(is_public, is_marked, "{name}");
+        if name != "zae-limiter-cli" {
+            let line = format!("{name} = {{ path = \"crates/{name}\", version = \"={version}\" }}");
+            assert!(manifest_of_all.contains(&line), "{line}");
+        }
+    }
 }
