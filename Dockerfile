@@ -3,8 +3,8 @@
 FROM alpine:3 AS binaries
 ARG VERSION
 ARG TARGETARCH
-COPY zae-limiter-${VERSION}-x86_64-linux/zae-limiter /amd64/zae-limiter
-COPY zae-limiter-${VERSION}-aarch64-linux/zae-limiter /arm64/zae-limiter
+COPY zae-limiter-${VERSION}-x86_64-unknown-linux-gnu/zae-limiter /amd64/zae-limiter
+COPY zae-limiter-${VERSION}-aarch64-unknown-linux-gnu/zae-limiter /arm64/zae-limiter
 RUN cp "/${TARGETARCH}/zae-limiter" /zae-limiter && mkdir /data
 
 FROM gcr.io/distroless/cc-debian12:nonroot

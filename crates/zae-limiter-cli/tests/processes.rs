@@ -254,3 +254,15 @@ fn output_that_cannot_be_written_is_an_error() {
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(stderr.starts_with("error: could not write the output"), "{stderr}");
 }
+
+#[test]
+fn the_executable_has_the_mark_of_its_release_and_other_programs_have_none() {
+    let has_mark = |file: &Path| {
+        let program = std::fs::read(file).unwrap();
+        zae_limiter_infra::release_of(&program).map(str::to_owned)
+    };
+    let program = Path::new(env!("CARGO_BIN_EXE_zae-limiter"));
+    assert_eq!(has_mark(program).as_deref(), Some(env!("CARGO_PKG_VERSION")));
+    // This test links the crate, too.
+    assert_eq!(has_mark(&std::env::current_exe().unwrap()), None);
+}

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use zae_limiter_core::Clock;
 
 use crate::cloud::{Cloud, CloudError, Maker, StackState, Update};
-use crate::follow::{Cause, Follower, Progress, is_good};
+use crate::follow::{Cause, Follower, Progress, Silent, is_good};
 use crate::package::Package;
 use crate::plan::StackPlan;
-use crate::versions::{Verdict, Versions};
+use crate::versions::{PROGRAM, Verdict, Versions};
 
 /// When the call returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -136,6 +136,19 @@ impl Deployer {
         }
     }
 
+    /// Whether the stack has an aggregator of this release. Waits for a change in progress.
+    ///
+    /// # Errors
+    ///
+    /// [`DeployError::Cloud`].
+    pub async fn has_current_aggregator(&self, name: &str) -> Result<bool, DeployError> {
+        let Some(state) = self.settled(name, &mut Silent).await? else { return Ok(false) };
+        let has_code = state.parameters.get(StackPlan::CODE_KEY).is_some_and(|key| !key.is_empty());
+        let release = Versions::of(Some(&state), None).aggregator;
+        let is_usable = !state.status.is_failed_creation();
+        Ok(is_usable && has_code && release.as_deref() == Some(PROGRAM))
+    }
+
     /// The stack, after any change in progress is complete.
     async fn settled(
         &self,
@@ -197,13 +210,7 @@ impl Deployer {
         progress: &mut dyn Progress,
     ) -> Result<Deployed, DeployError> {
         let Some(code) = code else {
-            let mut plan = plan.clone();
-            if let Some(key) = state.parameters.get(StackPlan::CODE_KEY)
-                && plan.has_aggregator
-            {
-                plan.parameters.insert(StackPlan::CODE_KEY.to_owned(), key.clone());
-            }
-            return self.update(&plan, &state, progress).await;
+            return self.update(&with_code_of(&state, plan), &state, progress).await;
         };
         if state.output("CodeBucketName").is_some() {
             return self.add_code(plan, code, &state, progress).await;
@@ -294,6 +301,20 @@ pub(crate) fn failed(state: &StackState, events: &[crate::cloud::StackEvent]) ->
         status: state.status.to_string(),
         cause: Cause::first(events),
     }
+}
+
+/// The plan with the code that the stack has, and the processor that the code is built for.
+fn with_code_of(state: &StackState, plan: &StackPlan) -> StackPlan {
+    let mut plan = plan.clone();
+    let has_code = state.parameters.get(StackPlan::CODE_KEY).is_some_and(|key| !key.is_empty());
+    if plan.has_aggregator && has_code {
+        for name in [StackPlan::CODE_KEY, StackPlan::ARCHITECTURE] {
+            if let Some(value) = state.parameters.get(name) {
+                plan.parameters.insert(name.to_owned(), value.clone());
+            }
+        }
+    }
+    plan
 }
 
 /// Fails for a stack that another program created.

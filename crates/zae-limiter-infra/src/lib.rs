@@ -10,6 +10,7 @@ pub mod aws;
 mod cloud;
 mod delete;
 mod deploy;
+mod find;
 mod follow;
 pub mod migrate;
 mod names;
@@ -17,6 +18,7 @@ mod options;
 mod package;
 mod plan;
 pub mod records;
+mod release;
 mod template;
 pub mod versions;
 
@@ -25,10 +27,14 @@ pub use cloud::{
 };
 pub use delete::Deleted;
 pub use deploy::{DeployError, Deployed, Deployer, Wait};
+pub use find::{AGGREGATOR_VAR, NoAggregator, Search, Unfit};
 pub use follow::{Cause, Progress, Silent};
 pub use names::{InvalidOption, NameFormat};
 pub use options::{Architecture, Iam, ResourceIndex, RetainTable, StackOptions};
-pub use package::{GLIBC_MAX, Glibc, Package, PackageError};
+pub use package::{GLIBC_MAX, Glibc, NotLinux, Package, PackageError, is_zip};
 pub use plan::{StackPlan, tag};
+pub use release::{
+    CHECKSUMS, ChecksumError, Checksums, RELEASE_MARK, function_file, release_of, url,
+};
 pub use template::{TEMPLATE, template};
 pub use zae_limiter_schema::TableError;

@@ -1,6 +1,7 @@
 //! The options of a stack.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use zae_limiter_core::{StackName, Window};
 
@@ -95,7 +96,8 @@ pub struct StackOptions {
     usage_retention_days: u32,
     audit_retention_days: u32,
     aggregator: bool,
-    architecture: Architecture,
+    architecture: Option<Architecture>,
+    aggregator_file: Option<PathBuf>,
     pitr_recovery_days: u32,
     log_retention_days: u32,
     lambda_timeout: u32,
@@ -125,7 +127,8 @@ impl StackOptions {
             usage_retention_days: 90,
             audit_retention_days: 90,
             aggregator: true,
-            architecture: Architecture::default(),
+            architecture: None,
+            aggregator_file: None,
             pitr_recovery_days: 35,
             log_retention_days: 30,
             lambda_timeout: 60,
@@ -190,11 +193,30 @@ impl StackOptions {
         self
     }
 
-    /// Sets the processor of the aggregator's function.
+    /// Sets the processor of the aggregator's function. Default: that of the executable.
     #[must_use]
     pub fn architecture(mut self, architecture: Architecture) -> Self {
-        self.architecture = architecture;
+        self.architecture = Some(architecture);
         self
+    }
+
+    /// The processor of the aggregator's function, if it was set.
+    pub fn wanted_architecture(&self) -> Option<Architecture> {
+        self.architecture
+    }
+
+    /// Names the executable `zae-limiter`, or the zip file of the release, that a program deploys as the
+    /// aggregator. Without it, [`Search`](crate::Search) finds the executable. The plan of the stack does not
+    /// depend on it.
+    #[must_use]
+    pub fn aggregator_file(mut self, file: impl Into<PathBuf>) -> Self {
+        self.aggregator_file = Some(file.into());
+        self
+    }
+
+    /// The file that [`aggregator_file`](Self::aggregator_file) has named.
+    pub fn named_aggregator_file(&self) -> Option<&Path> {
+        self.aggregator_file.as_deref()
     }
 
     /// Sets how far back the table can be restored, in days. Default: 35, the maximum.
@@ -478,7 +500,7 @@ impl StackOptions {
             ("PitrRecoveryDays", self.pitr_recovery_days.to_string()),
             ("ResourceIndexProjection", projection(self.resource_index).to_owned()),
             ("EnableAggregator", self.aggregator.to_string()),
-            ("AggregatorArchitecture", self.architecture.as_str().to_owned()),
+            (StackPlan::ARCHITECTURE, self.architecture.unwrap_or_default().as_str().to_owned()),
             ("AggregatorRoleArn", text(&self.aggregator_role_arn)),
             ("LambdaTimeout", self.lambda_timeout.to_string()),
             ("LambdaMemory", self.lambda_memory.to_string()),

@@ -1,18 +1,20 @@
 //! Packs the aggregator for Lambda: an executable called `bootstrap` in a zip.
 //!
-//! Executables that Lambda could not start are rejected before the upload: those for another
-//! processor, and those that need a newer C library than that of Amazon Linux 2023.
+//! Executables that Lambda could not start are rejected before the upload: those for another system
+//! or processor, and those that need a newer C library than that of Amazon Linux 2023. So are those
+//! of another release.
 
-use std::io::{Cursor, Write as _};
+use std::io::{Cursor, Read as _, Write as _};
 
 use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64};
 use object::read::elf::FileHeader as _;
 use object::{Endianness, FileKind};
-use sha2::{Digest as _, Sha256};
 use zip::write::SimpleFileOptions;
-use zip::{CompressionMethod, DateTime, ZipWriter};
+use zip::{CompressionMethod, DateTime, ZipArchive, ZipWriter};
 
 use crate::options::Architecture;
+use crate::release::{download_hint, release_of, sha256};
+use crate::versions::PROGRAM;
 
 /// The version of the C library of `provided.al2023`.
 pub const GLIBC_MAX: Glibc = Glibc(2, 34);
@@ -30,12 +32,34 @@ impl std::fmt::Display for Glibc {
     }
 }
 
+/// What a file is that is not a Linux executable for a supported processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotLinux {
+    /// An executable of macOS.
+    MacOs,
+    /// An executable of Windows.
+    Windows,
+    /// Something else.
+    Unknown,
+}
+
+impl std::fmt::Display for NotLinux {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::MacOs => "it is a macOS program, and Lambda runs Linux programs",
+            Self::Windows => "it is a Windows program, and Lambda runs Linux programs",
+            Self::Unknown => "it is not a Linux program for x86_64 or arm64",
+        })
+    }
+}
+
 /// Why an executable cannot be the aggregator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PackageError {
     /// It is not a Linux executable for a supported processor.
-    #[error("it is not a Linux program for x86_64 or arm64")]
-    NotLinux,
+    #[error("{0}")]
+    NotLinux(NotLinux),
     /// It is truncated or damaged.
     #[error("it is not a complete program: {0}")]
     Garbled(String),
@@ -53,6 +77,12 @@ pub enum PackageError {
         /// The version that it needs.
         needed: Glibc,
     },
+    /// It belongs to another release, or does not name its release.
+    #[error("{}", release_text(found.as_deref()))]
+    Release {
+        /// The release that it names.
+        found: Option<String>,
+    },
     /// It is too large for Lambda.
     #[error("it has {size} bytes, and Lambda accepts {UNPACKED_MAX}")]
     TooLarge {
@@ -62,21 +92,18 @@ pub enum PackageError {
 }
 
 impl PackageError {
-    /// What to do about it.
-    pub fn hint(&self) -> &'static str {
+    /// What to do about it on the command line. `wanted` is the processor of the function, if it
+    /// was chosen.
+    pub fn hint(&self, wanted: Option<Architecture>) -> String {
+        let download = download_hint(wanted.unwrap_or_default());
         match self {
-            Self::NotLinux | Self::Garbled(_) => {
-                "give a Linux build of zae-limiter with --bootstrap FILE"
-            }
-            Self::Architecture { .. } => {
-                "give a build for it with --bootstrap FILE, or choose the other --architecture"
-            }
-            Self::Glibc { .. } => {
-                "build it for an older C library, for example with \
-                 `cargo zigbuild --release --target x86_64-unknown-linux-gnu.2.34`, \
-                 and give it with --bootstrap FILE"
-            }
-            Self::TooLarge { .. } => "build it with --release",
+            Self::NotLinux(_) | Self::Garbled(_) | Self::Release { .. } => download,
+            Self::Architecture { .. } => format!("{download}; or choose the other --architecture"),
+            Self::Glibc { .. } => format!(
+                "{download}; or build it for an older C library, for example with \
+                 `cargo zigbuild --release --target x86_64-unknown-linux-gnu.2.34`"
+            ),
+            Self::TooLarge { .. } => "build it with --release".to_owned(),
         }
     }
 }
@@ -89,6 +116,7 @@ pub struct Package {
     hash: String,
     architecture: Architecture,
     glibc: Option<Glibc>,
+    has_release: bool,
 }
 
 impl std::fmt::Debug for Package {
@@ -99,12 +127,35 @@ impl std::fmt::Debug for Package {
 
 impl Package {
     /// Packs an executable, and checks that it is for the `wanted` processor if one is given. The
-    /// same executable always gives the same bytes.
+    /// same executable always gives the same bytes. A zip file with an executable `bootstrap`, as
+    /// in a release, counts as that executable.
+    ///
+    /// An executable may lack the mark of a release, but may not have that of another one.
     ///
     /// # Errors
     ///
     /// [`PackageError`] if Lambda could not start it.
     pub fn of(program: &[u8], wanted: Option<Architecture>) -> Result<Self, PackageError> {
+        if is_zip(program) {
+            return Self::of_executable(&unpack(program)?, wanted);
+        }
+        Self::of_executable(program, wanted)
+    }
+
+    /// As [`of`](Self::of), but only for an executable with the mark of this release.
+    ///
+    /// # Errors
+    ///
+    /// [`PackageError`] if Lambda could not start it, or if it is not of this release.
+    pub fn of_this_release(
+        program: &[u8],
+        wanted: Option<Architecture>,
+    ) -> Result<Self, PackageError> {
+        let package = Self::of(program, wanted)?;
+        if package.has_release { Ok(package) } else { Err(PackageError::Release { found: None }) }
+    }
+
+    fn of_executable(program: &[u8], wanted: Option<Architecture>) -> Result<Self, PackageError> {
         let (found, glibc) = inspect(program)?;
         if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
             return Err(PackageError::Architecture { found, wanted });
@@ -115,9 +166,13 @@ impl Package {
         if program.len() > UNPACKED_MAX {
             return Err(PackageError::TooLarge { size: program.len() });
         }
-        let zip = pack(program).map_err(|error| PackageError::Garbled(error.to_string()))?;
-        let hash = Sha256::digest(program).iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { zip, unpacked: program.len(), hash, architecture: found, glibc })
+        let release = release_of(program);
+        if let Some(other) = release.filter(|release| *release != PROGRAM) {
+            return Err(PackageError::Release { found: Some(other.to_owned()) });
+        }
+        let (zip, hash) = (pack(program).map_err(damaged)?, sha256(program));
+        let (unpacked, has_release) = (program.len(), release.is_some());
+        Ok(Self { zip, unpacked, hash, architecture: found, glibc, has_release })
     }
 
     /// The zip.
@@ -169,29 +224,74 @@ fn pack(program: &[u8]) -> zip::result::ZipResult<Vec<u8>> {
     Ok(zip.finish()?.into_inner())
 }
 
+/// Whether a file is a zip file.
+pub fn is_zip(content: &[u8]) -> bool {
+    content.starts_with(b"PK\x03\x04")
+}
+
+/// The executable in a zip file.
+fn unpack(zip: &[u8]) -> Result<Vec<u8>, PackageError> {
+    let mut zip = ZipArchive::new(Cursor::new(zip)).map_err(damaged)?;
+    let file = zip.by_name("bootstrap").map_err(damaged)?;
+    let mut program = Vec::new();
+    // A zip file may claim any size: read one byte more than Lambda accepts, and no further.
+    let limit = u64::try_from(UNPACKED_MAX).unwrap_or(u64::MAX).saturating_add(1);
+    file.take(limit).read_to_end(&mut program).map_err(damaged)?;
+    match program.len() > UNPACKED_MAX {
+        true => Err(PackageError::TooLarge { size: program.len() }),
+        false => Ok(program),
+    }
+}
+
+fn damaged(error: impl std::fmt::Display) -> PackageError {
+    PackageError::Garbled(error.to_string())
+}
+
+fn release_text(found: Option<&str>) -> String {
+    match found {
+        Some(found) => format!("it belongs to release {found}, not to {PROGRAM}"),
+        None => format!("it is not the program zae-limiter {PROGRAM}"),
+    }
+}
+
+/// What a file is that is not a Linux executable, by its first bytes.
+fn not_linux(content: &[u8]) -> PackageError {
+    const MACH_O: [[u8; 4]; 4] = [
+        [0xcf, 0xfa, 0xed, 0xfe],
+        [0xce, 0xfa, 0xed, 0xfe],
+        // Several processors in one file.
+        [0xca, 0xfe, 0xba, 0xbe],
+        [0xca, 0xfe, 0xba, 0xbf],
+    ];
+    PackageError::NotLinux(match content {
+        _ if MACH_O.iter().any(|magic| content.starts_with(magic)) => NotLinux::MacOs,
+        [b'M', b'Z', ..] => NotLinux::Windows,
+        _ => NotLinux::Unknown,
+    })
+}
+
 /// The processor that a program is built for, and the C library that it needs.
 fn inspect(program: &[u8]) -> Result<(Architecture, Option<Glibc>), PackageError> {
     if !matches!(FileKind::parse(program), Ok(FileKind::Elf64)) {
-        return Err(PackageError::NotLinux);
+        return Err(not_linux(program));
     }
-    let garbled = |error: object::Error| PackageError::Garbled(error.to_string());
-    let header = FileHeader64::<Endianness>::parse(program).map_err(garbled)?;
-    let endian = header.endian().map_err(garbled)?;
+    let header = FileHeader64::<Endianness>::parse(program).map_err(damaged)?;
+    let endian = header.endian().map_err(damaged)?;
     let architecture = match header.e_machine(endian) {
         EM_X86_64 => Architecture::X86_64,
         EM_AARCH64 => Architecture::Arm64,
-        _ => return Err(PackageError::NotLinux),
+        _ => return Err(PackageError::NotLinux(NotLinux::Unknown)),
     };
-    let sections = header.sections(endian, program).map_err(garbled)?;
-    let Some((needs, link)) = sections.gnu_verneed(endian, program).map_err(garbled)? else {
+    let sections = header.sections(endian, program).map_err(damaged)?;
+    let Some((needs, link)) = sections.gnu_verneed(endian, program).map_err(damaged)? else {
         return Ok((architecture, None));
     };
-    let strings = sections.strings(endian, program, link).map_err(garbled)?;
+    let strings = sections.strings(endian, program, link).map_err(damaged)?;
     let mut newest = None;
     for need in needs {
-        let (_, versions) = need.map_err(garbled)?;
+        let (_, versions) = need.map_err(damaged)?;
         for version in versions {
-            let name = version.map_err(garbled)?.name(endian, strings).map_err(garbled)?;
+            let name = version.map_err(damaged)?.name(endian, strings).map_err(damaged)?;
             newest = newest.max(glibc_of(&String::from_utf8_lossy(name)));
         }
     }
@@ -205,84 +305,6 @@ fn glibc_of(version: &str) -> Option<Glibc> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Read as _;
-
-    use super::*;
-
-    /// A small program that every Linux has.
-    fn a_program() -> Vec<u8> {
-        std::fs::read("/bin/sh").unwrap()
-    }
-
-    fn here() -> Architecture {
-        if cfg!(target_arch = "aarch64") { Architecture::Arm64 } else { Architecture::X86_64 }
-    }
-
-    #[test]
-    fn a_program_is_packed_as_an_executable_bootstrap() {
-        let program = a_program();
-        let package = Package::of(&program, None).unwrap();
-        let mut zip = zip::ZipArchive::new(Cursor::new(package.zip())).unwrap();
-        assert_eq!(zip.len(), 1);
-        let mut file = zip.by_name("bootstrap").unwrap();
-        assert_eq!(file.unix_mode().unwrap() & 0o777, 0o755);
-        let mut unpacked = Vec::new();
-        file.read_to_end(&mut unpacked).unwrap();
-        assert_eq!(unpacked, program);
-        assert!(package.zip().len() < program.len());
-    }
-
-    #[test]
-    fn the_same_program_packs_to_the_same_bytes_and_another_to_another_key() {
-        let mut program = a_program();
-        let package = Package::of(&program, None).unwrap();
-        let again = Package::of(&program, None).unwrap();
-        assert_eq!((again.zip(), again.key()), (package.zip(), package.key()));
-        program.push(0);
-        assert_ne!(Package::of(&program, None).unwrap().key(), package.key());
-    }
-
-    #[test]
-    fn a_program_for_another_processor_is_rejected() {
-        let other = match here() {
-            Architecture::X86_64 => Architecture::Arm64,
-            Architecture::Arm64 => Architecture::X86_64,
-        };
-        let error = Package::of(&a_program(), Some(other)).expect_err("another processor");
-        assert_eq!(error, PackageError::Architecture { found: here(), wanted: other });
-    }
-
-    #[test]
-    fn a_damaged_program_is_rejected() {
-        let program = a_program();
-        for garbage in [&b""[..], b"#!/bin/sh\n", &program[..40], &program[..program.len() / 2]] {
-            assert!(Package::of(garbage, None).is_err());
-        }
-    }
-
-    #[test]
-    fn a_program_that_needs_a_newer_c_library_is_rejected() {
-        let program = a_program();
-        let Some(needed) = Package::of(&program, None).unwrap().glibc() else { return };
-        assert!(needed >= Glibc(2, 2), "{needed}");
-        // Replaces the newest version that it needs by a later one of the same length.
-        let (old, new) = (format!("GLIBC_{needed}\0"), "GLIBC_2.99\0");
-        let patched = replace(&program, old.as_bytes(), new.as_bytes());
-        let error = Package::of(&patched, None).expect_err("a newer C library");
-        assert_eq!(error, PackageError::Glibc { needed: Glibc(2, 99) });
-        assert!(error.hint().contains("zigbuild"));
-    }
-
-    fn replace(text: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
-        assert_eq!(old.len(), new.len());
-        let mut text = text.to_vec();
-        let places: Vec<usize> =
-            (0..text.len() - old.len()).filter(|at| text[*at..].starts_with(old)).collect();
-        assert!(!places.is_empty());
-        for at in places {
-            text[at..at + new.len()].copy_from_slice(new);
-        }
-        text
-    }
-}
+pub(crate) mod samples;
+#[cfg(test)]
+mod tests;

@@ -27,6 +27,9 @@ impl StackPlan {
     /// The parameter that names the object with the aggregator's code.
     pub const CODE_KEY: &'static str = "AggregatorCodeKey";
 
+    /// The parameter with the processor that the aggregator's code is built for.
+    pub const ARCHITECTURE: &'static str = "AggregatorArchitecture";
+
     /// The plan of an upgrade: this release's template, with the options of an existing stack.
     pub fn upgrade_of(state: &StackState, name: StackName) -> Self {
         let has = |name: &str| TEMPLATE.contains(&format!("\n  {name}:"));

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use common::fake::{FakeCloud, NoWait};
 use zae_limiter_infra::{
-    Cause, Cloud as _, Deleted, DeployError, Deployed, Deployer, Package, Progress, StackEvent,
-    StackOptions, StackState, Wait,
+    Architecture, Cause, Cloud as _, Deleted, DeployError, Deployed, Deployer, Package, Progress,
+    StackEvent, StackOptions, StackPlan, StackState, Wait, tag,
 };
 
 /// Records the progress.
@@ -304,4 +304,36 @@ async fn the_projection_of_an_index_is_never_changed() {
     let Err(DeployError::Stuck { status, .. }) = deployed else { panic!("{deployed:?}") };
     assert!(status.contains("--gsi2-projection keys-only"), "{status}");
     assert_eq!(scene.cloud.calls(), [""; 0]);
+}
+
+#[tokio::test]
+async fn without_code_a_stack_keeps_its_aggregator_and_its_processor() {
+    let scene = Scene::new();
+    let arm = options().architecture(Architecture::Arm64);
+    assert!(scene.deploy(&arm).await.0.is_ok());
+    let before = scene.state().await;
+    let plan = options().lambda_memory(512).plan().unwrap();
+    let deployed = scene.deployer.deploy(&plan, None, &mut Recorded::default()).await;
+    assert!(matches!(deployed, Ok(Deployed::Updated(_))), "{deployed:?}");
+    let after = scene.state().await;
+    assert_eq!(after.parameters["LambdaMemory"], "512");
+    for kept in [StackPlan::CODE_KEY, StackPlan::ARCHITECTURE] {
+        assert_eq!(after.parameters[kept], before.parameters[kept], "{kept}");
+    }
+}
+
+#[tokio::test]
+async fn only_a_deployed_aggregator_of_this_release_is_current() {
+    let scene = Scene::new();
+    let current = || scene.deployer.has_current_aggregator("my-app");
+    assert!(!current().await.unwrap(), "there is no stack");
+    let plan = options().plan().unwrap();
+    assert!(scene.deployer.deploy(&plan, None, &mut Recorded::default()).await.is_ok());
+    assert!(!current().await.unwrap(), "the stack has no function");
+    assert!(scene.deploy(&options()).await.0.is_ok());
+    assert!(current().await.unwrap());
+    let mut older = plan.clone();
+    older.tags.insert(tag::AGGREGATOR_VERSION.to_owned(), "0.0.1".to_owned());
+    assert!(scene.deployer.deploy(&older, None, &mut Recorded::default()).await.is_ok());
+    assert!(!current().await.unwrap(), "it is of another release");
 }

@@ -8,7 +8,7 @@ macro_rules! guides {
     ($($(#[$doc:meta])* $name:ident: $file:literal;)+) => {$(
         $(#[$doc])*
         ///
-        #[doc = include_str!(concat!("../../../docs/", $file))]
+        #[doc = include_str!(concat!("../docs/", $file))]
         pub mod $name {}
     )+};
 }
@@ -32,6 +32,12 @@ guides! {
     choosing_a_store: "choosing-a-store.md";
     /// The DynamoDB store: table, cost, permissions.
     dynamodb: "dynamodb.md";
+    /// A limiter that deploys its own stack.
+    ensure_stack: "ensure-stack.md";
+    /// Programs without an async runtime.
+    blocking: "blocking.md";
+    /// A local table, and emulators of AWS.
+    emulators: "emulators.md";
     /// Usage from the change stream.
     aggregator: "aggregator.md";
     /// Running it in production.

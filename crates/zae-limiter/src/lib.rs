@@ -1,4 +1,4 @@
-#![doc = include_str!("../../../README.md")]
+#![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(doc)]
@@ -128,16 +128,22 @@ pub mod infra {
 /// Runs the Rust examples of the guides as doctests.
 #[cfg(doctest)]
 mod guides {
-    #[doc = include_str!("../../../docs/configuration-levels.md")]
+    #[cfg(feature = "blocking")]
+    #[doc = include_str!("../docs/blocking.md")]
+    mod blocking {}
+    #[doc = include_str!("../docs/configuration-levels.md")]
     mod configuration_levels {}
-    #[doc = include_str!("../../../docs/getting-started.md")]
+    #[cfg(feature = "infra")]
+    #[doc = include_str!("../docs/ensure-stack.md")]
+    mod ensure_stack {}
+    #[doc = include_str!("../docs/getting-started.md")]
     mod getting_started {}
-    #[doc = include_str!("../../../docs/hierarchies.md")]
+    #[doc = include_str!("../docs/hierarchies.md")]
     mod hierarchies {}
-    #[doc = include_str!("../../../docs/limits-and-bursts.md")]
+    #[doc = include_str!("../docs/limits-and-bursts.md")]
     mod limits_and_bursts {}
-    #[doc = include_str!("../../../docs/llm-settling.md")]
+    #[doc = include_str!("../docs/llm-settling.md")]
     mod llm_settling {}
-    #[doc = include_str!("../../../docs/unavailability.md")]
+    #[doc = include_str!("../docs/unavailability.md")]
     mod unavailability {}
 }

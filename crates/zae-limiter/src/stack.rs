@@ -10,7 +10,8 @@ use zae_limiter_dynamodb::aws::{AwsTable, DynamoAddress, LazyTable};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_infra::aws::AwsCloud;
 use zae_limiter_infra::{
-    DeployError, Deployer, InvalidOption, Package, Silent, StackOptions, TableError, records,
+    DeployError, Deployer, InvalidOption, NoAggregator, Package, Search, Silent, StackOptions,
+    TableError, records,
 };
 
 /// Why [`ensure_stack`] failed.
@@ -19,6 +20,8 @@ use zae_limiter_infra::{
 pub enum StackError {
     /// An option is invalid; nothing was sent.
     Invalid(InvalidOption),
+    /// No executable on this machine can be the aggregator; nothing was changed.
+    NoAggregator(NoAggregator),
     /// The stack could not be deployed.
     Deploy(DeployError),
     /// The stack exists, but writing the version record to its table failed.
@@ -31,6 +34,7 @@ impl std::fmt::Display for StackError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Invalid(error) => error.fmt(f),
+            Self::NoAggregator(error) => write!(f, "{error}; {}", error.hint()),
             Self::Deploy(DeployError::Failed { cause: Some(cause), stack, status }) => {
                 write!(f, "stack {stack} is {status}: {}: {}", cause.resource, cause.reason)
             }
@@ -44,7 +48,7 @@ impl std::fmt::Display for StackError {
 impl std::error::Error for StackError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Invalid(_) => None,
+            Self::Invalid(_) | Self::NoAggregator(_) => None,
             Self::Deploy(error) => std::error::Error::source(error),
             Self::Table(error) => std::error::Error::source(error),
             Self::Limiter(error) => std::error::Error::source(error),
@@ -58,15 +62,22 @@ impl std::error::Error for StackError {
 /// It also runs without a tokio runtime, as in `blocking::wait`: then on its own thread, which continues if the future
 /// is dropped.
 ///
-/// `aggregator` is the packed program `zae-limiter`. Without it an existing stack keeps its aggregator, and a new stack
-/// gets none.
+/// `aggregator` is the packed program `zae-limiter`. With `None`, a stack keeps an aggregator of this release. For any
+/// other stack the call looks for the program, packs and deploys it:
+///
+/// 1. the file named by [`StackOptions::aggregator_file`], else
+/// 2. the file named by the environment variable `ZAEL_AGGREGATOR`, else
+/// 3. `zae-limiter` in the folder of this program, else in the folders of `PATH`.
+///
+/// The program must be a Linux executable of this release that Lambda can run. If there is none, the call fails with
+/// [`StackError::NoAggregator`] and changes nothing. [`StackOptions::no_aggregator`] deploys a stack without one.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// use zae_limiter::dynamodb::aws::DynamoAddress;
 /// use zae_limiter::infra::StackOptions;
 ///
-/// let options = StackOptions::new("my-app".parse()?).no_aggregator();
+/// let options = StackOptions::new("my-app".parse()?);
 /// let address = DynamoAddress { table: String::new(), region: None, endpoint: None };
 /// let limiter = zae_limiter::ensure_stack(&options, &address, None).await?.open().await?;
 /// # Ok(())
@@ -117,12 +128,22 @@ async fn ensure(
     if let Some(package) = aggregator {
         options = options.architecture(package.architecture());
     }
-    let plan = options.plan().map_err(StackError::Invalid)?;
+    // Check all options before the first call to AWS.
+    options.plan().map_err(StackError::Invalid)?;
     let address = DynamoAddress { table: options.name().to_string(), ..address };
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let cloud = AwsCloud::connect(&address).await;
     let cloud = cloud.map_err(|error| StackError::Deploy(DeployError::Cloud(error)))?;
     let deployer = Deployer::new(Arc::new(cloud), Arc::clone(&clock));
+    let found = match aggregator {
+        Some(_) => None,
+        None => find_aggregator(&options, &deployer).await?,
+    };
+    if let Some(package) = &found {
+        options = options.architecture(package.architecture());
+    }
+    let plan = options.plan().map_err(StackError::Invalid)?;
+    let aggregator = aggregator.or(found.as_ref());
     deployer.deploy(&plan, aggregator, &mut Silent).await.map_err(StackError::Deploy)?;
     let table = AwsTable::new(address.client().await, &address.table, Arc::clone(&clock));
     records::ensure_version(&table, clock.now()).await.map_err(StackError::Table)?;
@@ -132,4 +153,24 @@ async fn ensure(
     let stored = limiter.namespaces().set_audit_retention(options.audit_retention(), |_| {}).await;
     stored.map_err(StackError::Limiter)?;
     Ok(RateLimiter::builder(store))
+}
+
+/// Packs the program `zae-limiter` of this machine. `None` if the stack needs none.
+async fn find_aggregator(
+    options: &StackOptions,
+    deployer: &Deployer,
+) -> Result<Option<Package>, StackError> {
+    if !options.has_aggregator() {
+        return Ok(None);
+    }
+    let is_current = deployer.has_current_aggregator(options.name().as_str()).await;
+    if is_current.map_err(StackError::Deploy)? {
+        return Ok(None);
+    }
+    let search = Search::of_this_process(options.named_aggregator_file());
+    let wanted = options.wanted_architecture();
+    // Reading and compressing take a while.
+    let packed = tokio::task::spawn_blocking(move || search.package(wanted)).await;
+    let packed = packed.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+    packed.map(Some).map_err(StackError::NoAggregator)
 }

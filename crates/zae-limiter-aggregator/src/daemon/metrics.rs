@@ -137,3 +137,21 @@ async fn respond(stream: TcpStream, metrics: &Metrics) -> std::io::Result<()> {
     stream.get_mut().write_all(body.as_bytes()).await?;
     stream.get_mut().shutdown().await
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_grafana_dashboard_shows_every_metric_of_the_daemon() {
+        let text = Metrics::default().text();
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        let served: BTreeSet<&str> = lines.filter_map(|line| line.split(' ').next()).collect();
+        let dashboard = include_str!("../../../../docs/dashboards/grafana.json");
+        let words = dashboard.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        let shown = words.filter(|word| word.starts_with("zae_limiter_aggregator_"));
+        assert_eq!(shown.collect::<BTreeSet<&str>>(), served);
+    }
+}

@@ -12,6 +12,8 @@
 //! The response to a batch lists the records to deliver again (`batchItemFailures`). The event
 //! source mapping must have `ReportBatchItemFailures`.
 
+#[cfg(test)]
+mod dashboard_tests;
 mod log;
 mod runtime_api;
 

@@ -14,18 +14,24 @@ use crate::printer::count;
 
 use super::stack::{self, ProgressPrinter};
 
+mod bootstrap;
 mod options;
 
-pub(crate) use options::{Bootstrap, WindowArg};
+pub(crate) use bootstrap::Bootstrap;
+pub(crate) use options::WindowArg;
 
 const AFTER_HELP: &str = "\
 Examples:
   zae-limiter deploy --name my-app --region eu-west-1
   zae-limiter deploy --name my-app --create-iam-roles --alarm-sns-topic arn:aws:sns:…
   zae-limiter deploy --name my-app --no-aggregator --no-alarms    only the table and its policies
+  zae-limiter deploy --name my-app --bootstrap FILE.zip --checksums SHA256SUMS
 
 An option that is not given gets its default, even if the stack has another value now. Deploying
-again with the same options changes nothing. `upgrade` keeps the options of the stack.";
+again with the same options changes nothing. `upgrade` keeps the options of the stack.
+
+Lambda runs Linux programs. From macOS or Windows, deploy the zip file of the release; the error names
+the file to download.";
 
 /// Arguments of `deploy`.
 #[derive(clap::Args, Debug)]
@@ -146,13 +152,3 @@ const SHOWN: [(&str, &str); 10] = [
     ("ReadRoleArn", "role to read"),
     ("AdminRoleArn", "role for everything"),
 ];
-
-impl Bootstrap {
-    fn package(&self, context: &Context) -> Result<zae_limiter_infra::Package, Failure> {
-        stack::package(context, self.file(), self.architecture())
-    }
-
-    fn file(&self) -> Option<&std::path::Path> {
-        self.bootstrap.as_deref()
-    }
-}

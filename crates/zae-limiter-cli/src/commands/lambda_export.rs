@@ -9,7 +9,6 @@ use crate::exit::ExitStatus;
 use crate::failure::Failure;
 
 use super::deploy::Bootstrap;
-use super::stack;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -41,8 +40,7 @@ struct ExportJson<'a> {
 }
 
 pub(crate) fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
-    let wanted = args.bootstrap.architecture();
-    let package = stack::package(context, args.bootstrap.into_file().as_deref(), wanted)?;
+    let package = args.bootstrap.package(context)?;
     let file = args.file.display().to_string();
     std::fs::write(&args.file, package.zip()).map_err(|error| {
         Failure::new(ExitStatus::Error, format!("could not write {file}")).caused_by(&error)

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use zae_limiter::dynamodb::aws::{AwsTable, DynamoAddress};
 use zae_limiter_infra::aws::AwsCloud;
 use zae_limiter_infra::{
-    Architecture, Cloud, CloudError, CloudErrorKind, DeployError, Deployer, InvalidOption, Package,
-    PackageError, Progress, StackEvent,
+    Cloud, CloudError, CloudErrorKind, DeployError, Deployer, InvalidOption, Progress, StackEvent,
 };
 
 use crate::context::Context;
@@ -33,26 +32,6 @@ pub(crate) async fn connect(
 /// The table of an address.
 pub(crate) async fn table(context: &Context, address: &DynamoAddress) -> AwsTable {
     AwsTable::new(address.client().await, &address.table, Arc::clone(&context.pace))
-}
-
-/// The aggregator's package, from this program or the named file.
-pub(crate) fn package(
-    context: &Context,
-    bootstrap: Option<&std::path::Path>,
-    wanted: Option<Architecture>,
-) -> Result<Package, Failure> {
-    let file = match bootstrap {
-        Some(file) => file,
-        None => context.program()?,
-    };
-    let program = std::fs::read(file).map_err(|error| {
-        let message = format!("could not read {}", file.display());
-        Failure::new(ExitStatus::Error, message).caused_by(&error)
-    })?;
-    Package::of(&program, wanted).map_err(|error: PackageError| {
-        let message = format!("cannot deploy {} as the aggregator", file.display());
-        Failure::usage(message).caused_by(&error).hint(error.hint())
-    })
 }
 
 /// Prints the events of a stack: a line for each finished or failed resource, and a progress line

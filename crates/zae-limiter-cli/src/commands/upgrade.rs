@@ -106,7 +106,7 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let ours = state.filter(|state| state.maker() == Maker::Us);
     let changed = match ours {
         Some(_) if args.dry_run || args.table_only || one_namespace => false,
-        Some(state) => upgrade_stack(args.bootstrap, context, &account, &address, &state).await?,
+        Some(state) => upgrade_stack(&args.bootstrap, context, &account, &address, &state).await?,
         None => false,
     };
     let words = words(&name, args.dry_run, changed, from.as_deref(), counts.as_ref());
@@ -162,7 +162,7 @@ fn migration_failure(error: MigrateError) -> Failure {
 
 /// Updates the template and the aggregator. Returns whether anything changed.
 async fn upgrade_stack(
-    bootstrap: Bootstrap,
+    bootstrap: &Bootstrap,
     context: &mut Context,
     account: &Account,
     address: &DynamoAddress,
@@ -171,15 +171,12 @@ async fn upgrade_stack(
     let stack_name = address.table.parse().map_err(zae_limiter::Error::Invalid)?;
     let mut plan = StackPlan::upgrade_of(state, stack_name);
     let package = match plan.has_aggregator {
-        true => {
-            let wanted = bootstrap.architecture();
-            Some(stack::package(context, bootstrap.into_file().as_deref(), wanted)?)
-        }
+        true => Some(bootstrap.package(context)?),
         false => None,
     };
     if let Some(package) = &package {
         let architecture = package.architecture().as_str().to_owned();
-        plan.parameters.insert("AggregatorArchitecture".to_owned(), architecture);
+        plan.parameters.insert(StackPlan::ARCHITECTURE.to_owned(), architecture);
     }
     let mut progress = ProgressPrinter::new(&mut context.printer);
     let deployed = account.deployer.deploy(&plan, package.as_ref(), &mut progress).await?;

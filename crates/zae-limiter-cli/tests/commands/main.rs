@@ -13,6 +13,7 @@ mod bench;
 mod completions;
 mod demo;
 mod entity;
+mod function;
 mod long_lists;
 mod namespace;
 mod resource;

@@ -2,7 +2,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -27,6 +27,8 @@ pub struct Session {
     clock: Arc<ManualClock>,
     pub env: BTreeMap<String, String>,
     pub stdin: &'static str,
+    /// The program's own executable.
+    pub program: Option<PathBuf>,
     pub terminal: Terminal,
     pub transcript: String,
     /// Sends Ctrl-C when a command has waited this long.
@@ -41,6 +43,7 @@ impl Session {
             clock: Arc::new(ManualClock::new(Timestamp::from_millis(START_MS))),
             env: BTreeMap::from([("USER".to_owned(), "ada".to_owned())]),
             stdin: "",
+            program: None,
             terminal: Terminal::default(),
             transcript: String::new(),
             interrupt_after: None,
@@ -87,7 +90,7 @@ impl Session {
             args: words(line).into_iter().map(Into::into).collect(),
             env: self.env.clone(),
             data_dir: Some(self.folder.path().join("data")),
-            program: None,
+            program: self.program.clone(),
             clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
             pace: Arc::new(JumpingClock { clock, interrupt_at, interrupter }),
             entropy: || Entropy::seeded(SEED.get()),

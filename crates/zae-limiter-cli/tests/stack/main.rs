@@ -7,6 +7,7 @@ mod enforced;
 mod permissions;
 
 use aws::{python, run};
+use zae_limiter::dynamodb::aws::DynamoAddress;
 
 /// A small program of every Linux as the aggregator; its function does not matter here.
 const CODE: &str = "--bootstrap /bin/sh";
@@ -188,15 +189,10 @@ fn a_large_table_of_another_program_is_read_through() {
 
 #[tokio::test]
 async fn a_limiter_deploys_its_own_stack() {
-    use zae_limiter::dynamodb::aws::DynamoAddress;
     use zae_limiter::infra::StackOptions;
     use zae_limiter::{Limit, ensure_stack};
 
-    let address = DynamoAddress {
-        table: String::new(),
-        region: Some("us-east-1".to_owned()),
-        endpoint: Some(aws::endpoint().to_owned()),
-    };
+    let address = address();
     let options = || StackOptions::new("own".parse().unwrap()).no_aggregator();
     // Created, found as it is, changed.
     for options in [options(), options(), options().no_alarms()] {
@@ -212,6 +208,37 @@ async fn a_limiter_deploys_its_own_stack() {
                   if a['AlarmName'].startswith('own-')]))";
     assert_eq!(python(alarms).trim(), "0");
     assert_eq!(run("delete --name own --yes").code, 0);
+}
+
+fn address() -> DynamoAddress {
+    DynamoAddress {
+        table: String::new(),
+        region: Some("us-east-1".to_owned()),
+        endpoint: Some(aws::endpoint().to_owned()),
+    }
+}
+
+#[tokio::test]
+async fn a_limiter_packs_its_own_aggregator_and_never_deploys_without_one() {
+    use zae_limiter::ensure_stack;
+    use zae_limiter::infra::{StackError, StackOptions};
+
+    let options = || StackOptions::new("packed".parse().unwrap()).no_alarms();
+    let absent = options().aggregator_file("/absent/zae-limiter");
+    let refused = ensure_stack(&absent, &address(), None).await.map(drop);
+    assert!(matches!(&refused, Err(StackError::NoAggregator(_))), "{refused:?}");
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("/absent/zae-limiter") && text.contains("no_aggregator()"), "{text}");
+    assert_eq!(run("status --name packed").code, 4, "nothing was created");
+
+    let program = stripped();
+    let found = options().aggregator_file(&*program);
+    ensure_stack(&found, &address(), None).await.unwrap();
+    assert_eq!(memory_of("packed-aggr"), "256");
+    // It has an aggregator of this release now, and needs no executable for other changes.
+    ensure_stack(&absent.lambda_memory(512), &address(), None).await.unwrap();
+    assert_eq!(memory_of("packed-aggr"), "512");
+    assert_eq!(run("delete --name packed --yes").code, 0);
 }
 
 /// This program without debug information, which would exceed Lambda's limit.

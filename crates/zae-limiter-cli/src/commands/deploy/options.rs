@@ -1,10 +1,8 @@
 //! The command-line options of a stack.
 
-use std::path::PathBuf;
-
 use clap::ValueEnum;
 use zae_limiter::Window;
-use zae_limiter_infra::{Architecture, Iam, NameFormat, ResourceIndex, RetainTable, StackOptions};
+use zae_limiter_infra::{Iam, NameFormat, ResourceIndex, RetainTable, StackOptions};
 
 use crate::failure::Failure;
 
@@ -111,31 +109,6 @@ pub(crate) struct OptionArgs {
     tag: Vec<(String, String)>,
 }
 
-/// The aggregator's executable.
-#[derive(clap::Args, Debug)]
-pub(crate) struct Bootstrap {
-    /// Executable of the aggregator [default: this program]
-    #[arg(long, value_name = "FILE", help_heading = "Aggregator")]
-    pub(super) bootstrap: Option<PathBuf>,
-
-    /// Processor that the executable must be built for [default: its own]
-    #[arg(long, value_enum, value_name = "NAME", help_heading = "Aggregator")]
-    architecture: Option<ArchitectureArg>,
-}
-
-impl Bootstrap {
-    pub(crate) fn architecture(&self) -> Option<Architecture> {
-        self.architecture.map(|one| match one {
-            ArchitectureArg::X86_64 => Architecture::X86_64,
-            ArchitectureArg::Arm64 => Architecture::Arm64,
-        })
-    }
-
-    pub(crate) fn into_file(self) -> Option<PathBuf> {
-        self.bootstrap
-    }
-}
-
 /// A window of the usage records.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum WindowArg {
@@ -152,13 +125,6 @@ impl WindowArg {
             Self::Monthly => Window::Monthly,
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ArchitectureArg {
-    #[value(name = "x86_64")]
-    X86_64,
-    Arm64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
