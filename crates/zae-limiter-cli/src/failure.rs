@@ -4,10 +4,11 @@ use std::error::Error as StdError;
 
 use serde::Serialize;
 use zae_limiter::Error;
-use zae_limiter::model::{ConfigLevel, Object};
-use zae_limiter::store::StoreErrorKind;
+use zae_limiter::model::{ConfigLevel, LimitName, Object};
+use zae_limiter::store::{Applied, StoreErrorKind};
 
 use crate::exit::ExitStatus;
+use crate::suggestion::limits_that_hold;
 
 /// Why a command failed.
 #[derive(Debug, PartialEq, Eq)]
@@ -110,12 +111,31 @@ fn message_of(error: &Error) -> String {
         }
         Error::Cycle { entity } => format!("{entity} would be its own ancestor"),
         Error::TooDeep { entity, max } => {
-            format!("{entity} has more than {max} levels above it; use a flatter hierarchy")
+            format!(
+                "{entity} would be level {} of its hierarchy, and {max} is the most; use a flatter one",
+                max + 1
+            )
         }
-        Error::UnknownLimits { unknown, entity, resource, .. } => format!(
-            "no limit named {} holds for {entity} on {resource}; configure it at some level, or pass it with the call",
-            unknown.join(", ")
-        ),
+        Error::UnknownLimits { unknown, entity, resource, configured } => {
+            let names = unknown.join(", ");
+            let rest = match configured.is_empty() {
+                true => "; configure it at some level, or pass it with the call",
+                false => "",
+            };
+            format!("no limit named {names} holds for {entity} on {resource}{rest}")
+        }
+        // Not "limits cannot be checked": the command may change limits, or list something.
+        Error::Unavailable { waited, cause } => {
+            let what = match cause.kind() {
+                StoreErrorKind::Busy => "the bucket is busy",
+                _ => "the store is unavailable",
+            };
+            let rest = match cause.applied() {
+                Applied::No => "; nothing was changed",
+                Applied::Maybe => "",
+            };
+            format!("{what} ({:.3} s waited){rest}", waited.as_secs_f64())
+        }
         Error::ExceedsCapacity(error) => format!(
             "{} tokens of {} can never be admitted: the limit of {} holds at most {}; ask for less, or raise its burst",
             error.requested, error.limit_name, error.entity_id, error.capacity
@@ -144,12 +164,16 @@ fn named(object: &Object) -> String {
 /// The next command to run. It does not repeat what the error says.
 fn hint_for(error: &Error) -> Option<String> {
     match error {
-        Error::UnknownLimits { resource, unknown, .. } => {
+        Error::UnknownLimits { resource, unknown, configured, .. } => {
             let first = unknown.first().map_or("rpm", String::as_str);
-            Some(format!(
-                "zae-limiter resource set-defaults {resource} -l {first}:100   \
+            let held = limits_that_hold(first, configured.iter().map(LimitName::as_str));
+            // Setting one limit drops the others: only where there are none is that the next step.
+            held.or_else(|| {
+                Some(format!(
+                    "zae-limiter resource set-defaults {resource} -l {first}:100   \
                  (or pass limits to this acquire: -l {first}:100)"
-            ))
+                ))
+            })
         }
         Error::MissingParent { parent } => Some(format!("zae-limiter entity create {parent}")),
         Error::UnknownNamespace { name } => Some(format!(

@@ -1,6 +1,8 @@
 //! Commands that hints suggest. They get the store and namespace options of this run: a copied
 //! command must not change another store or namespace.
 
+use zae_limiter::model::{likely, nearest};
+
 use crate::cli::Globals;
 
 /// The options by which a suggested command uses the same store and namespace.
@@ -48,6 +50,18 @@ impl Place {
         }
         text.replace("zae-limiter namespace ", &format!("zae-limiter{store} namespace "))
     }
+}
+
+/// The hint for the name of a limit that does not hold: `did you mean rpm? limits that hold: rpm, tpm`. `None` if none
+/// hold.
+pub(crate) fn limits_that_hold<'a>(
+    typed: &str,
+    held: impl IntoIterator<Item = &'a str>,
+) -> Option<String> {
+    let held = nearest(typed, held);
+    let guess = likely(typed, held.iter()).map(|name| format!("did you mean {name}? "));
+    let guess = guess.unwrap_or_default();
+    (!held.is_empty()).then(|| format!("{guess}limits that hold: {}", held.join(", ")))
 }
 
 /// A word quoted for the shell.

@@ -254,3 +254,109 @@ fn output_that_cannot_be_written_is_an_error() {
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(stderr.starts_with("error: could not write the output"), "{stderr}");
 }
+
+/// Runs the program with the umask that hides nothing, on its default store.
+fn in_home(home: &Path, script: &str) -> Output {
+    let mut command = Command::new("sh");
+    command
+        .args([
+            "-c",
+            &format!("umask 000; exec \"$0\" {script}"),
+            env!("CARGO_BIN_EXE_zae-limiter"),
+        ])
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap())
+        .env("HOME", home)
+        .env("TMPDIR", home);
+    command.output().unwrap()
+}
+
+#[test]
+fn others_cannot_read_the_default_store() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let home = tempfile::tempdir().unwrap();
+    // While the command runs, the log files of SQLite exist.
+    let folder = home.path().join(".local/share/zae-limiter");
+    let script = format!(
+        "acquire job machine -c runs:1 -l runs:3 -- sh -c 'cd {}; stat -c \"%a %n\" . *'",
+        folder.display()
+    );
+    let output = in_home(home.path(), &script);
+    assert!(output.status.success(), "{output:?}");
+    let listed = String::from_utf8(output.stdout).unwrap();
+    let mut lines: Vec<&str> = listed.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["600 limits.db", "600 limits.db-shm", "600 limits.db-wal", "700 ."]);
+
+    // A file that others may read on purpose stays as it is.
+    let file = folder.join("limits.db");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).unwrap();
+    assert!(in_home(home.path(), "resource list").status.success());
+    assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o640);
+}
+
+/// Starts a command and returns once it has printed its first line.
+fn start_and_see_a_line(mut command: Command) -> Child {
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(!line.is_empty());
+    child
+}
+
+fn namespaces(folder: &Path) -> Vec<String> {
+    let mut names = Vec::new();
+    for list in ["list", "orphans"] {
+        let output = zael(folder, &["namespace", list, "-o", "json"]).output().unwrap();
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let found = found.as_array().unwrap().iter();
+        names.extend(found.map(|namespace| namespace["name"].as_str().unwrap().to_owned()));
+    }
+    names
+}
+
+#[test]
+fn an_interrupted_demo_leaves_nothing_behind() {
+    for (sent, status) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        let folder = tempfile::tempdir().unwrap();
+        let child = start_and_see_a_line(zael(folder.path(), &["demo"]));
+        signal(&child, sent);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{output:?}");
+        assert_eq!(namespaces(folder.path()), ["default"]);
+
+        // On its default store it has a temporary folder.
+        let mut demo = Command::new(env!("CARGO_BIN_EXE_zae-limiter"));
+        demo.arg("demo").env("TMPDIR", folder.path()).env_remove("ZAEL_STORE");
+        let child = start_and_see_a_line(demo);
+        signal(&child, sent);
+        assert_eq!(child.wait_with_output().unwrap().status.code(), Some(status));
+        let left = std::fs::read_dir(folder.path()).unwrap();
+        let left: Vec<_> = left.map(|file| file.unwrap().file_name()).collect();
+        assert_eq!(left, ["limits.db"]);
+    }
+}
+
+#[test]
+fn the_next_demo_removes_the_folder_of_a_killed_one_but_not_that_of_a_running_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let demo = |seconds: &str| {
+        let mut demo = Command::new(env!("CARGO_BIN_EXE_zae-limiter"));
+        demo.args(["demo", "--seconds", seconds]);
+        demo.env("TMPDIR", folder.path()).env_remove("ZAEL_STORE");
+        demo
+    };
+    let mut killed = start_and_see_a_line(demo("3600"));
+    let mut running = start_and_see_a_line(demo("3600"));
+    let count = || std::fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(count(), 2);
+    signal(&killed, Signal::KILL);
+    killed.wait().unwrap();
+    assert_eq!(count(), 2, "nobody could clean up");
+    assert!(demo("1").output().unwrap().status.success());
+    assert_eq!(count(), 1);
+    signal(&running, Signal::INT);
+    running.wait().unwrap();
+    assert_eq!(count(), 0);
+}

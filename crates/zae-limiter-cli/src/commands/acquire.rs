@@ -1,10 +1,11 @@
 //! `acquire`
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::time::Duration;
 
 use serde::Serialize;
-use zae_limiter::model::{EntityId, MILLI, Millitokens, ResourceName};
+use zae_limiter::model::{EntityId, MILLI, Millitokens, ResourceName, likely, nearest};
 use zae_limiter::{Error, Lease, Limit, LimitStatus, RateLimiter};
 
 use crate::context::Context;
@@ -123,30 +124,45 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     }
 }
 
+/// The sum of the adjustments of each limit. A lease gets one difference for each: on the way to the sum, it could
+/// refund more than it holds.
+fn differences(args: &Args) -> BTreeMap<&str, i64> {
+    let mut sums = BTreeMap::new();
+    for adjustment in &args.adjust {
+        let sum: &mut i64 = sums.entry(adjustment.limit.as_str()).or_default();
+        *sum = sum.saturating_add(adjustment.difference);
+    }
+    sums
+}
+
 /// Rejects adjustments that could only fail after the command has run.
 fn check_adjustments(args: &Args) -> Result<(), Failure> {
-    for adjustment in &args.adjust {
-        let Some(taken) = args.consume.iter().find(|amount| amount.limit == adjustment.limit)
-        else {
-            let limit = &adjustment.limit;
+    for (limit, difference) in differences(args) {
+        let taken = args.consume.iter().filter(|amount| amount.limit == limit);
+        let taken: Vec<u64> = taken.map(|amount| amount.tokens).collect();
+        if taken.is_empty() {
+            let names: BTreeSet<&str> = args.consume.iter().map(|it| it.limit.as_str()).collect();
+            let names = nearest(limit, names);
             let failure = Failure::usage(format!("--adjust names {limit}, which is not taken"));
-            return Err(failure.hint(format!("add -c {limit}:0")));
-        };
-        let taken: u64 = args
-            .consume
-            .iter()
-            .filter(|amount| amount.limit == taken.limit)
-            .fold(0, |sum, amount| sum.saturating_add(amount.tokens));
-        let difference = args
-            .adjust
-            .iter()
-            .filter(|other| other.limit == adjustment.limit)
-            .fold(0_i64, |sum, other| sum.saturating_add(other.difference));
+            return Err(failure.hint(match likely(limit, &names) {
+                Some(meant) => {
+                    let names = names.join(", ");
+                    format!("did you mean {meant}? taken: {names}   (else add -c {limit}:0)")
+                }
+                None => format!("add -c {limit}:0"),
+            }));
+        }
+        let taken = taken.into_iter().fold(0, u64::saturating_add);
         if difference < 0 && difference.unsigned_abs() > taken {
-            let limit = &adjustment.limit;
             let message =
-                format!("--adjust {limit}:{} refunds more than the {taken} taken", difference);
-            return Err(Failure::usage(message).hint(format!("use {limit}:-{taken} at most")));
+                format!("--adjust {limit}:{difference} refunds more than the {taken} taken");
+            return Err(match taken {
+                0 => Failure::usage(format!(
+                    "no tokens of {limit} are taken, so none can be refunded"
+                ))
+                .hint(format!("take some: -c {limit}:{}", difference.unsigned_abs())),
+                _ => Failure::usage(message).hint(format!("use {limit}:-{taken} at most")),
+            });
         }
     }
     Ok(())
@@ -197,21 +213,20 @@ async fn take(args: &Args, limiter: &RateLimiter, context: &mut Context) -> Resu
 }
 
 fn adjust(args: &Args, lease: &mut Lease) -> Result<(), Failure> {
-    for adjustment in &args.adjust {
-        lease.adjust(&adjustment.limit, adjustment.difference)?;
+    for (limit, difference) in differences(args) {
+        lease.adjust(limit, difference)?;
     }
     Ok(())
 }
 
 /// Applies the adjustments to the printed balances, which saves another read.
 fn show_adjusted(args: &Args, statuses: &mut [LimitStatus]) {
+    let differences = differences(args);
     for status in statuses {
-        let mine = args.adjust.iter().filter(|one| one.limit == status.limit_name.as_str());
-        for adjustment in mine {
-            let credit = Millitokens::new(-adjustment.difference * MILLI);
-            let available = status.available.saturating_add(credit);
-            status.available = available.min(status.rate.capacity());
-        }
+        let Some(difference) = differences.get(status.limit_name.as_str()) else { continue };
+        let credit = Millitokens::new(difference.saturating_mul(-MILLI));
+        let available = status.available.saturating_add(credit);
+        status.available = available.min(status.rate.capacity());
     }
 }
 
