@@ -21,12 +21,20 @@ pub(crate) struct Failure {
     pub causes: Vec<String>,
     /// The next step, where there is one.
     pub hint: Option<String>,
+    /// Whether the limiter's store did not answer, and not AWS or an endpoint.
+    is_store_silent: bool,
 }
 
 impl Failure {
     /// A failure without causes and hint.
     pub(crate) fn new(status: ExitStatus, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), causes: Vec::new(), hint: None }
+        Self {
+            status,
+            message: message.into(),
+            causes: Vec::new(),
+            hint: None,
+            is_store_silent: false,
+        }
     }
 
     /// Wrong usage: exit status 2.
@@ -50,6 +58,16 @@ impl Failure {
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
+    }
+
+    /// Names the likely reason why a file does not answer, where no better hint is known.
+    #[must_use]
+    pub(crate) fn or_locked(self, store: &str) -> Self {
+        let is_known = self.hint.is_some() || self.causes.iter().any(|it| it.contains("locked"));
+        if !self.is_store_silent || is_known || !store.starts_with("sqlite:") {
+            return self;
+        }
+        self.hint("another program may have locked the file: try again, or stop that program")
     }
 
     /// The JSON object for `-o json`, with the hint as it is displayed.
@@ -78,6 +96,7 @@ impl From<Error> for Failure {
             failure = failure.caused_by(source);
         }
         failure.hint = hint_for(&error);
+        failure.is_store_silent = matches!(error, Error::Unavailable { .. });
         failure
     }
 }
@@ -193,5 +212,43 @@ fn hint_for(error: &Error) -> Option<String> {
         }
         Error::NamespaceInUse { name } => Some(format!("zae-limiter namespace delete {name}")),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use zae_limiter::store::StoreError;
+
+    use super::*;
+
+    fn unavailable(cause: StoreError) -> Failure {
+        Failure::from(Error::Unavailable { waited: Duration::from_millis(5_250), cause })
+    }
+
+    /// The words fit every command: one that lists, one that takes, one that changes limits.
+    #[test]
+    fn an_unavailable_store_is_called_that() {
+        let locked = || StoreError::new(StoreErrorKind::Unavailable, "limits.db is locked");
+        let failure = unavailable(locked()).or_locked("sqlite:limits.db");
+        assert_eq!(
+            failure.message,
+            "the store is unavailable (5.250 s waited); nothing was changed"
+        );
+        assert_eq!(failure.causes, ["limits.db is locked"]);
+        assert_eq!((failure.status, failure.hint), (ExitStatus::Unavailable, None));
+        let unknown = unavailable(locked().maybe_applied());
+        assert_eq!(unknown.message, "the store is unavailable (5.250 s waited)");
+    }
+
+    #[test]
+    fn a_silent_file_may_be_locked() {
+        let silent = || unavailable(StoreError::new(StoreErrorKind::Unavailable, "no answer"));
+        let hint = silent().or_locked("sqlite:limits.db").hint.expect("a hint");
+        assert!(hint.contains("locked the file"), "{hint}");
+        assert_eq!(silent().or_locked("dynamodb:my-app").hint, None);
+        let aws = Failure::new(ExitStatus::Unavailable, "AWS did not answer");
+        assert_eq!(aws.or_locked("sqlite:limits.db").hint, None);
     }
 }

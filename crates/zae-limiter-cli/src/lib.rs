@@ -83,6 +83,8 @@ pub async fn run(mut world: World) -> ExitStatus {
     };
     context.printer.wipe_progress();
     result.unwrap_or_else(|failure| {
+        let store = context.store_url().unwrap_or_default();
+        let failure = failure.or_locked(&store);
         context.printer.failure(&failure);
         failure.status
     })

@@ -24,6 +24,9 @@ Examples:
   zae-limiter acquire key-1 gpt-4 -c tpm:500 --adjust tpm:230   the call used 730
   zae-limiter acquire nightly backup -c runs:1 -l runs:3/day -- ./backup.sh
 
+A full bucket of runs:3/day admits 3 runs at once and earns one more every 8 hours: up to 6 in 24
+hours. For at most 3 in any 24 hours, use runs:2/day:1.
+
 Exit status: 0 admitted, 5 refused. With a command: the command's own status. If the command fails
 or is interrupted, the tokens are refunded.";
 

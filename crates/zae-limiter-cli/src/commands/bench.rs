@@ -34,8 +34,8 @@ Before the warm-up, bench calls every entity once and refunds the tokens, so tha
 creates no buckets. It skips these calls with --warm-up 0s, and with --each if there are fewer calls
 than entities. No run takes longer than 12 hours.
 
-A bench that is killed leaves its namespace behind; `namespace list` shows it. The next bench or demo
-on the store removes it once it is a day old.
+A bench that is killed leaves its namespace behind; `namespace list` shows it. The next bench or
+demo on the store removes it once it is a day old.
 
 --shards shows the effect of splitting a hot bucket. DynamoDB accepts about 1,000 writes a second
 for one item. A bucket with more writes is split into 2, 4, up to 64 items, its shards. For each
