@@ -14,6 +14,7 @@ use crate::failure::Failure;
 use crate::grammar::{self, Adjustment, Amount};
 use crate::interrupts::Interrupt;
 use crate::status::{self, StatusJson};
+use crate::suggestion::with_meant_resource;
 
 mod child;
 
@@ -193,7 +194,7 @@ async fn take(args: &Args, limiter: &RateLimiter, context: &mut Context) -> Resu
         let refusal = match result {
             Ok(lease) => return Ok(Taken::Admitted(lease)),
             Err(Error::Exceeded(refusal)) => refusal,
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(with_meant_resource(error, limiter).await),
         };
         let waited = Duration::from_millis(context.clock.now().millis_since(started));
         let wait = refusal.retry_after();

@@ -104,3 +104,17 @@ fn a_hint_names_no_negative_zero() {
     assert!(!stderr.contains("-0"), "{stderr}");
     assert!(stderr.contains("no tokens of rpm are taken"), "{stderr}");
 }
+
+#[test]
+fn a_misspelt_resource_is_met_with_the_one_that_was_meant() {
+    let mut session = Session::new();
+    session.run_unseen("resource set-defaults gpt-4 -l rpm:100", usize::MAX);
+    for line in
+        ["acquire key-1 gpt4 -c rpm:1", "available key-1 gpt4 -c rpm:1", "available key-1 gpt4"]
+    {
+        let (_, _, stderr) = session.run_unseen(line, usize::MAX);
+        assert!(stderr.contains("did you mean gpt-4?"), "{line}: {stderr}");
+    }
+    let (_, _, stderr) = session.run_unseen("acquire key-1 uploads -c rpm:1", usize::MAX);
+    assert!(!stderr.contains("did you mean"), "{stderr}");
+}

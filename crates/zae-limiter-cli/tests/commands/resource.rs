@@ -195,3 +195,14 @@ fn limits_that_a_new_level_hides_are_named() {
     session.run("entity set-limits key-1 -r gpt-4 -l uploads:5 -l rpm:1 -o json");
     insta::assert_snapshot!(session.transcript);
 }
+
+/// Limits that a call brings along hold for that call only.
+#[test]
+fn a_resource_without_limits_has_no_capacity() {
+    let mut session = Session::new();
+    succeeds(&mut session, "acquire key-1 api -c calls:1 -l calls:4 -q");
+    let (stdout, stderr) = succeeds(&mut session, "resource capacity api calls");
+    assert_eq!(stdout, "");
+    assert!(stderr.contains("no limits are stored for api"), "{stderr}");
+    assert!(!stderr.contains("the first call creates it"), "{stderr}");
+}

@@ -128,10 +128,15 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
         }
     }
     if total.entities == 0 {
-        check_limit(&args, &limiter).await?;
-        printer.say_unless_json(format!(
-            "no entity has a balance of {limit} on {resource} yet: the first call creates it"
-        ));
+        printer.say_unless_json(match check_limit(&args, &limiter).await? {
+            Holds::Somewhere => {
+                format!("no entity has a balance of {limit} on {resource} yet: the first call creates it")
+            }
+            Holds::Nowhere => format!(
+                "no limits are stored for {resource}, and those of single calls are not listed; \
+                 set some: zae-limiter resource set-defaults {resource} -l {limit}:100"
+            ),
+        });
     }
     listing.end_with(
         printer,
@@ -144,8 +149,16 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     Ok(ExitStatus::Done)
 }
 
+/// Whether anybody has limits on a resource.
+enum Holds {
+    /// The limit in question, for some entity at least.
+    Somewhere,
+    /// No limits at all.
+    Nowhere,
+}
+
 /// Rejects the name of a limit that nobody has on the resource, if anybody has others.
-async fn check_limit(args: &Args, limiter: &RateLimiter) -> Result<(), Failure> {
+async fn check_limit(args: &Args, limiter: &RateLimiter) -> Result<Holds, Failure> {
     let (resource, limit) = (args.resource.as_str(), args.limit.as_str());
     let mut held = BTreeSet::new();
     let defaults = match limiter.resource_defaults(resource).await? {
@@ -160,10 +173,10 @@ async fn check_limit(args: &Args, limiter: &RateLimiter) -> Result<(), Failure> 
         }
     }
     if held.contains(&args.limit) {
-        return Ok(());
+        return Ok(Holds::Somewhere);
     }
     match limits_that_hold(limit, held.iter().map(LimitName::as_str)) {
-        None => Ok(()),
+        None => Ok(Holds::Nowhere),
         Some(hint) => {
             let message = format!("no limit named {limit} holds on {resource}");
             Err(Failure::new(ExitStatus::Error, message).hint(hint))
