@@ -138,7 +138,8 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     if warm_up(&args).saturating_add(args.duration.unwrap_or_default()) > time_max {
         let hours = time_max.as_secs_f64() / 3_600.0;
         let failure = Failure::usage("the warm-up and the measurement take too long");
-        return Err(failure.hint(format!("{hours} h is the most, for each row of --shards")));
+        let each = if args.shards.len() > 1 { ", in each row" } else { "" };
+        return Err(failure.hint(format!("use {hours} h at most for both{each}")));
     }
     if !args.shards.is_empty() {
         return shards::run(&args, context).await;
