@@ -316,9 +316,20 @@ fn namespaces(folder: &Path) -> Vec<String> {
     names
 }
 
+/// Whether the program handles SIGHUP here: not under `nohup`, and only on Linux.
+fn is_handled(signal: Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    signal != Signal::HUP || ignored.is_some_and(|mask| mask & 1 == 0)
+}
+
 #[test]
 fn an_interrupted_demo_leaves_nothing_behind() {
     for (sent, status) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        if !is_handled(sent) {
+            continue;
+        }
         let folder = tempfile::tempdir().unwrap();
         let child = start_and_see_a_line(zael(folder.path(), &["demo"]));
         signal(&child, sent);
@@ -359,4 +370,29 @@ fn the_next_demo_removes_the_folder_of_a_killed_one_but_not_that_of_a_running_on
     signal(&running, Signal::INT);
     running.wait().unwrap();
     assert_eq!(count(), 0);
+}
+
+#[test]
+fn an_interrupted_bench_leaves_nothing_behind_and_a_killed_one_leaves_what_the_list_explains() {
+    let folder = tempfile::tempdir().unwrap();
+    for (sent, status) in
+        [(Signal::TERM, Some(143)), (Signal::HUP, Some(129)), (Signal::KILL, None)]
+    {
+        if !is_handled(sent) {
+            continue;
+        }
+        let mut bench = zael(folder.path(), &["bench", "--duration", "1h", "--entities", "10"]);
+        let mut child = bench.spawn().unwrap();
+        // Its namespace is the sign that it runs.
+        while namespaces(folder.path()).len() == 1 {
+            assert!(child.try_wait().unwrap().is_none());
+        }
+        signal(&child, sent);
+        assert_eq!(child.wait().unwrap().code(), status);
+        let left = namespaces(folder.path());
+        assert_eq!(left.len(), if sent == Signal::KILL { 2 } else { 1 }, "{left:?}");
+    }
+    let output = zael(folder.path(), &["namespace", "list"]).output().unwrap();
+    let listed = String::from_utf8(output.stdout).unwrap();
+    assert!(listed.contains("temporary, of bench"), "{listed}");
 }
