@@ -50,6 +50,30 @@ impl Columns {
         Self { heads: heads.to_vec(), widths, head_printed: false }
     }
 
+    /// Leaves out columns that do not fit, in the given order of their heads, with their cells.
+    pub(crate) fn fit(
+        heads: &[(&'static str, Align)],
+        rows: Vec<Vec<Cell>>,
+        columns: usize,
+        order: &[&str],
+    ) -> (Self, Vec<Vec<Cell>>) {
+        let (mut heads, mut rows) = (heads.to_vec(), rows);
+        for dropped in order {
+            let widths = heads.iter().enumerate().map(|(at, (head, _))| {
+                rows.iter().map(|row| row[at].text.width()).fold(head.width(), usize::max)
+            });
+            let gaps = 2 * heads.len().saturating_sub(1);
+            if widths.sum::<usize>() + gaps <= columns {
+                break;
+            }
+            if let Some(at) = heads.iter().position(|(head, _)| head == dropped) {
+                heads.remove(at);
+                rows.iter_mut().for_each(|row| drop(row.remove(at)));
+            }
+        }
+        (Self::new(&heads), rows)
+    }
+
     /// Prints rows. Each column is as wide as its widest cell so far.
     pub(crate) fn print(&mut self, printer: &mut Printer, rows: &[Vec<Cell>]) {
         for row in rows {

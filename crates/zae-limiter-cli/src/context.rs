@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,9 +22,6 @@ use crate::printer::{Printer, Verbosity};
 use crate::suggestion::Place;
 use crate::vars;
 use crate::world::World;
-
-/// The error when a command needs confirmation but nobody can answer.
-const NOT_A_TERMINAL: &str = "cannot ask for confirmation: stdin is not a terminal";
 
 /// The inputs that commands share.
 pub(crate) struct Context {
@@ -277,10 +274,7 @@ impl Context {
         let Some(folder) = &self.data_dir else {
             return Err(Failure::usage("found no home directory for data files"));
         };
-        std::fs::create_dir_all(folder).map_err(|error| {
-            let message = format!("could not create {}", folder.display());
-            Failure::new(ExitStatus::Error, message).caused_by(&error)
-        })?;
+        create_private_dir(folder)?;
         Ok(folder.join(name))
     }
 
@@ -301,11 +295,8 @@ impl Context {
     fn make_data_dir(&self, url: &str) -> Result<(), Failure> {
         match &self.data_dir {
             Some(folder) if self.store.is_none() && url.contains(&*folder.to_string_lossy()) => {
-                std::fs::create_dir_all(folder).map_err(|error| {
-                    let message = format!("could not create {}", folder.display());
-                    let failure = Failure::new(ExitStatus::Error, message).caused_by(&error);
-                    failure.hint("name another place: --store sqlite:FILE")
-                })
+                create_private_dir(folder)
+                    .map_err(|failure| failure.hint("name another place: --store sqlite:FILE"))
             }
             _ => Ok(()),
         }
@@ -320,10 +311,33 @@ impl Context {
         if yes.yes {
             return Ok(());
         }
-        if !self.printer.terminal.stdin {
-            let failure = Failure::usage(NOT_A_TERMINAL);
-            return Err(failure.hint(format!("pass --yes to confirm: {what}")));
+        self.check_can_ask(&format!("pass --yes to confirm: {what}"))?;
+        self.ask(what)
+    }
+
+    /// As [`confirm`](Self::confirm), but goes ahead if nobody can answer. Returns whether it asked.
+    ///
+    /// # Errors
+    ///
+    /// When the answer is no.
+    pub(crate) fn confirm_if_possible(&mut self, yes: Yes, what: &str) -> Result<bool, Failure> {
+        if yes.yes || self.check_can_ask("").is_err() {
+            return Ok(false);
         }
+        self.ask(what).map(|()| true)
+    }
+
+    fn check_can_ask(&self, hint: &str) -> Result<(), Failure> {
+        let why = match (self.printer.terminal.stdin, self.printer.is_json()) {
+            (false, _) => "stdin is not a terminal",
+            // The prompt would not be JSON.
+            (true, true) => "the output format is JSON",
+            (true, false) => return Ok(()),
+        };
+        Err(Failure::usage(format!("cannot ask for confirmation: {why}")).hint(hint))
+    }
+
+    fn ask(&mut self, what: &str) -> Result<(), Failure> {
         self.printer.write_err(&format!("{what}. Go ahead? [y/N] "));
         let mut answer = String::new();
         // An unreadable stream leaves the answer empty, and empty means no.
@@ -348,10 +362,7 @@ impl Context {
         if yes.yes {
             return Ok(());
         }
-        if !self.printer.terminal.stdin {
-            let failure = Failure::usage(NOT_A_TERMINAL);
-            return Err(failure.hint(format!("pass --yes to confirm that {name} will be deleted")));
-        }
+        self.check_can_ask(&format!("pass --yes to confirm that {name} will be deleted"))?;
         self.printer.write_err(&format!("Type {name} to go ahead: "));
         let mut answer = String::new();
         // An unreadable stream leaves the answer empty, and empty is not the name.
@@ -371,7 +382,19 @@ impl Context {
     }
 }
 
-/// `-y`, on every command that deletes something.
+/// Creates a folder, and its parents, that only its owner can enter. An existing folder keeps its mode.
+fn create_private_dir(folder: &Path) -> Result<(), Failure> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder).map_err(|error| {
+        let message = format!("could not create {}", folder.display());
+        Failure::new(ExitStatus::Error, message).caused_by(&error)
+    })
+}
+
+/// `-y`, on every command that deletes or drops something.
 #[derive(clap::Args, Clone, Copy, Debug, Default)]
 pub(crate) struct Yes {
     /// Go ahead without asking

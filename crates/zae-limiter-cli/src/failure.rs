@@ -4,10 +4,11 @@ use std::error::Error as StdError;
 
 use serde::Serialize;
 use zae_limiter::Error;
-use zae_limiter::model::{ConfigLevel, Object};
-use zae_limiter::store::StoreErrorKind;
+use zae_limiter::model::{ConfigLevel, LimitName, Object};
+use zae_limiter::store::{Applied, StoreErrorKind};
 
 use crate::exit::ExitStatus;
+use crate::suggestion::limits_that_hold;
 
 /// Why a command failed.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,12 +21,20 @@ pub(crate) struct Failure {
     pub causes: Vec<String>,
     /// The next step, where there is one.
     pub hint: Option<String>,
+    /// Whether the limiter's store did not answer, and not AWS or an endpoint.
+    is_store_silent: bool,
 }
 
 impl Failure {
     /// A failure without causes and hint.
     pub(crate) fn new(status: ExitStatus, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), causes: Vec::new(), hint: None }
+        Self {
+            status,
+            message: message.into(),
+            causes: Vec::new(),
+            hint: None,
+            is_store_silent: false,
+        }
     }
 
     /// Wrong usage: exit status 2.
@@ -49,6 +58,16 @@ impl Failure {
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
+    }
+
+    /// Names the likely reason why a file does not answer, where no better hint is known.
+    #[must_use]
+    pub(crate) fn or_locked(self, store: &str) -> Self {
+        let is_known = self.hint.is_some() || self.causes.iter().any(|it| it.contains("locked"));
+        if !self.is_store_silent || is_known || !store.starts_with("sqlite:") {
+            return self;
+        }
+        self.hint("another program may have locked the file: try again, or stop that program")
     }
 
     /// The JSON object for `-o json`, with the hint as it is displayed.
@@ -77,6 +96,7 @@ impl From<Error> for Failure {
             failure = failure.caused_by(source);
         }
         failure.hint = hint_for(&error);
+        failure.is_store_silent = matches!(error, Error::Unavailable { .. });
         failure
     }
 }
@@ -110,12 +130,31 @@ fn message_of(error: &Error) -> String {
         }
         Error::Cycle { entity } => format!("{entity} would be its own ancestor"),
         Error::TooDeep { entity, max } => {
-            format!("{entity} has more than {max} levels above it; use a flatter hierarchy")
+            format!(
+                "{entity} would be level {} of its hierarchy, and {max} is the most; use a flatter one",
+                max + 1
+            )
         }
-        Error::UnknownLimits { unknown, entity, resource, .. } => format!(
-            "no limit named {} holds for {entity} on {resource}; configure it at some level, or pass it with the call",
-            unknown.join(", ")
-        ),
+        Error::UnknownLimits { unknown, entity, resource, configured } => {
+            let names = unknown.join(", ");
+            let rest = match configured.is_empty() {
+                true => "; configure it at some level, or pass it with the call",
+                false => "",
+            };
+            format!("no limit named {names} holds for {entity} on {resource}{rest}")
+        }
+        // Not "limits cannot be checked": the command may change limits, or list something.
+        Error::Unavailable { waited, cause } => {
+            let what = match cause.kind() {
+                StoreErrorKind::Busy => "the bucket is busy",
+                _ => "the store is unavailable",
+            };
+            let rest = match cause.applied() {
+                Applied::No => "; nothing was changed",
+                Applied::Maybe => "",
+            };
+            format!("{what} ({:.3} s waited){rest}", waited.as_secs_f64())
+        }
         Error::ExceedsCapacity(error) => format!(
             "{} tokens of {} can never be admitted: the limit of {} holds at most {}; ask for less, or raise its burst",
             error.requested, error.limit_name, error.entity_id, error.capacity
@@ -144,12 +183,16 @@ fn named(object: &Object) -> String {
 /// The next command to run. It does not repeat what the error says.
 fn hint_for(error: &Error) -> Option<String> {
     match error {
-        Error::UnknownLimits { resource, unknown, .. } => {
+        Error::UnknownLimits { resource, unknown, configured, .. } => {
             let first = unknown.first().map_or("rpm", String::as_str);
-            Some(format!(
-                "zae-limiter resource set-defaults {resource} -l {first}:100   \
+            let held = limits_that_hold(first, configured.iter().map(LimitName::as_str));
+            // Setting one limit drops the others: only where there are none is that the next step.
+            held.or_else(|| {
+                Some(format!(
+                    "zae-limiter resource set-defaults {resource} -l {first}:100   \
                  (or pass limits to this acquire: -l {first}:100)"
-            ))
+                ))
+            })
         }
         Error::MissingParent { parent } => Some(format!("zae-limiter entity create {parent}")),
         Error::UnknownNamespace { name } => Some(format!(
@@ -169,5 +212,43 @@ fn hint_for(error: &Error) -> Option<String> {
         }
         Error::NamespaceInUse { name } => Some(format!("zae-limiter namespace delete {name}")),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use zae_limiter::store::StoreError;
+
+    use super::*;
+
+    fn unavailable(cause: StoreError) -> Failure {
+        Failure::from(Error::Unavailable { waited: Duration::from_millis(5_250), cause })
+    }
+
+    /// The words fit every command: one that lists, one that takes, one that changes limits.
+    #[test]
+    fn an_unavailable_store_is_called_that() {
+        let locked = || StoreError::new(StoreErrorKind::Unavailable, "limits.db is locked");
+        let failure = unavailable(locked()).or_locked("sqlite:limits.db");
+        assert_eq!(
+            failure.message,
+            "the store is unavailable (5.250 s waited); nothing was changed"
+        );
+        assert_eq!(failure.causes, ["limits.db is locked"]);
+        assert_eq!((failure.status, failure.hint), (ExitStatus::Unavailable, None));
+        let unknown = unavailable(locked().maybe_applied());
+        assert_eq!(unknown.message, "the store is unavailable (5.250 s waited)");
+    }
+
+    #[test]
+    fn a_silent_file_may_be_locked() {
+        let silent = || unavailable(StoreError::new(StoreErrorKind::Unavailable, "no answer"));
+        let hint = silent().or_locked("sqlite:limits.db").hint.expect("a hint");
+        assert!(hint.contains("locked the file"), "{hint}");
+        assert_eq!(silent().or_locked("dynamodb:my-app").hint, None);
+        let aws = Failure::new(ExitStatus::Unavailable, "AWS did not answer");
+        assert_eq!(aws.or_locked("sqlite:limits.db").hint, None);
     }
 }

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM.
+//! Ctrl-C, SIGTERM and SIGHUP.
 
 use tokio::sync::watch;
 
@@ -11,6 +11,8 @@ pub enum Interrupt {
     Interrupt,
     /// SIGTERM.
     Terminate,
+    /// SIGHUP: the terminal was closed.
+    Hangup,
 }
 
 impl Interrupt {
@@ -19,11 +21,12 @@ impl Interrupt {
         ExitStatus::Other(match self {
             Self::Interrupt => 130,
             Self::Terminate => 143,
+            Self::Hangup => 129,
         })
     }
 }
 
-/// A stream of requests to stop. Each clone receives those sent after it was made.
+/// A stream of requests to stop. Each clone receives what the original has not yet yielded.
 #[derive(Clone, Debug)]
 pub struct Interrupts {
     /// The number of interrupts so far, and the latest. Stays silent once the sender is dropped.
@@ -52,6 +55,13 @@ impl Interrupts {
         let (sender, interrupts) = Self::by_hand();
         forward_signals(sender);
         interrupts
+    }
+
+    /// A stream that yields only what is sent from now on.
+    pub(crate) fn later(&self) -> Self {
+        let mut later = self.clone();
+        later.latest.borrow_and_update();
+        later
     }
 
     /// Waits for the next interrupt.
@@ -84,15 +94,34 @@ fn forward_signals(to: Interrupter) {
     let ctrl_c = signal(SignalKind::interrupt());
     let terminate = signal(SignalKind::terminate());
     let (Ok(mut ctrl_c), Ok(mut terminate)) = (ctrl_c, terminate) else { return };
+    let mut hangup = can_handle_hangup().then(|| signal(SignalKind::hangup()).ok()).flatten();
     tokio::spawn(async move {
         loop {
+            let hung_up = async {
+                match &mut hangup {
+                    Some(hangup) => hangup.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
+                Some(()) = hung_up => to.send(Interrupt::Hangup),
                 Some(()) = ctrl_c.recv() => to.send(Interrupt::Interrupt),
                 Some(()) = terminate.recv() => to.send(Interrupt::Terminate),
                 else => return,
             }
         }
     });
+}
+
+/// Whether SIGHUP is not ignored. `nohup` ignores it, and a handler would undo that. Only Linux tells; elsewhere SIGHUP
+/// keeps its effect.
+#[cfg(unix)]
+fn can_handle_hangup() -> bool {
+    const SIGHUP_BIT: u64 = 1;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask & SIGHUP_BIT == 0)
 }
 
 #[cfg(not(unix))]

@@ -17,6 +17,7 @@ mod listing;
 mod overadmission;
 mod printer;
 mod reference;
+mod replacing;
 mod scratch;
 mod status;
 mod stored;
@@ -34,7 +35,7 @@ use clap::error::ErrorKind;
 pub use crate::exit::ExitStatus;
 pub use crate::interrupts::{Interrupt, Interrupter, Interrupts};
 pub use crate::reference::reference;
-pub use crate::world::{Terminal, World};
+pub use crate::world::{Terminal, TerminalSize, World};
 
 use crate::cli::{Cli, Command, peek_option};
 use crate::context::Context;
@@ -64,7 +65,7 @@ pub async fn run(mut world: World) -> ExitStatus {
     let color = color_of(&world);
     let stdout = std::mem::replace(&mut world.stdout, Box::new(std::io::sink()));
     let stderr = std::mem::replace(&mut world.stderr, Box::new(std::io::sink()));
-    let mut printer = Printer::new(stdout, stderr, world.terminal, color);
+    let mut printer = Printer::new(stdout, stderr, world.terminal.clone(), color);
     let cli = match Cli::read(&world.args) {
         Ok(cli) => cli,
         Err(error) => {
@@ -89,6 +90,8 @@ pub async fn run(mut world: World) -> ExitStatus {
     };
     context.printer.wipe_progress();
     result.unwrap_or_else(|failure| {
+        let store = context.store_url().unwrap_or_default();
+        let failure = failure.or_locked(&store);
         context.printer.failure(&failure);
         failure.status
     })

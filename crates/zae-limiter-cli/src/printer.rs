@@ -92,6 +92,8 @@ pub(crate) struct Printer {
     progress_shown: bool,
     /// Lines of the view above the cursor.
     view_lines: usize,
+    /// The size of the terminal when they were drawn.
+    view_size: (usize, usize),
 }
 
 impl std::fmt::Debug for Printer {
@@ -156,6 +158,7 @@ impl Printer {
             place: Place::default(),
             progress_shown: false,
             view_lines: 0,
+            view_size: (0, 0),
         }
     }
 
@@ -196,7 +199,7 @@ impl Printer {
     /// Prints a message on stderr, unless `-q` was given.
     pub(crate) fn say(&mut self, text: impl AsRef<str>) {
         if self.verbosity >= Verbosity::Normal {
-            self.message(Look::Plain, text.as_ref());
+            self.message("message", Look::Plain, text.as_ref());
         }
     }
 
@@ -210,20 +213,25 @@ impl Printer {
     /// Prints a message on stderr if `-v` was given.
     pub(crate) fn detail(&mut self, text: impl AsRef<str>) {
         if self.verbosity >= Verbosity::Verbose {
-            self.message(Look::Dim, text.as_ref());
+            self.message("detail", Look::Dim, text.as_ref());
         }
     }
 
     /// Prints a warning on stderr.
     pub(crate) fn warn(&mut self, text: impl AsRef<str>) {
-        let word = self.err.paint(Look::Warn, "warning:");
-        self.message(Look::Plain, &format!("{word} {}", text.as_ref()));
+        self.message("warning", Look::Warn, text.as_ref());
     }
 
-    fn message(&mut self, look: Look, text: &str) {
+    /// Prints a message on stderr: a line of text, or with `-o json` an object on one line.
+    fn message(&mut self, kind: &str, look: Look, text: &str) {
         self.wipe_progress();
-        let text = self.err.paint(look, &self.place.add_to(text));
-        self.err.write(&format!("{text}\n"));
+        let text = self.place.add_to(text);
+        let line = match (self.is_json(), look) {
+            (true, _) => serde_json::json!({ kind: text }).to_string(),
+            (false, Look::Warn) => format!("{} {text}", self.err.paint(look, "warning:")),
+            (false, look) => self.err.paint(look, &text),
+        };
+        self.err.write(&format!("{line}\n"));
     }
 
     /// Writes text to stderr as it is: a prompt, or clap's output.
@@ -232,7 +240,7 @@ impl Printer {
         self.err.write(text);
     }
 
-    /// Replaces the progress line. Does nothing unless stderr is a terminal.
+    /// Replaces the progress line. Does nothing unless stderr is a terminal, nor with `-o json`.
     pub(crate) fn progress(&mut self, text: impl AsRef<str>) {
         if !self.shows_progress() {
             return;
@@ -246,7 +254,7 @@ impl Printer {
 
     /// Whether the progress line is visible.
     pub(crate) fn shows_progress(&self) -> bool {
-        self.terminal.stderr && self.verbosity >= Verbosity::Normal
+        self.terminal.stderr && !self.is_json() && self.verbosity >= Verbosity::Normal
     }
 
     /// Removes the progress line.
@@ -256,18 +264,20 @@ impl Printer {
         }
     }
 
-    /// Draws lines on a terminal over those of the last call. Cuts them to the screen: a line that
-    /// wraps or scrolls away cannot be overwritten.
-    pub(crate) fn redraw(&mut self, lines: &[Line]) {
+    /// Draws lines on a terminal over those of the last call. `draw` gets the columns that a line may have. Cuts the
+    /// lines to the screen: a line that wraps or scrolls away cannot be overwritten.
+    pub(crate) fn redraw(&mut self, draw: impl FnOnce(usize) -> Vec<Line>) {
         self.wipe_progress();
-        let (columns, rows) = (self.terminal.columns(), self.terminal.rows());
-        let mut text = self.back_to_view_start();
+        let size = self.terminal.size();
+        let (columns, rows) = (size.0.saturating_sub(1), size.1);
+        let lines = draw(columns);
+        let mut text = self.back_to_view_start(size);
         let shown = &lines[..lines.len().min(rows.saturating_sub(1))];
         for line in shown {
-            let line = line.clone().cut(columns.saturating_sub(1)).paint(self);
+            let line = line.clone().cut(columns).paint(self);
             text.push_str(&format!("{line}\x1b[K\n"));
         }
-        self.view_lines = shown.len();
+        (self.view_lines, self.view_size) = (shown.len(), size);
         // One write, to avoid flicker.
         self.out.write(&format!("{text}\x1b[J"));
     }
@@ -275,15 +285,18 @@ impl Printer {
     /// Removes the view.
     pub(crate) fn wipe_view(&mut self) {
         if self.view_lines > 0 {
-            let text = self.back_to_view_start();
+            let text = self.back_to_view_start(self.terminal.size());
             self.out.write(&format!("{text}\x1b[J"));
             self.view_lines = 0;
         }
     }
 
-    fn back_to_view_start(&self) -> String {
+    /// Moves the cursor to the first line of the view. After a change of the size nobody knows where that is: some
+    /// terminals wrap the old lines anew, others do not. So the screen is cleared.
+    fn back_to_view_start(&self, size: (usize, usize)) -> String {
         match self.view_lines {
             0 => String::new(),
+            _ if size != self.view_size => "\x1b[2J\x1b[H".to_owned(),
             lines => format!("\x1b[{lines}A\r"),
         }
     }

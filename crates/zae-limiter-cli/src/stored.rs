@@ -140,11 +140,6 @@ pub(crate) fn set_words(config: &Config) -> String {
     format!("{} are now {limits}", settings_of(&config.level))
 }
 
-/// Prints what was stored.
-pub(crate) fn print_set(printer: &mut Printer, config: &Config) {
-    printer.done(&ConfigJson::from(config), set_words(config));
-}
-
 /// The text of the prompt before a deletion.
 pub(crate) fn deletion(config: &Config) -> String {
     let policy = config.on_unavailable.map(|policy| format!("on-unavailable {}", policy.as_str()));

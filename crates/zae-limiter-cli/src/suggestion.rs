@@ -1,7 +1,11 @@
 //! Commands that hints suggest. They get the store and namespace options of this run: a copied
 //! command must not change another store or namespace.
 
+use zae_limiter::model::{ResourceList, ResourceName, likely, nearest};
+use zae_limiter::{Error, RateLimiter};
+
 use crate::cli::Globals;
+use crate::failure::Failure;
 
 /// The options by which a suggested command uses the same store and namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,6 +52,39 @@ impl Place {
         }
         text.replace("zae-limiter namespace ", &format!("zae-limiter{store} namespace "))
     }
+}
+
+/// The hint for the name of a limit that does not hold: `did you mean rpm? limits that hold: rpm, tpm`. `None` if none
+/// hold.
+pub(crate) fn limits_that_hold<'a>(
+    typed: &str,
+    held: impl IntoIterator<Item = &'a str>,
+) -> Option<String> {
+    let held = nearest(typed, held);
+    let guess = likely(typed, held.iter()).map(|name| format!("did you mean {name}? "));
+    let guess = guess.unwrap_or_default();
+    (!held.is_empty()).then(|| format!("{guess}limits that hold: {}", held.join(", ")))
+}
+
+/// Adds the resource that was probably meant to the hint for a call on one without limits.
+pub(crate) async fn with_meant_resource(error: Error, limiter: &RateLimiter) -> Failure {
+    let guess = match &error {
+        Error::UnknownLimits { configured, resource, .. } if configured.is_empty() => {
+            meant_resource(resource.as_str(), limiter).await
+        }
+        _ => String::new(),
+    };
+    let mut failure = Failure::from(error);
+    failure.hint = failure.hint.map(|hint| format!("{guess}{hint}"));
+    failure
+}
+
+/// `did you mean gpt-4? `, or nothing. Looks at the first page of resources; an error there is not worth reporting.
+pub(crate) async fn meant_resource(typed: &str, limiter: &RateLimiter) -> String {
+    let page = limiter.resources(ResourceList::WithDefaults).next_page().await;
+    let names = page.ok().flatten().unwrap_or_default();
+    let meant = likely(typed, names.iter().map(ResourceName::as_str));
+    meant.map(|name| format!("did you mean {name}? ")).unwrap_or_default()
 }
 
 /// A word quoted for the shell.

@@ -11,8 +11,8 @@ use zae_limiter::testing::{Clock, Entropy, SystemClock};
 
 use crate::interrupts::Interrupts;
 
-/// Which streams are terminals, and the size of the terminal.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Which streams are terminals, and how to ask for the terminal's size.
+#[derive(Clone, Debug, Default)]
 pub struct Terminal {
     /// Whether stdin is a terminal.
     pub stdin: bool,
@@ -20,19 +20,53 @@ pub struct Terminal {
     pub stdout: bool,
     /// Whether stderr is a terminal.
     pub stderr: bool,
-    /// Columns and lines.
-    pub size: Option<(u16, u16)>,
+    /// The size, which may change at any time.
+    pub size: TerminalSize,
 }
 
 impl Terminal {
-    /// The terminal's columns, or 80. Some terminals report 0.
+    /// The terminal's columns now, or 80.
     pub fn columns(&self) -> usize {
-        self.size.map_or(80, |(columns, _)| if columns == 0 { 80 } else { usize::from(columns) })
+        self.size().0
     }
 
-    /// The terminal's lines, or 24.
-    pub fn rows(&self) -> usize {
-        self.size.map_or(24, |(_, rows)| if rows == 0 { 24 } else { usize::from(rows) })
+    /// The terminal's columns and lines now, or 80 and 24. Some terminals report 0.
+    pub fn size(&self) -> (usize, usize) {
+        let (columns, rows) = self.size.ask().unwrap_or_default();
+        let or = |number: u16, other| if number == 0 { other } else { usize::from(number) };
+        (or(columns, 80), or(rows, 24))
+    }
+}
+
+/// Asks for the columns and lines of the terminal.
+#[derive(Clone)]
+pub struct TerminalSize(Arc<dyn Fn() -> Option<(u16, u16)> + Send + Sync>);
+
+impl TerminalSize {
+    /// The size that `ask` returns each time; `None` for an unknown size.
+    pub fn new(ask: impl Fn() -> Option<(u16, u16)> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(ask))
+    }
+
+    /// A size that does not change.
+    pub fn fixed(columns: u16, rows: u16) -> Self {
+        Self::new(move || Some((columns, rows)))
+    }
+
+    fn ask(&self) -> Option<(u16, u16)> {
+        (self.0)()
+    }
+}
+
+impl Default for TerminalSize {
+    fn default() -> Self {
+        Self::new(|| None)
+    }
+}
+
+impl std::fmt::Debug for TerminalSize {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TerminalSize")
     }
 }
 
@@ -86,7 +120,9 @@ impl World {
                 stdin: io::stdin().is_terminal(),
                 stdout: io::stdout().is_terminal(),
                 stderr: io::stderr().is_terminal(),
-                size: terminal_size::terminal_size().map(|(columns, lines)| (columns.0, lines.0)),
+                size: TerminalSize::new(|| {
+                    terminal_size::terminal_size().map(|(columns, lines)| (columns.0, lines.0))
+                }),
             },
             interrupts: Interrupts::none(),
         }

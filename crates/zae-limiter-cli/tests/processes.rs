@@ -266,3 +266,145 @@ fn the_executable_has_the_mark_of_its_release_and_other_programs_have_none() {
     // This test links the crate, too.
     assert_eq!(has_mark(&std::env::current_exe().unwrap()), None);
 }
+
+/// Runs the program with the umask that hides nothing, on its default store.
+fn in_home(home: &Path, script: &str) -> Output {
+    let mut command = Command::new("sh");
+    command
+        .args([
+            "-c",
+            &format!("umask 000; exec \"$0\" {script}"),
+            env!("CARGO_BIN_EXE_zae-limiter"),
+        ])
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap())
+        .env("HOME", home)
+        .env("TMPDIR", home);
+    command.output().unwrap()
+}
+
+#[test]
+fn others_cannot_read_the_default_store() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let home = tempfile::tempdir().unwrap();
+    // While the command runs, the log files of SQLite exist.
+    let folder = home.path().join(".local/share/zae-limiter");
+    let script = format!(
+        "acquire job machine -c runs:1 -l runs:3 -- sh -c 'cd {}; stat -c \"%a %n\" . *'",
+        folder.display()
+    );
+    let output = in_home(home.path(), &script);
+    assert!(output.status.success(), "{output:?}");
+    let listed = String::from_utf8(output.stdout).unwrap();
+    let mut lines: Vec<&str> = listed.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["600 limits.db", "600 limits.db-shm", "600 limits.db-wal", "700 ."]);
+
+    // A file that others may read on purpose stays as it is.
+    let file = folder.join("limits.db");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).unwrap();
+    assert!(in_home(home.path(), "resource list").status.success());
+    assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o640);
+}
+
+/// Starts a command and returns once it has printed its first line.
+fn start_and_see_a_line(mut command: Command) -> Child {
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(!line.is_empty());
+    child
+}
+
+fn namespaces(folder: &Path) -> Vec<String> {
+    let mut names = Vec::new();
+    for list in ["list", "orphans"] {
+        let output = zael(folder, &["namespace", list, "-o", "json"]).output().unwrap();
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let found = found.as_array().unwrap().iter();
+        names.extend(found.map(|namespace| namespace["name"].as_str().unwrap().to_owned()));
+    }
+    names
+}
+
+/// Whether the program handles SIGHUP here: not under `nohup`, and only on Linux.
+fn is_handled(signal: Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    signal != Signal::HUP || ignored.is_some_and(|mask| mask & 1 == 0)
+}
+
+#[test]
+fn an_interrupted_demo_leaves_nothing_behind() {
+    for (sent, status) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        if !is_handled(sent) {
+            continue;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let child = start_and_see_a_line(zael(folder.path(), &["demo"]));
+        signal(&child, sent);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{output:?}");
+        assert_eq!(namespaces(folder.path()), ["default"]);
+
+        // On its default store it has a temporary folder.
+        let mut demo = Command::new(env!("CARGO_BIN_EXE_zae-limiter"));
+        demo.arg("demo").env("TMPDIR", folder.path()).env_remove("ZAEL_STORE");
+        let child = start_and_see_a_line(demo);
+        signal(&child, sent);
+        assert_eq!(child.wait_with_output().unwrap().status.code(), Some(status));
+        let left = std::fs::read_dir(folder.path()).unwrap();
+        let left: Vec<_> = left.map(|file| file.unwrap().file_name()).collect();
+        assert_eq!(left, ["limits.db"]);
+    }
+}
+
+#[test]
+fn the_next_demo_removes_the_folder_of_a_killed_one_but_not_that_of_a_running_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let demo = |seconds: &str| {
+        let mut demo = Command::new(env!("CARGO_BIN_EXE_zae-limiter"));
+        demo.args(["demo", "--seconds", seconds]);
+        demo.env("TMPDIR", folder.path()).env_remove("ZAEL_STORE");
+        demo
+    };
+    let mut killed = start_and_see_a_line(demo("3600"));
+    let mut running = start_and_see_a_line(demo("3600"));
+    let count = || std::fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(count(), 2);
+    signal(&killed, Signal::KILL);
+    killed.wait().unwrap();
+    assert_eq!(count(), 2, "nobody could clean up");
+    assert!(demo("1").output().unwrap().status.success());
+    assert_eq!(count(), 1);
+    signal(&running, Signal::INT);
+    running.wait().unwrap();
+    assert_eq!(count(), 0);
+}
+
+#[test]
+fn an_interrupted_bench_leaves_nothing_behind_and_a_killed_one_leaves_what_the_list_explains() {
+    let folder = tempfile::tempdir().unwrap();
+    for (sent, status) in
+        [(Signal::TERM, Some(143)), (Signal::HUP, Some(129)), (Signal::KILL, None)]
+    {
+        if !is_handled(sent) {
+            continue;
+        }
+        let mut bench = zael(folder.path(), &["bench", "--duration", "1h", "--entities", "10"]);
+        let mut child = bench.spawn().unwrap();
+        // Its namespace is the sign that it runs.
+        while namespaces(folder.path()).len() == 1 {
+            assert!(child.try_wait().unwrap().is_none());
+        }
+        signal(&child, sent);
+        assert_eq!(child.wait().unwrap().code(), status);
+        let left = namespaces(folder.path());
+        assert_eq!(left.len(), if sent == Signal::KILL { 2 } else { 1 }, "{left:?}");
+    }
+    let output = zael(folder.path(), &["namespace", "list"]).output().unwrap();
+    let listed = String::from_utf8(output.stdout).unwrap();
+    assert!(listed.contains("temporary, of bench"), "{listed}");
+}

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use tracing::Instrument as _;
 use zae_limiter_model::{
     EntityId, ExceedsCapacity, Invalid, Limit, LimitSet, LimitStatus, Millitokens,
-    RateLimitExceeded, ResourceName, Take, Timestamp, amount,
+    RateLimitExceeded, ResourceName, Take, Timestamp, amount, nearest,
 };
 
 use crate::deadline::within;
@@ -481,9 +481,11 @@ fn takes_of(level: usize, target: &Target, asked: &[(&str, u64)]) -> Result<Take
 /// The error for a call that names limits that its own bucket lacks.
 pub(crate) fn unknown_limits<'a>(own: &Target, names: impl Iterator<Item = &'a str>) -> Error {
     let is_unknown = |name: &&str| own.limits().position(name).is_none();
+    let unknown: Vec<String> = names.filter(is_unknown).map(str::to_owned).collect();
+    let first = unknown.first().map_or("", String::as_str);
     Error::UnknownLimits {
-        unknown: names.filter(is_unknown).map(str::to_owned).collect(),
-        configured: own.limits().names().to_vec(),
+        configured: nearest(first, own.limits().names().to_vec()),
+        unknown,
         entity: own.key().entity.clone(),
         resource: own.key().resource.clone(),
     }

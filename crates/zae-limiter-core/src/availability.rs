@@ -50,13 +50,17 @@ pub struct EntityCapacity {
     pub capacity: Millitokens,
     /// The balance; negative is debt.
     pub available: Millitokens,
+    /// The nearest ancestor that calls of the entity also take this limit from. What the entity has left is then a part
+    /// of what that ancestor has left.
+    pub within: Option<EntityId>,
 }
 
-/// The sums of a limit's capacities and balances over all entities on a resource.
+/// The sums of a limit's capacities and balances on a resource. They count a token once: entities whose calls also take
+/// from an ancestor with the limit ([`EntityCapacity::within`]) are not added to that ancestor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ResourceCapacity {
-    /// How many entities have a bucket with the limit.
+    /// How many entities have a bucket and the limit, those within others included.
     pub entities: u64,
     /// The sum of the ceilings, in tokens.
     pub capacity: i128,
@@ -65,6 +69,15 @@ pub struct ResourceCapacity {
 }
 
 impl ResourceCapacity {
+    /// Adds one entity.
+    pub fn add(&mut self, entity: &EntityCapacity) {
+        self.entities += 1;
+        if entity.within.is_none() {
+            self.capacity += i128::from(entity.capacity.whole_tokens());
+            self.available += i128::from(entity.available.whole_tokens());
+        }
+    }
+
     /// The fraction of the capacity that is in use: 0 to 1, or more in debt.
     pub fn utilization(&self) -> f64 {
         if self.capacity == 0 {
@@ -157,7 +170,8 @@ impl RateLimiter {
         Ok(Some(BucketStatus { resource, limits, expires_at: stored.expires_at }))
     }
 
-    /// The capacity and the balance of a limit for each entity with a bucket on a resource, by entity.
+    /// The capacity and the balance of a limit for each entity with a bucket on a resource, by entity. The limits are
+    /// those that hold now: an entity that no longer has the limit is left out.
     ///
     /// # Errors
     ///
@@ -173,16 +187,49 @@ impl RateLimiter {
         Ok(Pages::new(move |page: PageRequest| {
             let (limiter, query, limit) = (limiter.clone(), query.clone(), limit.clone());
             async move {
-                let now = limiter.clock().now();
                 let list = limiter.store().list_buckets(&query, &page);
                 let page = limiter.inner.call(list).await?;
-                Ok(page.filter_map(|stored| capacity_of(stored, &limit, now)))
+                let mut items = Vec::with_capacity(page.items.len());
+                for stored in page.items {
+                    items.extend(limiter.entity_capacity(stored, &limit).await?);
+                }
+                Ok(Page { items, next: page.next })
             }
         }))
     }
 
-    /// The sums of a limit's capacities and balances over all entities with a bucket on a resource. Reads
-    /// page by page.
+    /// `None` for a bucket that has expired, or whose entity no longer has the limit.
+    async fn entity_capacity(
+        &self,
+        stored: StoredBucket,
+        limit: &str,
+    ) -> Result<Option<EntityCapacity>, Error> {
+        let now = self.clock().now();
+        if stored.expires_at.is_some_and(|expiry| expiry <= now) {
+            return Ok(None);
+        }
+        let BucketKey { entity, resource, .. } = stored.key;
+        // Above a hierarchy that has become too deep, or a circle, nothing is taken.
+        let chain = match self.inner.call(self.inner.chain(&entity, &resource, now)).await? {
+            Ok(chain) => chain,
+            Err(_) => return Ok(None),
+        };
+        let has = |target: &Target| target.limits().position(limit).is_some();
+        let (own, above) = chain.split_first().expect("the entity comes first");
+        let mut statuses = statuses_of(0, own, Some(stored.bucket), &[], now)?.into_iter();
+        let within = above.iter().find(|target| has(target));
+        Ok(statuses.find(|status| status.limit_name.as_str() == limit).map(|status| {
+            EntityCapacity {
+                entity,
+                capacity: status.rate.capacity(),
+                available: status.available,
+                within: within.map(|target| target.key().entity.clone()),
+            }
+        }))
+    }
+
+    /// The sums of a limit's capacities and balances over all entities with a bucket on a resource, without those within
+    /// others. Reads page by page.
     ///
     /// # Errors
     ///
@@ -195,11 +242,7 @@ impl RateLimiter {
         let mut total = ResourceCapacity::default();
         let mut pages = self.entity_capacities(resource, limit)?;
         while let Some(entities) = pages.next_page().await? {
-            for entity in entities {
-                total.entities += 1;
-                total.capacity += i128::from(entity.capacity.whole_tokens());
-                total.available += i128::from(entity.available.whole_tokens());
-            }
+            entities.iter().for_each(|entity| total.add(entity));
         }
         Ok(total)
     }
@@ -215,20 +258,6 @@ fn sums<'a>(amounts: &[(&'a str, u64)]) -> Result<Vec<(&'a str, Millitokens)>, E
         }
     }
     sums.into_iter().map(|(name, tokens)| Ok((name, amount(tokens)?))).collect()
-}
-
-fn capacity_of(stored: StoredBucket, limit: &str, now: Timestamp) -> Option<EntityCapacity> {
-    if stored.expires_at.is_some_and(|expiry| expiry <= now) {
-        return None;
-    }
-    let mut bucket = stored.bucket;
-    bucket.refill(now);
-    let (cell, rate) = bucket.cell(limit)?;
-    Some(EntityCapacity {
-        entity: stored.key.entity,
-        capacity: rate.capacity(),
-        available: cell.tokens,
-    })
 }
 
 pub(crate) fn statuses_of(

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use zae_limiter_model::{
     EntityId, ExceedsCapacity, Invalid, LimitName, NamespaceId, NamespaceName, ParseLimitError,
-    RateLimitExceeded, ResourceName,
+    RateLimitExceeded, ResourceName, likely,
 };
 
 use crate::record::ConfigLevel;
@@ -149,15 +149,14 @@ pub enum Error {
     Invalid(#[from] Invalid),
     /// The call names limits that are configured at no level.
     #[error(
-        "no limit named {} is configured for this entity on {resource}{}; \
-         configure it at some level, or pass it with the call",
+        "no limit named {} is configured for this entity on {resource}; {}",
         unknown.join(", "),
-        Configured(configured)
+        Configured(configured, unknown)
     )]
     UnknownLimits {
         /// The names that the call used, in its order.
         unknown: Vec<String>,
-        /// The limits that are configured, in the order of their names.
+        /// The limits that are configured, those that resemble the first unknown one before the others.
         configured: Vec<LimitName>,
         /// The entity that called.
         entity: EntityId,
@@ -201,7 +200,7 @@ pub enum Error {
         entity: EntityId,
     },
     /// The hierarchy is too deep.
-    #[error("{entity:?} has more than {max} levels above it; use a flatter hierarchy")]
+    #[error("{entity:?} would be level {} of its hierarchy, and {max} is the most; use a flatter one", max + 1)]
     TooDeep {
         /// The entity.
         entity: EntityId,
@@ -273,15 +272,19 @@ impl fmt::Display for Object {
     }
 }
 
-/// The names of the configured limits, in brackets.
-struct Configured<'a>(&'a [LimitName]);
+/// What to do about unknown limits: use those that are configured, or configure some.
+struct Configured<'a>(&'a [LimitName], &'a [String]);
 
 impl fmt::Display for Configured<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, name) in self.0.iter().enumerate() {
-            write!(f, "{}{name}", if at == 0 { " (configured: " } else { ", " })?;
+        if self.0.is_empty() {
+            return f.write_str("configure it at some level, or pass it with the call");
         }
-        if self.0.is_empty() { Ok(()) } else { f.write_str(")") }
+        if let Some(meant) = self.1.first().and_then(|typed| likely(typed, self.0)) {
+            write!(f, "did you mean {meant}? ")?;
+        }
+        let names: Vec<&str> = self.0.iter().map(LimitName::as_str).collect();
+        write!(f, "configured: {}", names.join(", "))
     }
 }
 

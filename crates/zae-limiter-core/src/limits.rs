@@ -295,6 +295,57 @@ impl RateLimiter {
         })
     }
 
+    /// What is stored at a level.
+    ///
+    /// # Errors
+    ///
+    /// An error of the store.
+    pub async fn stored_limits(&self, level: &ConfigLevel) -> Result<Option<Config>, Error> {
+        self.get_config(level.clone()).await
+    }
+
+    /// Sets the limits of a level, if `expected` is still what [`stored_limits`](Self::stored_limits) returns; else
+    /// changes nothing and returns `None`. For programs that show somebody what a change replaces.
+    ///
+    /// ```
+    /// # use zae_limiter_core::{ConfigLevel, Limit, MemoryStore, RateLimiter};
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// # let limiter = RateLimiter::builder(MemoryStore::new()).open().await?;
+    /// let (level, limits) = (ConfigLevel::System, [Limit::per_minute("rpm", 100)]);
+    /// let stored = limiter.stored_limits(&level).await?;
+    /// let set = limiter.replace_limits(&level, stored.as_ref(), limits.clone(), None).await?;
+    /// assert!(set.is_some());
+    /// let late = limiter.replace_limits(&level, stored.as_ref(), limits, None).await?;
+    /// assert!(late.is_none());
+    /// # Ok::<(), zae_limiter_core::Error>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a limit; an error of the store.
+    pub async fn replace_limits(
+        &self,
+        level: &ConfigLevel,
+        expected: Option<&Config>,
+        limits: impl IntoIterator<Item = Limit>,
+        on_unavailable: Option<OnUnavailable>,
+    ) -> Result<Option<Config>, Error> {
+        let limits = match level {
+            ConfigLevel::System => system_limits(limits, on_unavailable)?,
+            _ => not_empty(limits)?,
+        };
+        let (current, retention) = self.config_and_retention(level).await?;
+        if current.as_ref() != expected {
+            return Ok(None);
+        }
+        let put = self.try_put(level, current, retention, limits, on_unavailable).await?;
+        if put.is_some() {
+            self.update_buckets(level).await?;
+        }
+        Ok(put)
+    }
+
     async fn get_config(&self, level: ConfigLevel) -> Result<Option<Config>, Error> {
         let key = [Key::Config(self.namespace_id().clone(), level)];
         let found = self.inner.call(self.store().get(&key)).await?;
@@ -344,30 +395,46 @@ impl RateLimiter {
                 }
                 current => current,
             };
-            // Versions start at 1 again when a level is deleted and set, here as in other clients of a
-            // shared table. So a writer that read the old version 1 may replace the new one, as if it had
-            // written a moment later. It writes its own limits; only the system level keeps other fields
-            // that it read.
-            let precondition = current
-                .as_ref()
-                .map_or(Precondition::Absent, |it| Precondition::Version(it.version));
-            let nothing = || Config::nothing(self.namespace_id().clone(), level.clone());
-            let current = current.unwrap_or_else(nothing);
-            let config = Config {
-                limits: limits.clone(),
-                on_unavailable: on_unavailable.or(current.on_unavailable),
-                version: current.version + 1,
-                ..current
-            };
-            let details = config_details(&config);
-            let audit = self.config_audit(&level, AuditAction::LimitsSet, details, retention);
-            let change = Write::Put(Record::Config(config.clone()), precondition);
-            if self.change_config(&level, change, audit).await? {
-                self.remember_system(&config);
+            let put =
+                self.try_put(&level, current, retention, limits.clone(), on_unavailable).await?;
+            if let Some(config) = put {
                 return Ok((config, true));
             }
         }
         Err(Error::Contended { attempts: ATTEMPTS_MAX })
+    }
+
+    /// Writes limits in place of `current`; `None` when something else is stored by now.
+    async fn try_put(
+        &self,
+        level: &ConfigLevel,
+        current: Option<Config>,
+        retention: Option<u32>,
+        limits: LimitSet,
+        on_unavailable: Option<OnUnavailable>,
+    ) -> Result<Option<Config>, Error> {
+        // Versions start at 1 again when a level is deleted and set, here as in other clients of a
+        // shared table. So a writer that read the old version 1 may replace the new one, as if it had
+        // written a moment later. It writes its own limits; only the system level keeps other fields
+        // that it read.
+        let precondition =
+            current.as_ref().map_or(Precondition::Absent, |it| Precondition::Version(it.version));
+        let nothing = || Config::nothing(self.namespace_id().clone(), level.clone());
+        let current = current.unwrap_or_else(nothing);
+        let config = Config {
+            limits,
+            on_unavailable: on_unavailable.or(current.on_unavailable),
+            version: current.version + 1,
+            ..current
+        };
+        let details = config_details(&config);
+        let audit = self.config_audit(level, AuditAction::LimitsSet, details, retention);
+        let change = Write::Put(Record::Config(config.clone()), precondition);
+        if !self.change_config(level, change, audit).await? {
+            return Ok(None);
+        }
+        self.remember_system(&config);
+        Ok(Some(config))
     }
 
     async fn delete_config(&self, level: ConfigLevel) -> Result<(), Error> {

@@ -22,6 +22,7 @@ mod public;
 #[cfg(feature = "serde")]
 mod serialized;
 mod share;
+mod spelling;
 mod status;
 mod time;
 mod tokens;
@@ -42,6 +43,7 @@ pub use name::{
 };
 pub use public::{PublicRefusal, http_fields};
 pub use share::share;
+pub use spelling::{likely, nearest};
 pub use status::LimitStatus;
 pub use time::{Timestamp, WAIT_MAX};
 pub use tokens::{AMOUNT_MAX, MILLI, Millitokens, amount};

@@ -78,12 +78,13 @@ impl Limit {
         Self::per(name, amount, Duration::from_secs(60))
     }
 
-    /// `amount` tokens per hour.
+    /// `amount` tokens per hour. That is a rate and not a quota; see [`per_day`](Self::per_day).
     pub fn per_hour(name: impl Into<String>, amount: u64) -> Self {
         Self::per(name, amount, Duration::from_secs(3_600))
     }
 
-    /// `amount` tokens per day.
+    /// `amount` tokens per day. That is a rate and not a quota: a full bucket admits `amount` at once and earns as many
+    /// in the next 24 hours. A smaller [`burst`](Self::burst) lowers that.
     pub fn per_day(name: impl Into<String>, amount: u64) -> Self {
         Self::per(name, amount, Duration::from_secs(86_400))
     }

@@ -8,6 +8,7 @@ use rusqlite::Connection;
 use zae_limiter_core::StoreError;
 
 use crate::error::Failure;
+use crate::schema::create_private;
 use crate::{Durability, SqliteStore};
 
 /// How many runs there are. The fastest counts.
@@ -62,6 +63,7 @@ fn measure(
     durability: Durability,
     stopwatch: &dyn Fn() -> Duration,
 ) -> Result<Option<f64>, Failure> {
+    create_private(file)?;
     let connection = Connection::open(file)?;
     let synchronous = match durability {
         Durability::Normal => "NORMAL",

@@ -327,3 +327,17 @@ async fn calls_in_a_forked_child_are_rejected() {
     writer.close();
     reader.close();
 }
+
+#[tokio::test]
+async fn a_file_that_stays_locked_is_named_and_nothing_is_changed() {
+    let (folder, store) = open();
+    let bucket = target("key-1");
+    let other = rusqlite::Connection::open(folder.path().join("limits.db")).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let error = store.reconfigure(&bucket, NOW).await.unwrap_err();
+    assert_eq!((error.kind(), error.applied()), (StoreErrorKind::Unavailable, Applied::No));
+    assert!(error.to_string().contains("limits.db is locked by another program"), "{error}");
+    other.execute_batch("ROLLBACK").unwrap();
+    let taken = store.acquire(&plan(&[&bucket], 1)).await.unwrap();
+    assert!(matches!(taken, Admission::Taken(_)));
+}

@@ -2,7 +2,7 @@
 //!
 //! A file of another program, a damaged one, or one of a later release is never changed.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
@@ -140,6 +140,7 @@ fn retry_while_busy(open: impl Fn() -> Result<Connection, Failure>) -> Result<Co
 
 fn try_open_writer(path: &Path, durability: Durability) -> Result<Connection, Failure> {
     check_header(path)?;
+    create_private(path)?;
     let conn = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE)?;
     if conn.is_readonly("main")? {
         return Err(DENIED);
@@ -181,6 +182,27 @@ const NEWER: Failure = Failure::Unusable(
     StoreErrorKind::Incompatible,
     "was written by a later release and was left untouched; upgrade this program",
 );
+
+/// Creates an empty file that only its owner can read: balances and entity ids, which are often API keys, concern
+/// nobody else. SQLite gives its log files the mode of the file. An existing file keeps its mode.
+pub(crate) fn create_private(path: &Path) -> Result<(), Failure> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    match options.open(path) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::StorageFull => Err(Failure::Unusable(
+            StoreErrorKind::Full,
+            "cannot be created: there is no space left; free some",
+        )),
+        Err(_) => Err(Failure::Unusable(
+            StoreErrorKind::Denied,
+            "cannot be created; check the permissions of its folder",
+        )),
+    }
+}
 
 fn connect(path: &Path, flags: OpenFlags) -> Result<Connection, Failure> {
     // No mutex: one thread owns each connection.

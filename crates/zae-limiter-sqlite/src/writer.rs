@@ -33,6 +33,10 @@ const BUSY_TRIES: u32 = 100;
 /// How often the writer tries to lock the file after the store was closed: about ten seconds.
 const BUSY_TRIES_AT_END_MAX: u32 = 2_000;
 
+/// How often the writer tries before it replies that the file is locked: about five seconds, half the deadline of a
+/// change. Without that reply the caller could not say why there is none, nor that nothing was changed.
+const BUSY_TRIES_MAX: u32 = if cfg!(test) { 200 } else { 1_100 };
+
 /// The writer's state.
 #[derive(Debug)]
 pub(crate) struct Writer {
@@ -115,7 +119,9 @@ impl Writer {
             }
             match self.try_begin() {
                 Err(failure) if failure.is_busy() => {
-                    if tries > BUSY_TRIES_AT_END_MAX && self.queue.is_closed() {
+                    let is_closed = self.queue.is_closed();
+                    let tries_max = if is_closed { BUSY_TRIES_AT_END_MAX } else { BUSY_TRIES_MAX };
+                    if tries > tries_max {
                         return Err(failure);
                     }
                 }

@@ -17,7 +17,7 @@ async fn main() -> Result<(), Error> {
         limiter.ensure_entity(key).parent(project).cascade().await?;
     }
 
-    // Per day: 5 requests for every key, 8 for a project, 11 for the organisation.
+    // Buckets of 5 requests for every key, 8 for a project, 11 for the organisation; each refills within a day.
     limiter.ensure_system_defaults([Limit::per_day("rpd", 5)], None).await?;
     limiter.ensure_limits("search", None, [Limit::per_day("rpd", 8)]).await?;
     limiter.ensure_limits("chat", None, [Limit::per_day("rpd", 8)]).await?;

@@ -14,6 +14,7 @@ use zae_limiter_sqlite::{Durability, SqliteOptions};
 /// | --- | --- |
 /// | `memory:` | in the memory of this process; the fastest |
 /// | `sqlite:limits.db` | one file, shared by all processes of a machine |
+/// | `sqlite:/var/lib/limits.db`, `sqlite:///var/lib/limits.db` | the same, by its absolute path |
 /// | `sqlite:limits.db?durability=full` | the same, with every answered acquire on disk |
 /// | `dynamodb:my-app?region=eu-west-1` | one table, shared by any number of machines |
 /// | `dynamodb:my-app?endpoint=http://127.0.0.1:8000` | the same at another endpoint than AWS's |
@@ -70,9 +71,23 @@ impl FromStr for StoreUrl {
 
 #[cfg(feature = "sqlite")]
 fn sqlite(url: &str, rest: &str) -> Result<StoreUrl, Invalid> {
+    const NAME: &str = "name the file, as in sqlite:limits.db";
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-    if path.is_empty() {
-        return Err(wrong(url, "name the file, as in sqlite:limits.db"));
+    // Everything but `?` belongs to the path as it is: a percent sign, too, is a percent sign.
+    let path = match path.strip_prefix("//") {
+        // As in a file: URL, an absolute path follows an empty host.
+        Some(absolute) if absolute.starts_with('/') => absolute,
+        Some("") => return Err(wrong(url, NAME)),
+        // `//x.db` is `/x.db` for the operating system, which nobody means.
+        Some(_) => {
+            let rule = "after // comes a host, and a file has none: write sqlite:x.db (relative) or \
+                        sqlite:/x.db (absolute)";
+            return Err(wrong(path, rule));
+        }
+        None => path,
+    };
+    if path.is_empty() || path.ends_with('/') {
+        return Err(wrong(url, NAME));
     }
     let durability = match query {
         "" | "durability=normal" => Durability::Normal,
@@ -177,6 +192,34 @@ mod tests {
         for bad in ["sqlite:", "sqlite:?durability=full", "sqlite:a?durability=half", "sqlite:a?x"]
         {
             assert!(bad.parse::<StoreUrl>().is_err(), "{bad}");
+        }
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn two_slashes_need_an_absolute_path() {
+        let url =
+            |path: &str| StoreUrl::Sqlite { path: path.into(), durability: Durability::Normal };
+        for (text, path) in [
+            ("sqlite:/a/b.db", "/a/b.db"),
+            ("sqlite:///a/b.db", "/a/b.db"),
+            ("sqlite:///a%20b.db", "/a%20b.db"),
+            ("sqlite:./a//b.db", "./a//b.db"),
+            ("sqlite:100%.db", "100%.db"),
+        ] {
+            assert_eq!(text.parse(), Ok(url(path)), "{text}");
+        }
+        for (text, part) in [
+            ("sqlite://x.db", "//x.db"),
+            ("sqlite://a/b.db?durability=full", "//a/b.db"),
+            ("sqlite://", "sqlite://"),
+            ("sqlite:///", "sqlite:///"),
+            ("sqlite:/", "sqlite:/"),
+            ("sqlite:folder/", "sqlite:folder/"),
+            ("sqlite:////", "sqlite:////"),
+            ("sqlite:a?b.db", "b.db"),
+        ] {
+            assert_eq!(text.parse::<StoreUrl>().expect_err(text).value(), part, "{text}");
         }
     }
 

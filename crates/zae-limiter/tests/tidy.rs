@@ -75,6 +75,11 @@ const DEAD_PHRASES: &[&str] = &[
     "behind somebody's back",
     "nobody is there to",
     "worth retrying",
+    // A rate is not a quota: a full bucket admits up to twice as many within that time.
+    "calls a day",
+    "requests a day",
+    "runs a day",
+    " tokens a day",
     "item of a bucket",
     "part of a bucket",
     "parts of a bucket",

@@ -1,10 +1,11 @@
 //! `acquire`
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::time::Duration;
 
 use serde::Serialize;
-use zae_limiter::model::{EntityId, MILLI, Millitokens, ResourceName};
+use zae_limiter::model::{EntityId, MILLI, Millitokens, ResourceName, likely, nearest};
 use zae_limiter::{Error, Lease, Limit, LimitStatus, RateLimiter};
 
 use crate::context::Context;
@@ -13,6 +14,7 @@ use crate::failure::Failure;
 use crate::grammar::{self, Adjustment, Amount};
 use crate::interrupts::Interrupt;
 use crate::status::{self, StatusJson};
+use crate::suggestion::with_meant_resource;
 
 mod child;
 
@@ -22,6 +24,9 @@ Examples:
   zae-limiter acquire key-1 gpt-4 -c tpm:500 --wait 10s         wait up to 10 s
   zae-limiter acquire key-1 gpt-4 -c tpm:500 --adjust tpm:230   the call used 730
   zae-limiter acquire nightly backup -c runs:1 -l runs:3/day -- ./backup.sh
+
+A full bucket of runs:3/day admits 3 runs at once and earns one more every 8 hours: up to 6 in 24
+hours. For at most 3 in any 24 hours, use runs:2/day:1.
 
 Exit status: 0 admitted, 5 refused. With a command: the command's own status. If the command fails
 or is interrupted, the tokens are refunded.";
@@ -123,30 +128,45 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     }
 }
 
+/// The sum of the adjustments of each limit. A lease gets one difference for each: on the way to the sum, it could
+/// refund more than it holds.
+fn differences(args: &Args) -> BTreeMap<&str, i64> {
+    let mut sums = BTreeMap::new();
+    for adjustment in &args.adjust {
+        let sum: &mut i64 = sums.entry(adjustment.limit.as_str()).or_default();
+        *sum = sum.saturating_add(adjustment.difference);
+    }
+    sums
+}
+
 /// Rejects adjustments that could only fail after the command has run.
 fn check_adjustments(args: &Args) -> Result<(), Failure> {
-    for adjustment in &args.adjust {
-        let Some(taken) = args.consume.iter().find(|amount| amount.limit == adjustment.limit)
-        else {
-            let limit = &adjustment.limit;
+    for (limit, difference) in differences(args) {
+        let taken = args.consume.iter().filter(|amount| amount.limit == limit);
+        let taken: Vec<u64> = taken.map(|amount| amount.tokens).collect();
+        if taken.is_empty() {
+            let names: BTreeSet<&str> = args.consume.iter().map(|it| it.limit.as_str()).collect();
+            let names = nearest(limit, names);
             let failure = Failure::usage(format!("--adjust names {limit}, which is not taken"));
-            return Err(failure.hint(format!("add -c {limit}:0")));
-        };
-        let taken: u64 = args
-            .consume
-            .iter()
-            .filter(|amount| amount.limit == taken.limit)
-            .fold(0, |sum, amount| sum.saturating_add(amount.tokens));
-        let difference = args
-            .adjust
-            .iter()
-            .filter(|other| other.limit == adjustment.limit)
-            .fold(0_i64, |sum, other| sum.saturating_add(other.difference));
+            return Err(failure.hint(match likely(limit, &names) {
+                Some(meant) => {
+                    let names = names.join(", ");
+                    format!("did you mean {meant}? taken: {names}   (else add -c {limit}:0)")
+                }
+                None => format!("add -c {limit}:0"),
+            }));
+        }
+        let taken = taken.into_iter().fold(0, u64::saturating_add);
         if difference < 0 && difference.unsigned_abs() > taken {
-            let limit = &adjustment.limit;
             let message =
-                format!("--adjust {limit}:{} refunds more than the {taken} taken", difference);
-            return Err(Failure::usage(message).hint(format!("use {limit}:-{taken} at most")));
+                format!("--adjust {limit}:{difference} refunds more than the {taken} taken");
+            return Err(match taken {
+                0 => Failure::usage(format!(
+                    "no tokens of {limit} are taken, so none can be refunded"
+                ))
+                .hint(format!("take some: -c {limit}:{}", difference.unsigned_abs())),
+                _ => Failure::usage(message).hint(format!("use {limit}:-{taken} at most")),
+            });
         }
     }
     Ok(())
@@ -174,7 +194,7 @@ async fn take(args: &Args, limiter: &RateLimiter, context: &mut Context) -> Resu
         let refusal = match result {
             Ok(lease) => return Ok(Taken::Admitted(lease)),
             Err(Error::Exceeded(refusal)) => refusal,
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(with_meant_resource(error, limiter).await),
         };
         let waited = Duration::from_millis(context.clock.now().millis_since(started));
         let wait = refusal.retry_after();
@@ -197,21 +217,20 @@ async fn take(args: &Args, limiter: &RateLimiter, context: &mut Context) -> Resu
 }
 
 fn adjust(args: &Args, lease: &mut Lease) -> Result<(), Failure> {
-    for adjustment in &args.adjust {
-        lease.adjust(&adjustment.limit, adjustment.difference)?;
+    for (limit, difference) in differences(args) {
+        lease.adjust(limit, difference)?;
     }
     Ok(())
 }
 
 /// Applies the adjustments to the printed balances, which saves another read.
 fn show_adjusted(args: &Args, statuses: &mut [LimitStatus]) {
+    let differences = differences(args);
     for status in statuses {
-        let mine = args.adjust.iter().filter(|one| one.limit == status.limit_name.as_str());
-        for adjustment in mine {
-            let credit = Millitokens::new(-adjustment.difference * MILLI);
-            let available = status.available.saturating_add(credit);
-            status.available = available.min(status.rate.capacity());
-        }
+        let Some(difference) = differences.get(status.limit_name.as_str()) else { continue };
+        let credit = Millitokens::new(difference.saturating_mul(-MILLI));
+        let available = status.available.saturating_add(credit);
+        status.available = available.min(status.rate.capacity());
     }
 }
 

@@ -8,6 +8,7 @@ use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::grammar::{self, Amount};
 use crate::status::{self, StatusJson};
+use crate::suggestion::{meant_resource, with_meant_resource};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -43,13 +44,17 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let amounts: Vec<(&str, u64)> =
         args.consume.iter().map(|amount| (amount.limit.as_str(), amount.tokens)).collect();
     let (entity, resource) = (args.entity.as_str(), args.resource.as_str());
-    let statuses = limiter.available(entity, resource, &amounts).await?;
+    let statuses = match limiter.available(entity, resource, &amounts).await {
+        Ok(statuses) => statuses,
+        Err(error) => return Err(with_meant_resource(error, &limiter).await),
+    };
     if context.printer.is_json() {
         let limits = statuses.iter().map(StatusJson::from).collect();
         context.printer.json(&AvailableJson { entity_id: entity, resource, limits });
     } else if statuses.is_empty() {
+        let guess = meant_resource(resource, &limiter).await;
         context.printer.say(format!(
-            "no limits apply to {entity} on {resource}; \
+            "no limits apply to {entity} on {resource}; {guess}\
              set some: zae-limiter resource set-defaults {resource} -l rpm:100"
         ));
     } else {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zae_limiter::model::{CAPACITY_MAX, EntityId, LimitSet, ResourceName};
+use zae_limiter::model::{CAPACITY_MAX, EntityId, LimitName, LimitSet, ResourceName};
 use zae_limiter::testing::Clock;
 use zae_limiter::{Limit, RateLimiter, SqliteStore, StoreUrl};
 
@@ -12,7 +12,8 @@ use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::grammar::{self, Amount};
-use crate::scratch::ScratchNamespace;
+use crate::scratch::{RUN_MAX, ScratchNamespace};
+use crate::suggestion::limits_that_hold;
 
 mod check;
 mod histogram;
@@ -32,7 +33,10 @@ chosen namespace instead, with the stored limits or those of -l, and deletes not
 
 Before the warm-up, bench calls every entity once and refunds the tokens, so that the measurement
 creates no buckets. It skips these calls with --warm-up 0s, and with --each if there are fewer calls
-than entities.
+than entities. No run takes longer than 12 hours.
+
+A bench that is killed leaves its namespace behind; `namespace list` shows it. The next bench or
+demo on the store removes it once it is a day old.
 
 --shards shows the effect of splitting a hot bucket. DynamoDB accepts about 1,000 writes a second
 for one item. A bucket with more writes is split into 2, 4, up to 64 items, its shards. For each
@@ -131,6 +135,13 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
         let failure = Failure::usage("--duration 0s leaves no time to measure");
         return Err(failure.hint("use a longer time, or a number of calls: --each 1000"));
     }
+    let time_max = time_max(&args);
+    if warm_up(&args).saturating_add(args.duration.unwrap_or_default()) > time_max {
+        let hours = time_max.as_secs_f64() / 3_600.0;
+        let failure = Failure::usage("the warm-up and the measurement take too long");
+        let each = if args.shards.len() > 1 { ", in each row" } else { "" };
+        return Err(failure.hint(format!("use {hours} h at most for both{each}")));
+    }
     #[cfg(not(feature = "aws"))]
     if !args.shards.is_empty() {
         return Err(crate::without_aws::failure("bench --shards"));
@@ -153,7 +164,7 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let scratch = ScratchNamespace::open(context, "bench", cache).await?;
     let measured = on_made_up(&args, amounts, &limits, &scratch, earlier.as_ref(), context).await;
     // Also after a failed run.
-    let cleaned = scratch.remove(&mut context.printer).await;
+    let cleaned = scratch.remove(context).await;
     let status = measured?;
     cleaned.map(|()| status)
 }
@@ -173,11 +184,19 @@ fn made_up(args: &Args, limits: LimitSet) -> Result<(Vec<(String, u64)>, LimitSe
         let limits = LimitSet::new(high).map_err(zae_limiter::Error::Invalid)?;
         return Ok((amounts, limits));
     }
-    if let Some((name, _)) = amounts.iter().find(|(name, _)| limits.position(name).is_none()) {
-        let failure = Failure::usage(format!("-c names {name}, which is not a limit"));
-        return Err(failure.hint(format!("add -l {name}:100")));
-    }
+    check_names(&amounts, limits.names().iter().map(LimitName::as_str))?;
     Ok((amounts, limits))
+}
+
+/// Rejects amounts of limits that do not hold.
+fn check_names<'a>(
+    amounts: &[(String, u64)],
+    held: impl Iterator<Item = &'a str> + Clone,
+) -> Result<(), Failure> {
+    let unknown = amounts.iter().find(|(name, _)| held.clone().all(|limit| limit != name));
+    let Some((name, _)) = unknown else { return Ok(()) };
+    let failure = Failure::usage(format!("-c names {name}, which is not a limit here"));
+    Err(failure.hint(limits_that_hold(name, held).expect("the caller has checked that some hold")))
 }
 
 /// Adds up the amounts of a limit that is named twice, as an acquire does.
@@ -241,8 +260,9 @@ async fn ask_about(
     }
     let mut amounts = sums(&args.consume);
     if amounts.is_empty() {
-        amounts = own.into_iter().map(|name| (name, 1)).collect();
+        amounts = own.iter().map(|name| (name.clone(), 1)).collect();
     }
+    check_names(&amounts, own.iter().map(String::as_str))?;
     let mut watched = watch(Some(entity.as_str()), limits, &amounts);
     for status in statuses.iter().filter(|status| status.level > 0 || limits.is_empty()) {
         let amount = amounts.iter().find(|(name, _)| name == status.limit_name.as_str());
@@ -307,7 +327,6 @@ fn load_of(
     entities: Vec<String>,
     title: String,
 ) -> Load {
-    let default_warm_up = Duration::from_secs(u64::from(args.each.is_none()));
     Load {
         first_calls: first_calls(args, (limiters.len() * entities.len()) as u64),
         limiters,
@@ -317,12 +336,23 @@ fn load_of(
         amounts: amounts.to_vec(),
         limits: (args.entity.is_some() && !args.limits.is_empty()).then(|| args.limits.clone()),
         concurrency: usize::from(args.concurrency),
-        warm_up: args.warm_up.unwrap_or(default_warm_up),
+        warm_up: warm_up(args),
+        time_max: time_max(args),
         length: match args.each {
             Some(calls) => Length::Calls(calls),
             None => Length::Time(args.duration.unwrap_or(Duration::from_secs(10))),
         },
     }
+}
+
+fn warm_up(args: &Args) -> Duration {
+    args.warm_up.unwrap_or(Duration::from_secs(u64::from(args.each.is_none())))
+}
+
+/// The most time for one load, so that all rows together end within the longest run.
+fn time_max(args: &Args) -> Duration {
+    let rows = u32::try_from(args.shards.len().max(1)).unwrap_or(u32::MAX);
+    RUN_MAX / rows
 }
 
 /// Skips the first calls if they are what the user wants to measure.

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use tempfile::TempDir;
 use zae_limiter::RateLimiter;
 
 use crate::context::Context;
@@ -13,6 +12,7 @@ use crate::printer::Look;
 use crate::scratch::ScratchNamespace;
 
 mod cast;
+mod folder;
 mod play;
 mod report;
 mod tally;
@@ -22,6 +22,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
+use folder::Folder;
 use view::Show;
 
 const AFTER_HELP: &str = "\
@@ -61,7 +62,7 @@ pub(crate) struct Args {
 /// The store of the demo.
 enum Stage {
     /// A SQLite file in a temporary folder.
-    File { limiter: RateLimiter, folder: TempDir },
+    File { limiter: RateLimiter, folder: Folder },
     /// A temporary namespace of the chosen store.
     Namespace(ScratchNamespace),
 }
@@ -91,15 +92,14 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
                 Failure::new(ExitStatus::Error, message).caused_by(&error)
             })
         }
-        Stage::Namespace(scratch) => scratch.remove(&mut context.printer).await,
+        Stage::Namespace(scratch) => scratch.remove(context).await,
     };
     let status = played?;
     cleaned.map(|()| status)
 }
 
 async fn temporary_file(context: &Context) -> Result<Stage, Failure> {
-    let folder = tempfile::Builder::new().prefix("zae-limiter-demo-").tempdir();
-    let folder = folder.map_err(|error| {
+    let folder = Folder::create(&std::env::temp_dir()).map_err(|error| {
         let failure = Failure::new(ExitStatus::Error, "could not create a temporary folder");
         failure.caused_by(&error).hint("use another store: --store memory:")
     })?;

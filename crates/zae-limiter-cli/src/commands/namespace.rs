@@ -9,6 +9,8 @@ use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::listing::Item;
+use crate::printer::Look;
+use crate::scratch;
 
 mod delete;
 mod list;
@@ -66,11 +68,14 @@ struct NamespaceJson {
     namespace_id: String,
     created_at: String,
     deleted_at: Option<String>,
+    /// The command that made it for one run; `null` for a namespace of a user.
+    temporary: Option<&'static str>,
 }
 
 impl From<Namespace> for NamespaceJson {
     fn from(namespace: Namespace) -> Self {
         Self {
+            temporary: scratch::made_by(&namespace),
             name: namespace.name.to_string(),
             namespace_id: namespace.id.to_string(),
             created_at: format_time(namespace.created_at),
@@ -80,10 +85,28 @@ impl From<Namespace> for NamespaceJson {
 }
 
 impl Item for NamespaceJson {
-    const HEADS: &'static [(&'static str, Align)] =
-        &[("NAMESPACE", Align::Left), ("ID", Align::Left), ("CREATED", Align::Left)];
+    const HEADS: &'static [(&'static str, Align)] = &[
+        ("NAMESPACE", Align::Left),
+        ("ID", Align::Left),
+        ("CREATED", Align::Left),
+        ("PURPOSE", Align::Left),
+    ];
 
     fn row(&self) -> Vec<Cell> {
-        vec![Cell::from(&self.name), Cell::from(&self.namespace_id), Cell::from(&self.created_at)]
+        vec![
+            Cell::from(&self.name),
+            Cell::from(&self.namespace_id),
+            Cell::from(&self.created_at),
+            self.purpose(),
+        ]
+    }
+}
+
+impl NamespaceJson {
+    fn purpose(&self) -> Cell {
+        match self.temporary {
+            Some(command) => Cell::new(Look::Dim, format!("temporary, of {command}")),
+            None => Cell::from("-"),
+        }
     }
 }

@@ -2,13 +2,14 @@
 
 use clap::Subcommand;
 use zae_limiter::Limit;
-use zae_limiter::model::{ResourceList, ResourceName};
+use zae_limiter::model::{ConfigLevel, ResourceList, ResourceName};
 
 use crate::context::{Context, Yes};
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::grammar;
 use crate::listing::print_pages;
+use crate::replacing::{Change, replace};
 use crate::stored::{self, ResourceJson};
 
 mod capacity;
@@ -25,7 +26,7 @@ Examples:
   zae-limiter resource set-defaults uploads -l files:3/5min
 
 Each entity without limits of its own gets these limits for itself. They replace all stored
-defaults of the resource.";
+defaults of the resource. On a terminal the command asks before a limit is dropped.";
 
 const GET_AFTER_HELP: &str = "\
 Examples:
@@ -80,6 +81,9 @@ pub(crate) struct SetArgs {
         value_parser = grammar::limit,
     )]
     limits: Vec<Limit>,
+
+    #[command(flatten)]
+    yes: Yes,
 }
 
 /// Arguments of `resource get-defaults`.
@@ -125,8 +129,13 @@ fn nothing(resource: &ResourceName) -> Failure {
 
 async fn set(args: SetArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
     let limiter = context.limiter().await?;
-    let config = limiter.set_resource_defaults(args.resource.as_str(), args.limits).await?;
-    stored::print_set(&mut context.printer, &config);
+    let change = Change {
+        level: ConfigLevel::Resource(args.resource),
+        limits: Some(args.limits),
+        on_unavailable: None,
+        yes: args.yes,
+    };
+    replace(change, &limiter, context).await?.print_set(context);
     Ok(ExitStatus::Done)
 }
 

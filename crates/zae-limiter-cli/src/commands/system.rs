@@ -1,7 +1,8 @@
 //! `system`: the default limits of all resources, and the policy for an unavailable store.
 
-use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{ArgGroup, Subcommand};
+use zae_limiter::model::ConfigLevel;
 use zae_limiter::{Config, Limit, OnUnavailable};
 
 use crate::columns::{Cell, print_fields};
@@ -10,6 +11,7 @@ use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::grammar;
 use crate::printer::count;
+use crate::replacing::{Change, replace};
 use crate::stored::{self, ConfigJson};
 
 const AFTER_HELP: &str = "\
@@ -24,7 +26,7 @@ Examples:
   zae-limiter system set-defaults --on-unavailable allow    the limits stay as they are
 
 Each entity gets these limits on each resource for which nothing else is stored. They replace all
-stored system defaults.";
+stored system defaults. On a terminal the command asks before a limit is dropped.";
 
 const GET_AFTER_HELP: &str = "\
 Examples:
@@ -61,15 +63,21 @@ enum Command {
 /// Arguments of `system set-defaults`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = SET_AFTER_HELP)]
-#[group(required = true, multiple = true)]
+#[command(group = ArgGroup::new("settings").required(true).multiple(true))]
 pub(crate) struct SetArgs {
     /// Limit, as in rpm:100 or tpm:10000/min:15000; repeat for each limit
-    #[arg(short, long = "limit", value_name = "LIMIT", value_parser = grammar::limit)]
+    #[arg(
+        short, long = "limit", group = "settings", value_name = "LIMIT",
+        value_parser = grammar::limit,
+    )]
     limits: Vec<Limit>,
 
     /// Policy while the store is unavailable: allow lets calls pass, block fails them
-    #[arg(long, value_name = "POLICY", value_parser = policies())]
+    #[arg(long, group = "settings", value_name = "POLICY", value_parser = policies())]
     on_unavailable: Option<OnUnavailable>,
+
+    #[command(flatten)]
+    yes: Yes,
 }
 
 fn policies() -> impl TypedValueParser<Value = OnUnavailable> {
@@ -105,19 +113,20 @@ fn nothing() -> Failure {
 
 async fn set(args: SetArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
     let limiter = context.limiter().await?;
-    let limits = if args.limits.is_empty() {
-        // Only the policy changes: keep the stored limits.
-        let stored = limiter.system_defaults().await?;
-        stored.map(|config| config.limits.to_limits()).unwrap_or_default()
-    } else {
-        args.limits
+    let change = Change {
+        level: ConfigLevel::System,
+        // Without limits only the policy changes.
+        limits: (!args.limits.is_empty()).then_some(args.limits),
+        on_unavailable: args.on_unavailable,
+        yes: args.yes,
     };
-    let config = limiter.set_system_defaults(limits, args.on_unavailable).await?;
+    let replaced = replace(change, &limiter, context).await?;
+    let config = &replaced.config;
     let words = match config.limits.is_empty() {
-        true => format!("{}; default limits: none", policy_words(&config)),
-        false => format!("{}; {}", stored::set_words(&config), policy_words(&config)),
+        true => format!("{}; default limits: none", policy_words(config)),
+        false => format!("{}; {}", stored::set_words(config), policy_words(config)),
     };
-    context.printer.done(&ConfigJson::from(&config), words);
+    replaced.print(&words, context);
     Ok(ExitStatus::Done)
 }
 

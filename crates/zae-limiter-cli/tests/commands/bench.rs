@@ -68,6 +68,8 @@ fn what_cannot_be_asked() {
         "bench --concurrency 5000",
         "bench --each 5 --duration 1s",
         "bench --store memory: --duration 0s",
+        "bench --store memory: --duration 12h",
+        "bench --store memory: --each 1 --warm-up 13h",
         "bench --entity key-1 --entities 5",
         "bench --store memory: --each 5 -c rpm:1 -l tpm:10",
         "bench --store memory: --each 5 -c rpm:11 -l rpm:10",

@@ -182,3 +182,22 @@ fn what_others_wrote_cannot_spoil_the_terminal() {
     session.run("audit list -e key-1");
     insta::assert_snapshot!(session.transcript);
 }
+
+#[test]
+fn the_ninth_level_is_one_too_many() {
+    let mut session = Session::new();
+    session.run_unseen("entity create level-1", usize::MAX);
+    for level in 2..=8 {
+        let line = format!("entity create level-{level} --parent level-{}", level - 1);
+        assert_eq!(session.run_unseen(&line, usize::MAX).0, 0);
+    }
+    let (status, _, stderr) =
+        session.run_unseen("entity create level-9 --parent level-8", usize::MAX);
+    assert_eq!(status, 1);
+    // It has exactly eight levels above it.
+    assert!(!stderr.contains("more than 8 levels above"), "{stderr}");
+    assert!(
+        stderr.contains("level-9 would be level 9 of its hierarchy, and 8 is the most"),
+        "{stderr}"
+    );
+}

@@ -143,3 +143,43 @@ fn namespaces_see_nothing_of_each_other() {
     }
     insta::assert_snapshot!(session.transcript);
 }
+
+#[test]
+fn namespaces_of_killed_runs_are_shown_and_removed_after_a_day() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    let mut session = Session::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let start = 1_794_752_736_000_i64;
+    let url = format!("sqlite:{}", session.folder().join("data/limits.db").display());
+    let names = [format!("bench-{start}-17"), format!("demo-{start}-18")];
+    runtime.block_on(async {
+        // What killed runs leave behind.
+        let namespaces = session.limiter().await.namespaces();
+        for (name, delete) in [
+            (names[0].as_str(), false),
+            (names[1].as_str(), true),
+            // Made by hand: the name does not fit the time of its registration.
+            ("bench-1234567890123-1", false),
+            ("bench-mine", false),
+        ] {
+            namespaces.register(name).await.unwrap();
+            if delete {
+                namespaces.delete(name).await.unwrap();
+            }
+        }
+    });
+    session.run("namespace list");
+    session.run("namespace list -o json");
+    session.run("namespace orphans");
+    session.advance(DAY - Duration::from_secs(1));
+    let bench = format!("bench --store {url} --each 1 --concurrency 1 --entities 1 -q");
+    assert_eq!(session.run_unseen(&bench, usize::MAX).0, 0);
+    session.run("namespace list");
+    session.advance(Duration::from_secs(2));
+    let (status, _, stderr) = session.run_unseen(&bench, usize::MAX);
+    assert_eq!((status, stderr.as_str()), (0, ""));
+    session.run("namespace list");
+    session.run("namespace orphans");
+    insta::assert_snapshot!(session.transcript);
+    assert!(!session.transcript.rsplit("(2 s later)").next().unwrap().contains(&names[0]));
+}

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use zae_limiter::store::BoxFuture;
 use zae_limiter::testing::{Clock, Entropy, ManualClock};
 use zae_limiter::{RateLimiter, Timestamp};
-use zae_limiter_cli::{Interrupt, Interrupter, Interrupts, Terminal, World};
+use zae_limiter_cli::{Interrupt, Interrupter, Interrupts, Terminal, TerminalSize, World};
 
 /// 2026-11-15T14:25:36Z
 const START_MS: i64 = 1_794_752_736_000;
@@ -53,7 +53,8 @@ impl Session {
 
     /// On a terminal of 80 columns, with `answer` on stdin.
     pub fn on_a_terminal(mut self, answer: &'static str) -> Self {
-        self.terminal = Terminal { stdin: true, stdout: true, stderr: true, size: Some((80, 24)) };
+        self.terminal =
+            Terminal { stdin: true, stdout: true, stderr: true, size: TerminalSize::fixed(80, 24) };
         self.stdin = answer;
         self
     }
@@ -97,7 +98,7 @@ impl Session {
             stdin: Box::new(self.stdin.as_bytes()),
             stdout: Box::new(stdout.clone()),
             stderr: Box::new(stderr.clone()),
-            terminal: self.terminal,
+            terminal: self.terminal.clone(),
             interrupts,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -204,3 +204,20 @@ fn a_limit_that_is_named_twice_gives_the_sum() {
         assert_eq!(left(&limiter, "key", "gpt-4", "rpm").await, 3);
     });
 }
+
+#[test]
+fn the_limits_nearest_to_a_misspelt_name_come_first() {
+    on_every_store(async |world| {
+        let limiter =
+            world.limiter_with(["images", "rpm", "tpm"].map(|it| per_minute(it, 1))).await;
+        for (typed, names, guess) in [
+            ("tmp", "tpm, rpm, images", "did you mean tpm? "),
+            ("image", "images, rpm, tpm", "did you mean images? "),
+            ("x", "rpm, tpm, images", ""),
+        ] {
+            let error = limiter.acquire("key", "gpt-4").take(typed, 1).await.unwrap_err();
+            let text = error.to_string();
+            assert!(text.ends_with(&format!("on gpt-4; {guess}configured: {names}")), "{text}");
+        }
+    });
+}

@@ -180,3 +180,54 @@ fn capacities_are_listed_by_entity_and_added_up() {
         assert_eq!((total.entities, total.capacity, total.available), (1, 100, 100));
     });
 }
+
+#[test]
+fn capacities_are_those_of_the_limits_that_hold_now() {
+    on_every_store(async |world| {
+        let limiter = world.limiter().await;
+        limiter
+            .set_resource_defaults("gpt-4", [per_minute("rpm", 60), per_minute("tpm", 9)])
+            .await
+            .unwrap();
+        for entity in ["a", "b"] {
+            spend(&limiter, entity, "gpt-4", "rpm", 10).await;
+        }
+        limiter.set_resource_defaults("gpt-4", [per_minute("rpm", 20)]).await.unwrap();
+        own_limits(&limiter, "b", [per_minute("tpm", 5)]).await;
+        let listed = limiter.entity_capacities("gpt-4", "rpm").unwrap().all().await.unwrap();
+        assert_eq!(listed.len(), 1, "{listed:?}");
+        assert_eq!((listed[0].entity.as_str(), listed[0].capacity.whole_tokens()), ("a", 20));
+        let tpm = limiter.resource_capacity("gpt-4", "tpm").await.unwrap();
+        assert_eq!((tpm.entities, tpm.capacity), (1, 5));
+    });
+}
+
+#[test]
+fn the_tokens_of_an_ancestor_are_added_up_once() {
+    on_every_store(async |world| {
+        let limiter = world.limiter().await;
+        limiter.set_resource_defaults("gpt-4", [without_refill("tpm", 100)]).await.unwrap();
+        limiter.create_entity("org").await.unwrap();
+        limiter.create_entity("team").parent("org").cascade().await.unwrap();
+        for key in ["key-1", "key-2"] {
+            limiter.create_entity(key).parent("team").cascade().await.unwrap();
+        }
+        limiter.create_entity("plain").parent("org").await.unwrap();
+        own_limits(&limiter, "org", [without_refill("tpm", 150)]).await;
+        // It passes the calls of its keys on to the organisation.
+        own_limits(&limiter, "team", [without_refill("rpm", 10)]).await;
+        for (entity, tokens) in [("key-1", 10), ("key-2", 20), ("plain", 50)] {
+            spend(&limiter, entity, "gpt-4", "tpm", tokens).await;
+        }
+        let listed = limiter.entity_capacities("gpt-4", "tpm").unwrap().all().await.unwrap();
+        let within: Vec<(&str, Option<&str>)> = listed
+            .iter()
+            .map(|one| (one.entity.as_str(), one.within.as_ref().map(|ancestor| ancestor.as_str())))
+            .collect();
+        let wanted =
+            [("key-1", Some("org")), ("key-2", Some("org")), ("org", None), ("plain", None)];
+        assert_eq!(within, wanted);
+        let total = limiter.resource_capacity("gpt-4", "tpm").await.unwrap();
+        assert_eq!((total.entities, total.capacity, total.available), (4, 250, 170));
+    });
+}

@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 
+use zae_limiter::model::ConfigLevel;
 use zae_limiter::store::StoreErrorKind;
 use zae_limiter::testing::Clock as _;
 use zae_limiter::{Error, Limit};
@@ -297,5 +298,27 @@ fn a_change_reconfigures_with_limits_read_after_it() {
         list.open();
         finish(change).await.unwrap();
         assert_eq!(read_at(), Some(world.clock.now()), "not the early caller's moment");
+    });
+}
+
+#[test]
+fn limits_are_replaced_only_if_they_are_still_those_that_were_read() {
+    on_every_store(async |world| {
+        let limiter = world.limiter().await;
+        let resource =
+            ConfigLevel::Resource(zae_limiter::model::ResourceName::new("gpt-4").unwrap());
+        for level in [ConfigLevel::System, resource] {
+            let replace = async |expected: Option<&zae_limiter::Config>, rate| {
+                let limits = [per_minute("rpm", rate)];
+                limiter.replace_limits(&level, expected, limits, None).await.unwrap()
+            };
+            let first = replace(None, 1).await.unwrap();
+            assert_eq!(replace(None, 2).await, None, "something is stored by now");
+            let second = replace(Some(&first), 2).await.unwrap();
+            assert_eq!(replace(Some(&first), 3).await, None);
+            assert_eq!(limiter.stored_limits(&level).await.unwrap(), Some(second));
+        }
+        let nothing = limiter.replace_limits(&ConfigLevel::System, None, [], None).await;
+        assert!(matches!(nothing, Err(Error::Invalid(_))), "{nothing:?}");
     });
 }

@@ -78,12 +78,13 @@ fn signal_of(_: ChildStatus) -> u8 {
 #[cfg(unix)]
 fn pass_on(child: &Child, interrupt: Interrupt, context: &Context) {
     use rustix::process::{Pid, Signal, kill_process};
-    let terminal = context.printer.terminal;
+    let terminal = &context.printer.terminal;
     let signal = match interrupt {
         // The terminal sends Ctrl-C to the command itself.
         Interrupt::Interrupt if terminal.stdin || terminal.stderr => return,
         Interrupt::Interrupt => Signal::INT,
         Interrupt::Terminate => Signal::TERM,
+        Interrupt::Hangup => Signal::HUP,
     };
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     if let Some(pid) = pid {

@@ -37,6 +37,8 @@ pub(super) struct Load {
     pub concurrency: usize,
     pub first_calls: FirstCalls,
     pub warm_up: Duration,
+    /// The load ends after this time at the latest.
+    pub time_max: Duration,
     pub length: Length,
 }
 
@@ -114,6 +116,8 @@ const STOP: u8 = 2;
 /// State that all callers share.
 struct Shared {
     load: Load,
+    /// The stopwatch at the first call.
+    began: Duration,
     phase: AtomicU8,
     /// First calls handed out so far.
     touched: AtomicUsize,
@@ -151,6 +155,7 @@ pub(super) async fn run(load: Load, context: &mut Context) -> Result<Measured, F
     let by_entity = load.entities.iter().map(|_| AtomicU64::new(0)).collect();
     let shared = Arc::new(Shared {
         load,
+        began: context.clock.stopwatch(),
         phase: AtomicU8::new(if warm_up.is_zero() { MEASURE } else { WARM_UP }),
         touched: AtomicUsize::new(0),
         admitted_by_entity: by_entity,
@@ -330,7 +335,7 @@ impl Supervisor<'_> {
 /// A caller before the load. It takes the next entity that its process has not called yet, and
 /// refunds the tokens, so that the load starts with full buckets.
 async fn touch(shared: Arc<Shared>) -> Histogram {
-    while shared.phase.load(Ordering::Relaxed) != STOP {
+    while shared.phase.load(Ordering::Relaxed) != STOP && !shared.is_over(shared.now()) {
         let number = shared.touched.fetch_add(1, Ordering::Relaxed);
         if number >= shared.load.first_calls_in_all() {
             break;
@@ -368,6 +373,9 @@ async fn call(shared: Arc<Shared>, counts: Arc<Counts>, number: usize) -> Histog
         }
         let entity = rng.usize(..shared.load.entities.len());
         let started = clock.stopwatch();
+        if shared.is_over(started) {
+            break;
+        }
         let outcome = one_call(&shared, limiter, entity).await;
         let took = clock.stopwatch().saturating_sub(started);
         if phase == MEASURE {
@@ -429,6 +437,15 @@ async fn one_call(shared: &Shared, limiter: &RateLimiter, entity: usize) -> Outc
 }
 
 impl Shared {
+    fn now(&self) -> Duration {
+        self.load.limiters[0].clock().stopwatch()
+    }
+
+    /// Whether the load has taken all the time that it may take.
+    fn is_over(&self, now: Duration) -> bool {
+        now.saturating_sub(self.began) >= self.load.time_max
+    }
+
     /// Records the first failure. An error that is not the store's ends the load: every call would
     /// get the same one.
     fn failed(&self, error: Error) {

@@ -64,7 +64,7 @@ pub(super) async fn run(args: &Args, context: &mut Context) -> Result<ExitStatus
     let bench = ShardsBench { args, amounts, limits, scratch: &scratch, tables };
     let measured = Box::pin(bench.measure(context)).await;
     // Also after a failed run.
-    let cleaned = scratch.remove(&mut context.printer).await;
+    let cleaned = scratch.remove(context).await;
     let status = measured?;
     cleaned.map(|()| status)
 }

@@ -11,6 +11,7 @@ use crate::chart::{Chart, Series};
 use crate::columns::{Align, Cell, Columns};
 use crate::failure::Failure;
 use crate::figures::grouped;
+use crate::line;
 use crate::overadmission::LimitCheck;
 use crate::printer::{Look, Printer};
 
@@ -147,7 +148,7 @@ impl<'a> Report<'a> {
 
     fn print_limits(&self, printer: &mut Printer) {
         use Align::{Left, Right};
-        let mut table = Columns::new(&[
+        let heads = [
             ("ENTITY", Left),
             ("LIMIT", Left),
             ("ADMITTED", Right),
@@ -155,7 +156,7 @@ impl<'a> Report<'a> {
             ("ADDED", Right),
             ("ALLOWED", Right),
             ("OVER-ADMITTED", Right),
-        ]);
+        ];
         let row = |limit: &LimitJson| {
             let look = if limit.over_admitted > 0 { Look::Bad } else { Look::Good };
             vec![
@@ -169,9 +170,13 @@ impl<'a> Report<'a> {
             ]
         };
         let rows: Vec<Vec<Cell>> = self.document.limits.iter().map(row).collect();
+        let columns = if printer.terminal.stdout { printer.terminal.columns() } else { usize::MAX };
+        let order = ["ADDED", "GIVEN BACK", "ALLOWED", "ADMITTED"];
+        let (mut table, rows) = Columns::fit(&heads, rows, columns, &order);
         table.print(printer, &rows);
-        let note = "ALLOWED is capacity + rate × time. Tokens GIVEN BACK can be admitted again;\n\
+        let note = "ALLOWED is capacity + rate × time. Tokens GIVEN BACK can be admitted again; \
                     tokens ADDED when a call settled must be repaid before the next admission.";
+        let note = line::wrap(note, columns.min(76));
         let note = note.lines().map(|line| printer.paint(Look::Dim, line)).collect::<Vec<_>>();
         printer.line(note.join("\n"));
         printer.line("");

@@ -20,8 +20,6 @@ pub(super) enum Show {
     Picture,
     /// One line a second.
     Lines,
-    /// A progress line on stderr, because stdout gets a JSON document.
-    Progress,
     /// No view.
     Nothing,
 }
@@ -37,10 +35,8 @@ const COUNT_COLUMNS: usize = 9;
 
 impl Show {
     pub(super) fn on(printer: &Printer) -> Self {
-        if printer.verbosity == Verbosity::Quiet {
+        if printer.verbosity == Verbosity::Quiet || printer.is_json() {
             Self::Nothing
-        } else if printer.is_json() {
-            if printer.terminal.stderr { Self::Progress } else { Self::Nothing }
         } else if printer.terminal.stdout {
             Self::Picture
         } else {
@@ -51,7 +47,7 @@ impl Show {
     /// The interval of frames.
     pub(super) fn every_ms(self) -> Option<u64> {
         match self {
-            Self::Picture | Self::Progress => Some(200),
+            Self::Picture => Some(200),
             Self::Lines => Some(1_000),
             Self::Nothing => None,
         }
@@ -72,17 +68,12 @@ impl Show {
             Self::Picture => {
                 let standing = standing(limiter).await?;
                 let now = Now { tally, working, phase, total_ms, standing };
-                let columns = context.printer.terminal.columns().saturating_sub(1);
-                context.printer.redraw(&now.picture(columns));
+                context.printer.redraw(|columns| now.picture(columns));
             }
             Self::Lines => {
                 let standing = standing(limiter).await?;
                 let now = Now { tally, working, phase, total_ms, standing };
                 context.printer.line(now.line(seconds));
-            }
-            Self::Progress => {
-                let total = total_ms / 1_000;
-                context.printer.progress(format!("{seconds} of {total} s: {phase}"));
             }
             Self::Nothing => {}
         }
@@ -134,7 +125,11 @@ impl Now<'_> {
     }
 
     fn picture(&self, columns: usize) -> Vec<Line> {
-        let layout = Layout::in_columns(columns);
+        let Some(layout) = Layout::in_columns(columns) else {
+            // One column stays free, so that no terminal wraps the line.
+            let text = format!("too narrow: {} columns needed", Layout::COLUMNS_MIN + 1);
+            return vec![Line::of(Look::Warn, text)];
+        };
         let mut lines = vec![self.clock(columns), Line::default(), layout.head()];
         lines.extend((0..CAST.len()).map(|member| self.member(member, &layout)));
         lines.push(Line::default());
@@ -146,10 +141,14 @@ impl Now<'_> {
             (Look::Plain, self.tally.failed, "failed"),
             (Look::Plain, self.tally.underestimated, "underestimated"),
         ] {
-            let space = if counts.width() == 0 { "" } else { "   " };
-            counts.push(Look::Plain, space);
-            counts.push(if count > 0 { look } else { Look::Dim }, grouped(count));
-            counts.push(Look::Dim, format!(" {what}"));
+            let mut more = counts.clone();
+            more.push(Look::Plain, if counts.width() == 0 { "" } else { "   " });
+            more.push(if count > 0 { look } else { Look::Dim }, grouped(count));
+            more.push(Look::Dim, format!(" {what}"));
+            if more.width() > columns {
+                break;
+            }
+            counts = more;
         }
         lines.push(counts);
         lines
@@ -170,7 +169,10 @@ impl Now<'_> {
         let full = scaled(elapsed, self.total_ms, room);
         line.push(Look::Good, "━".repeat(full));
         line.push(Look::Dim, "─".repeat(room - full));
-        line.push(Look::Head, format!("  {}", self.phase));
+        let phase = format!("  {}", self.phase);
+        if line.width() + phase.len() <= columns {
+            line.push(Look::Head, phase);
+        }
         line
     }
 
@@ -184,7 +186,8 @@ impl Now<'_> {
                 draw_limit(&mut line, status, layout.bar);
             }
         }
-        line.pad_to(layout.counts);
+        let Some(counts) = layout.counts else { return line };
+        line.pad_to(counts);
         let tally = &self.tally.members[place];
         line.push(Look::Good, format!("{:>COUNT_COLUMNS$}", grouped(tally.admitted)));
         let look = if tally.refused > 0 { Look::Bad } else { Look::Dim };
@@ -197,24 +200,35 @@ impl Now<'_> {
     }
 }
 
-/// The widths of the view's columns.
+/// The widths of the view's columns. A narrow view lacks, in this order, the last seconds, the counts, and the bars.
+#[derive(Debug, PartialEq, Eq)]
 struct Layout {
     /// Columns of a bar.
     bar: usize,
     /// The first column of the counts.
-    counts: usize,
+    counts: Option<usize>,
     has_recent: bool,
 }
 
 impl Layout {
-    fn in_columns(columns: usize) -> Self {
-        let fixed = NAME_COLUMNS + LIMITS.len() * NUMBER_COLUMNS + 2 * COUNT_COLUMNS;
-        let recent = RECENT + 2;
-        let bar_with = |others: usize| columns.saturating_sub(others) / LIMITS.len();
-        let has_recent = bar_with(fixed + recent) >= 5;
-        let bar = bar_with(if has_recent { fixed + recent } else { fixed }).clamp(3, 20);
-        let counts = NAME_COLUMNS + LIMITS.len() * (bar + NUMBER_COLUMNS);
-        Self { bar, counts, has_recent }
+    /// The names, and a number for each limit.
+    const COLUMNS_MIN: usize = NAME_COLUMNS + LIMITS.len() * NUMBER_COLUMNS;
+
+    /// `None` if not even the numbers fit.
+    fn in_columns(columns: usize) -> Option<Self> {
+        let bar_with = |others: usize| {
+            let left = columns.checked_sub(Self::COLUMNS_MIN + others)?;
+            Some((left / LIMITS.len()).min(20))
+        };
+        let (recent, counts) = (RECENT + 2, 2 * COUNT_COLUMNS);
+        let wide = |others: usize, bar_min: usize| bar_with(others).filter(|bar| *bar >= bar_min);
+        let (bar, has_counts, has_recent) = match (wide(counts + recent, 5), wide(counts, 3)) {
+            (Some(bar), _) => (bar, true, true),
+            (None, Some(bar)) => (bar, true, false),
+            (None, None) => (wide(0, 3).or_else(|| bar_with(0).map(|_| 0))?, false, false),
+        };
+        let limits = NAME_COLUMNS + LIMITS.len() * (bar + NUMBER_COLUMNS);
+        Some(Self { bar, counts: has_counts.then_some(limits), has_recent })
     }
 
     fn head(&self) -> Line {
@@ -223,7 +237,8 @@ impl Layout {
             line.pad_to(NAME_COLUMNS + at * (self.bar + NUMBER_COLUMNS));
             line.push(Look::Dim, format!("{limit} left"));
         }
-        line.pad_to(self.counts);
+        let Some(counts) = self.counts else { return line };
+        line.pad_to(counts);
         line.push(
             Look::Dim,
             format!("{:>COUNT_COLUMNS$}{:>COUNT_COLUMNS$}", "admitted", "refused"),

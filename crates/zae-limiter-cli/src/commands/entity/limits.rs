@@ -10,6 +10,7 @@ use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::grammar::{self, Resources};
 use crate::printer::{Look, Printer};
+use crate::replacing::{Change, replace};
 use crate::stored::{self, LimitJson};
 
 const SET_AFTER_HELP: &str = "\
@@ -17,7 +18,8 @@ Examples:
   zae-limiter entity set-limits key-1 -r gpt-4 -l rpm:100 -l tpm:10000/min:15000
   zae-limiter entity set-limits key-1 -l rpm:50     on all resources without limits for key-1
 
-The limits replace all stored limits of the same entity and resource. Balances are kept.";
+The limits replace all stored limits of the same entity and resource. Balances are kept. On a
+terminal the command asks before a limit is dropped.";
 
 const GET_AFTER_HELP: &str = "\
 Examples:
@@ -88,6 +90,9 @@ pub(crate) struct SetArgs {
         value_parser = grammar::limit,
     )]
     limits: Vec<Limit>,
+
+    #[command(flatten)]
+    yes: Yes,
 }
 
 /// Arguments of `entity get-limits`.
@@ -124,9 +129,13 @@ struct EffectiveJson<'a> {
 
 pub(super) async fn set(args: SetArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
     let limiter = context.limiter().await?;
-    let whose = &args.whose;
-    let config = limiter.set_limits(whose.id.as_str(), whose.resource(), args.limits).await?;
-    stored::print_set(&mut context.printer, &config);
+    let change = Change {
+        level: args.whose.level(),
+        limits: Some(args.limits),
+        on_unavailable: None,
+        yes: args.yes,
+    };
+    replace(change, &limiter, context).await?.print_set(context);
     Ok(ExitStatus::Done)
 }
 

@@ -16,7 +16,10 @@ use super::NamespaceJson;
 const AFTER_HELP: &str = "\
 Examples:
   zae-limiter namespace list
-  zae-limiter namespace list -o json | jq -r '.[].name'";
+  zae-limiter namespace list -o json | jq -r '.[].name'
+
+A temporary namespace belongs to a run of bench or demo. If the run was killed, the next one on the
+store removes the namespace once it is a day old.";
 
 const SHOW_AFTER_HELP: &str = "\
 Examples:
@@ -63,6 +66,7 @@ impl Item for Orphan {
         ("NAMESPACE", Align::Left),
         ("ID", Align::Left),
         ("CREATED", Align::Left),
+        ("PURPOSE", Align::Left),
         ("DELETED", Align::Left),
     ];
 
@@ -92,6 +96,7 @@ pub(super) async fn show(args: ShowArgs, context: &mut Context) -> Result<ExitSt
             ("NAMESPACE", Cell::from(&namespace.name)),
             ("ID", Cell::from(&namespace.namespace_id)),
             ("CREATED", Cell::from(&namespace.created_at)),
+            ("PURPOSE", namespace.purpose()),
         ];
         print_fields(&mut context.printer, fields);
     }

@@ -1,6 +1,9 @@
 //! `resource capacity`
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
+use zae_limiter::RateLimiter;
 use zae_limiter::model::{EntityCapacity, LimitName, ResourceCapacity, ResourceName};
 
 use crate::columns::{Align, Cell};
@@ -10,13 +13,15 @@ use crate::failure::Failure;
 use crate::grammar;
 use crate::listing::{Item, Listing};
 use crate::printer::Look;
+use crate::suggestion::limits_that_hold;
 
 const AFTER_HELP: &str = "\
 Examples:
   zae-limiter resource capacity gpt-4 tpm
   zae-limiter resource capacity gpt-4 tpm -o json | jq .utilization
 
-Only entities that have called have a balance.";
+Only entities that have called have a balance. If the calls of an entity also take from an ancestor
+with the limit, the column WITHIN names it. The total counts such tokens once, with the ancestor.";
 
 /// Arguments of `resource capacity`.
 #[derive(clap::Args, Debug)]
@@ -51,6 +56,8 @@ struct CapacityJson {
     entity_id: String,
     capacity: i64,
     available: i64,
+    /// The nearest ancestor that has the limit and is taken from, too.
+    within: Option<String>,
 }
 
 impl From<EntityCapacity> for CapacityJson {
@@ -59,6 +66,7 @@ impl From<EntityCapacity> for CapacityJson {
             entity_id: entity.entity.to_string(),
             capacity: entity.capacity.whole_tokens(),
             available: entity.available.whole_tokens(),
+            within: entity.within.map(|ancestor| ancestor.to_string()),
         }
     }
 }
@@ -69,6 +77,7 @@ impl Item for CapacityJson {
         ("AVAILABLE", Align::Right),
         ("CAPACITY", Align::Right),
         ("USED", Align::Right),
+        ("WITHIN", Align::Left),
     ];
 
     fn row(&self) -> Vec<Cell> {
@@ -80,6 +89,7 @@ impl Item for CapacityJson {
             Cell::new(look, self.available),
             Cell::from(self.capacity),
             Cell::from(percent(one.utilization())),
+            Cell::new(Look::Dim, self.within.as_deref().unwrap_or("-")),
         ]
     }
 }
@@ -109,9 +119,7 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
         // Read ahead, so that the total is printed and aligned with the last page.
         next = pages.next_page().await?;
         for entity in &entities {
-            total.entities += 1;
-            total.capacity += i128::from(entity.capacity.whole_tokens());
-            total.available += i128::from(entity.available.whole_tokens());
+            total.add(entity);
         }
         let items: Vec<CapacityJson> = entities.into_iter().map(CapacityJson::from).collect();
         listing.print_with(printer, &items, next.is_none().then(|| total_row(&total)));
@@ -120,9 +128,15 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
         }
     }
     if total.entities == 0 {
-        printer.say_unless_json(format!(
-            "no entity has a balance of {limit} on {resource} yet: the first call creates it"
-        ));
+        printer.say_unless_json(match check_limit(&args, &limiter).await? {
+            Holds::Somewhere => {
+                format!("no entity has a balance of {limit} on {resource} yet: the first call creates it")
+            }
+            Holds::Nowhere => format!(
+                "no limits are stored for {resource}, and those of single calls are not listed; \
+                 set some: zae-limiter resource set-defaults {resource} -l {limit}:100"
+            ),
+        });
     }
     listing.end_with(
         printer,
@@ -133,4 +147,39 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
         },
     );
     Ok(ExitStatus::Done)
+}
+
+/// Whether anybody has limits on a resource.
+enum Holds {
+    /// The limit in question, for some entity at least.
+    Somewhere,
+    /// No limits at all.
+    Nowhere,
+}
+
+/// Rejects the name of a limit that nobody has on the resource, if anybody has others.
+async fn check_limit(args: &Args, limiter: &RateLimiter) -> Result<Holds, Failure> {
+    let (resource, limit) = (args.resource.as_str(), args.limit.as_str());
+    let mut held = BTreeSet::new();
+    let defaults = match limiter.resource_defaults(resource).await? {
+        Some(defaults) => Some(defaults),
+        None => limiter.system_defaults().await?,
+    };
+    held.extend(defaults.iter().flat_map(|config| config.limits.names().to_vec()));
+    for of in [Some(resource), None] {
+        let mut pages = limiter.entities_with_limits(of)?;
+        while let Some(configs) = pages.next_page().await? {
+            held.extend(configs.iter().flat_map(|config| config.limits.names().to_vec()));
+        }
+    }
+    if held.contains(&args.limit) {
+        return Ok(Holds::Somewhere);
+    }
+    match limits_that_hold(limit, held.iter().map(LimitName::as_str)) {
+        None => Ok(Holds::Nowhere),
+        Some(hint) => {
+            let message = format!("no limit named {limit} holds on {resource}");
+            Err(Failure::new(ExitStatus::Error, message).hint(hint))
+        }
+    }
 }
