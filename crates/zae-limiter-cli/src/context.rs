@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zae_limiter::dynamodb::aws::DynamoAddress;
-use zae_limiter::model::NamespaceName;
+use zae_limiter::model::{Invalid, NamespaceName, StackName};
 use zae_limiter::store::Store;
 use zae_limiter::testing::{Clock, Entropy};
 use zae_limiter::{Builder, Error, RateLimiter, StoreUrl};
@@ -25,6 +25,11 @@ use crate::world::World;
 /// The error when a command needs confirmation but nobody can answer.
 const NOT_A_TERMINAL: &str = "cannot ask for confirmation: stdin is not a terminal";
 
+/// The time limit of a call to AWS, unless `ZAEL_AWS_TIMEOUT` is set.
+const AWS_TIMEOUT: Duration = zae_limiter_infra::aws::CALL_TIMEOUT;
+/// A command that waits longer than this for a store says so.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// The inputs that commands share.
 pub(crate) struct Context {
     /// Writes stdout and stderr.
@@ -38,6 +43,8 @@ pub(crate) struct Context {
     entropy: fn() -> Entropy,
     stdin: Box<dyn BufRead + Send>,
     store: Option<String>,
+    /// `--name`.
+    name: Option<StackName>,
     /// `--region` and `--endpoint-url`, with an empty table name.
     nameless: DynamoAddress,
     program: Option<PathBuf>,
@@ -66,6 +73,7 @@ impl Context {
             region: globals.region.clone(),
             endpoint: globals.endpoint_url.clone(),
         };
+        let name = globals.name.clone();
         let store = globals.store.or_else(|| {
             let stack = globals.name?;
             let region = globals.region.map(|region| format!("region={region}"));
@@ -82,6 +90,7 @@ impl Context {
             entropy: world.entropy,
             stdin: world.stdin,
             store,
+            name,
             nameless,
             program: world.program,
             namespace: globals.namespace,
@@ -130,6 +139,46 @@ impl Context {
         Ok(format!("sqlite:{}", folder.join("limits.db").display()))
     }
 
+    /// The stack named with `--name` alone.
+    pub(crate) fn stack_name(&self) -> Option<&StackName> {
+        self.name.as_ref()
+    }
+
+    /// The time limit of one call to AWS.
+    ///
+    /// # Errors
+    ///
+    /// When the environment variable holds no duration.
+    pub(crate) fn aws_timeout(&self) -> Result<Duration, Failure> {
+        let Some(text) = self.var(vars::AWS_TIMEOUT) else { return Ok(AWS_TIMEOUT) };
+        grammar::duration(text).map_err(|misread| self.wrong_var(vars::AWS_TIMEOUT, &misread))
+    }
+
+    fn wrong_var(&self, var: vars::Var, why: &dyn std::fmt::Display) -> Failure {
+        let value = self.var(var).unwrap_or_default();
+        Failure::usage(format!("invalid value {value:?} for {}: {why}", var.name))
+    }
+
+    /// Checks the region and the endpoint that the SDK will take from the environment, before any call.
+    fn check_environment(&self, address: &DynamoAddress) -> Result<(), Failure> {
+        type Rule = fn(&str) -> Result<(), Invalid>;
+        let region: (_, Rule) = (&address.region, StoreUrl::check_region);
+        let endpoint: (_, Rule) = (&address.endpoint, StoreUrl::check_endpoint);
+        for (var, (given, rule)) in [
+            (vars::AWS_REGION, region),
+            (vars::AWS_DEFAULT_REGION, region),
+            (vars::AWS_ENDPOINT_URL_DYNAMODB, endpoint),
+            (vars::AWS_ENDPOINT_URL, endpoint),
+        ] {
+            if given.is_none()
+                && let Some(value) = self.var(var)
+            {
+                rule(value).map_err(|invalid| self.wrong_var(var, &invalid.rule()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// The stack named with `--name` or as the store.
     ///
     /// # Errors
@@ -139,6 +188,7 @@ impl Context {
         if let Some(url) = self.chosen_store_url()?
             && let StoreUrl::Dynamodb(address) = url.parse().map_err(Error::Invalid)?
         {
+            self.check_environment(&address)?;
             return Ok(address);
         }
         Err(Failure::usage("no stack was named").hint("name it: --name STACK"))
@@ -150,12 +200,16 @@ impl Context {
     ///
     /// When the store's address is invalid.
     pub(crate) fn account(&self) -> Result<DynamoAddress, Failure> {
+        let nameless = || {
+            self.check_environment(&self.nameless)?;
+            Ok(self.nameless.clone())
+        };
         if self.nameless.region.is_some() || self.nameless.endpoint.is_some() {
-            return Ok(self.nameless.clone());
+            return nameless();
         }
         match self.stack() {
             Ok(address) => Ok(address),
-            Err(_) if self.store.is_none() => Ok(self.nameless.clone()),
+            Err(_) if self.store.is_none() => nameless(),
             Err(failure) => Err(failure),
         }
     }
@@ -203,7 +257,8 @@ impl Context {
     /// When the store cannot be opened, or has no such namespace.
     pub(crate) async fn limiter(&mut self) -> Result<RateLimiter, Failure> {
         let namespace = self.namespace()?;
-        Ok(self.builder()?.namespace(namespace.as_str()).open().await?)
+        let builder = self.builder()?.namespace(namespace.as_str());
+        self.open(builder).await
     }
 
     /// As [`limiter`](Self::limiter), but in the namespace `default`: for commands about the whole
@@ -213,7 +268,35 @@ impl Context {
     ///
     /// When the store cannot be opened.
     pub(crate) async fn default_limiter(&mut self) -> Result<RateLimiter, Failure> {
-        Ok(self.builder()?.open().await?)
+        let builder = self.builder()?;
+        self.open(builder).await
+    }
+
+    /// Opens a limiter. If that takes long, a terminal shows what it waits for. Embedded stores open at once.
+    async fn open(&mut self, builder: Builder) -> Result<RateLimiter, Failure> {
+        let url = self.store_url()?;
+        if !url.starts_with("dynamodb:") {
+            return Ok(builder.open().await?);
+        }
+        let mut opening = std::pin::pin!(builder.open());
+        let opened = tokio::select! {
+            biased;
+            opened = &mut opening => opened,
+            () = self.pace.sleep(PATIENCE), if self.printer.shows_progress() => {
+                self.printer.progress("waiting for the store…");
+                opening.await
+            }
+        };
+        self.printer.wipe_progress();
+        opened.map_err(|error| {
+            let failure = Failure::from(error);
+            match failure.status {
+                ExitStatus::Unavailable => {
+                    failure.hint(format!("check the network, and the address of the store: {url}"))
+                }
+                _ => failure,
+            }
+        })
     }
 
     /// A builder on the requested store.
@@ -238,6 +321,9 @@ impl Context {
     /// When the store cannot be opened.
     pub(crate) fn builder_on(&self, url: &str) -> Result<Builder, Failure> {
         let url: StoreUrl = url.parse().map_err(Error::Invalid)?;
+        if let StoreUrl::Dynamodb(address) = &url {
+            self.check_environment(address)?;
+        }
         Ok(self.builder_over(url.open()?))
     }
 

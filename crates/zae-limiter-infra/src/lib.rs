@@ -31,4 +31,4 @@ pub use options::{Architecture, Iam, ResourceIndex, RetainTable, StackOptions};
 pub use package::{GLIBC_MAX, Glibc, Package, PackageError};
 pub use plan::{StackPlan, tag};
 pub use template::{TEMPLATE, template};
-pub use zae_limiter_schema::TableError;
+pub use zae_limiter_schema::{TableError, TableErrorKind};

@@ -18,7 +18,7 @@ use super::plan::StreamShard;
 use super::stream::{Begin, Page, Stream, StreamError, StreamErrorKind};
 use crate::event::{EXPIRY_PRINCIPAL, EventKind, StreamRecord, Unreadable};
 
-/// The time limit of one call, retries and credentials included.
+/// The time limit of one call, retries and credentials included, unless the configuration has one.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The stream of a table.
@@ -36,9 +36,11 @@ impl AwsStream {
     ///
     /// If the table has no stream, or DynamoDB does not answer.
     pub async fn open(config: &SdkConfig, table: &str) -> Result<Self, StreamError> {
+        let limit = config.timeout_config().and_then(TimeoutConfig::operation_timeout);
+        let timeouts = TimeoutConfig::builder().operation_timeout(limit.unwrap_or(TIMEOUT));
         let config = aws_sdk_dynamodbstreams::config::Builder::from(config)
             .retry_config(RetryConfig::standard().with_max_attempts(4))
-            .timeout_config(TimeoutConfig::builder().operation_timeout(TIMEOUT).build());
+            .timeout_config(timeouts.build());
         let client = Client::from_conf(config.build());
         let mut found: Option<Self> = None;
         let mut after: Option<String> = None;
@@ -286,6 +288,8 @@ mod tests {
     #[tokio::test]
     async fn function_and_daemon_give_a_change_the_same_position() {
         let stream = stream().await;
+        let timeouts = stream.client.config().timeout_config().expect("it is set");
+        assert_eq!(timeouts.operation_timeout(), Some(TIMEOUT));
         for number in ["1", "100000000000000000001", "00042"] {
             assert_eq!(from_stream(&stream, number), from_lambda(number));
         }
