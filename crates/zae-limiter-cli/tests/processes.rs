@@ -254,3 +254,25 @@ fn output_that_cannot_be_written_is_an_error() {
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(stderr.starts_with("error: could not write the output"), "{stderr}");
 }
+
+#[test]
+fn a_source_of_credentials_that_does_not_answer_is_named() {
+    // The kernel accepts connections; nobody reads them.
+    let source = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let uri = format!("http://{}/credentials", source.local_addr().unwrap());
+    let output = Command::new(env!("CARGO_BIN_EXE_zae-limiter"))
+        .env_clear()
+        .env("HOME", home.path())
+        .env("AWS_CONTAINER_CREDENTIALS_FULL_URI", uri)
+        .env("ZAEL_AWS_TIMEOUT", "150ms")
+        .args(["status", "--name", "my-app", "--region", "us-east-1"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(
+        said.contains("the source of the AWS credentials did not answer within 150 ms"),
+        "{said}"
+    );
+}

@@ -54,8 +54,8 @@ impl DynamoAddress {
     /// transfer of the answer included.
     pub async fn client_within(&self, limit: Duration) -> Client {
         let timeouts = TimeoutConfig::builder()
-            .connect_timeout(CONNECT_TIMEOUT.min(limit))
-            .read_timeout(ANSWER_TIMEOUT.min(limit))
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(ANSWER_TIMEOUT)
             .operation_timeout(limit)
             .build();
         let config = self.client().await.config().to_builder().timeout_config(timeouts);
@@ -66,7 +66,7 @@ impl DynamoAddress {
     /// transfer of the answer included.
     pub async fn config_within(&self, limit: Duration) -> SdkConfig {
         let timeouts = TimeoutConfig::builder()
-            .connect_timeout(CONNECT_TIMEOUT.min(limit))
+            .connect_timeout(CONNECT_TIMEOUT)
             .operation_timeout(limit)
             .build();
         self.config().await.into_builder().timeout_config(timeouts).build()

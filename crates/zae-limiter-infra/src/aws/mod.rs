@@ -9,6 +9,7 @@ use std::time::Duration;
 use aws_config::SdkConfig;
 use aws_config::retry::RetryConfig;
 use aws_config::timeout::TimeoutConfig;
+use aws_credential_types::provider::ProvideCredentials as _;
 use aws_sdk_cloudformation::types::Capability;
 use aws_sdk_cloudwatch::primitives::DateTime;
 use aws_sdk_cloudwatch::types::{Dimension, Statistic};
@@ -74,25 +75,23 @@ impl AwsCloud {
     ///
     /// # Errors
     ///
-    /// If no region is set, or the machine does not tell it in time.
+    /// If no region is set, or the source of the settings or credentials does not answer in time.
     pub async fn connect_within(
         address: &DynamoAddress,
         limit: Duration,
     ) -> Result<Self, CloudError> {
         // A profile or the machine's metadata may name the region.
-        let Some(config) =
-            within(&SystemClock, limit, Box::pin(address.config_within(limit))).await
-        else {
-            let message = format!(
-                "the AWS settings could not be loaded within {}; set AWS_REGION",
-                Limit(limit)
-            );
-            return Err(CloudError::new(CloudErrorKind::Unavailable, message));
-        };
+        let loading = Box::pin(address.config_within(limit));
+        let loaded = within(&SystemClock, limit.max(CALL_TIMEOUT), loading).await;
+        let config = loaded.ok_or_else(|| {
+            let message = "the AWS settings could not be loaded in time; set AWS_REGION";
+            CloudError::new(CloudErrorKind::Unavailable, message)
+        })?;
         if config.region().is_none() {
             let message = "no AWS region is set; give one with --region, or set AWS_REGION";
             return Err(CloudError::new(CloudErrorKind::Rejected, message));
         }
+        check_credentials(&config, limit).await?;
         Ok(Self::new(&config, limit))
     }
 
@@ -283,6 +282,21 @@ impl AwsCloud {
         let values = points.unwrap_or_default().into_iter().filter_map(|point| point.maximum);
         Ok(values.reduce(f64::max))
     }
+}
+
+/// Fails if the source of the credentials does not answer: a call would blame the service. All other errors are
+/// the call's to report.
+async fn check_credentials(config: &SdkConfig, limit: Duration) -> Result<(), CloudError> {
+    let Some(source) = config.credentials_provider() else { return Ok(()) };
+    let loaded = within(&SystemClock, limit, source.provide_credentials()).await;
+    loaded.map(drop).ok_or_else(|| {
+        let message = format!(
+            "the source of the AWS credentials did not answer within {}; check it, or set \
+             AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            Limit(limit)
+        );
+        CloudError::new(CloudErrorKind::Unavailable, message)
+    })
 }
 
 /// The limit of an upload.
