@@ -196,6 +196,8 @@ async fn usage_by_month_says_what_the_table_does_not_record() {
     }
     let summary: Json = serde_json::from_slice(&months(&["summary", "-o", "json"]).stdout).unwrap();
     assert_eq!(summary["incomplete"][0]["recorded_events"], 2, "{summary}");
+    let warned: Json = serde_json::from_slice(&months(&["list", "-o", "json"]).stderr).unwrap();
+    assert_eq!(warned["incomplete"][0]["known_events"], 3, "{warned}");
     // Days are complete.
     let days = play.summary("daily");
     assert_eq!((&days["events"], days.get("incomplete")), (&3.into(), None));

@@ -275,9 +275,7 @@ async fn list(args: ListArgs, context: &mut Context) -> Result<ExitStatus, Failu
     let gaps = coverage::check(&limiter, &query, which.window).await?;
     let pages = query.pages()?;
     let printer = &mut context.printer;
-    if let Some(warning) = coverage::warning(&gaps) {
-        printer.warn(warning);
-    }
+    coverage::warn(printer, &gaps);
     let records = match plot {
         true => plot::draw(printer, which.window, pages).await?,
         false => print_pages(printer, pages, UsageJson::from).await?,
@@ -296,9 +294,7 @@ async fn summary(which: Which, context: &mut Context) -> Result<ExitStatus, Fail
     let incomplete = coverage::check(&limiter, &query, which.window).await?;
     let summary = query.summary().await?;
     let printer = &mut context.printer;
-    if let Some(warning) = coverage::warning(&incomplete) {
-        printer.warn(warning);
-    }
+    coverage::warn(printer, &incomplete);
     if printer.is_json() {
         printer.json(&SummaryJson {
             entity_id: which.whose.entity.as_ref().map(EntityId::as_str),

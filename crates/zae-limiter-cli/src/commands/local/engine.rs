@@ -64,7 +64,8 @@ pub(super) async fn program(context: &mut Context) -> Result<PathBuf, Failure> {
 /// Builds the program with the `cargo` of a search path.
 async fn build(source: &Path, search_path: &[PathBuf]) -> Result<(), Failure> {
     const HINT: &str = "or name a program that is built: ZAEL_LOCAL=FILE";
-    let cargo = search_path.iter().map(|folder| folder.join("cargo")).find(|file| file.is_file());
+    let name = format!("cargo{}", std::env::consts::EXE_SUFFIX);
+    let cargo = search_path.iter().map(|folder| folder.join(&name)).find(|file| file.is_file());
     let Some(cargo) = cargo else {
         let message = format!("{NAME} is not installed, and no cargo is on PATH to build it");
         let failure = Failure::new(ExitStatus::NotFound, message);

@@ -12,6 +12,7 @@ use zae_limiter::{Error, RateLimiter, Timestamp, Window};
 
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
+use crate::printer::{Printer, to_json};
 
 /// The most records of shorter windows that are added up. A month of one entity and resource has 31 days.
 const RECORDS_MAX: usize = 20_000;
@@ -70,8 +71,19 @@ fn gaps(recorded: &BTreeMap<Timestamp, u64>, known: &BTreeMap<Timestamp, u64>) -
     known.iter().filter_map(gap).collect()
 }
 
-/// The warning about incomplete months.
-pub(super) fn warning(gaps: &[Gap]) -> Option<String> {
+/// Warns about incomplete months.
+pub(super) fn warn(printer: &mut Printer, gaps: &[Gap]) {
+    match warning(gaps) {
+        None => {}
+        Some(_) if printer.is_json() => {
+            let document = to_json(&serde_json::json!({ "incomplete": gaps }));
+            printer.write_err(&format!("{document}\n"));
+        }
+        Some(warning) => printer.warn(warning),
+    }
+}
+
+fn warning(gaps: &[Gap]) -> Option<String> {
     let part = |gap: &Gap| {
         let Gap { month, recorded_events, known_events } = gap;
         format!("{month} has {recorded_events} of {known_events} events")
