@@ -151,7 +151,13 @@ impl Context {
     /// When the environment variable holds no duration.
     pub(crate) fn aws_timeout(&self) -> Result<Duration, Failure> {
         let Some(text) = self.var(vars::AWS_TIMEOUT) else { return Ok(AWS_TIMEOUT) };
-        grammar::duration(text).map_err(|misread| self.wrong_var(vars::AWS_TIMEOUT, &misread))
+        match grammar::duration(text) {
+            Ok(Duration::ZERO) => {
+                Err(self.wrong_var(vars::AWS_TIMEOUT, &"no call ends in no time"))
+            }
+            Ok(limit) => Ok(limit),
+            Err(misread) => Err(self.wrong_var(vars::AWS_TIMEOUT, &misread)),
+        }
     }
 
     fn wrong_var(&self, var: vars::Var, why: &dyn std::fmt::Display) -> Failure {

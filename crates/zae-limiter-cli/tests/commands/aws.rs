@@ -163,6 +163,7 @@ fn regions_and_endpoints_are_checked_before_any_call() {
         ("AWS_ENDPOINT_URL", "localhost"),
         ("AWS_ENDPOINT_URL_DYNAMODB", "http://"),
         ("ZAEL_AWS_TIMEOUT", "soon"),
+        ("ZAEL_AWS_TIMEOUT", "0s"),
     ] {
         session.env.insert(name.to_owned(), value.to_owned());
         for line in ["list", "status -n my-app"] {
