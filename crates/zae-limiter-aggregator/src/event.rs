@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use zae_limiter_core::Timestamp;
-use zae_limiter_schema::records::booking::Position;
+use zae_limiter_schema::records::booking::{Position, stream_label};
 use zae_limiter_schema::{Item, ItemKey, Value};
 
 /// The kind of a change.
@@ -149,7 +149,7 @@ impl Raw {
             text.map(str::to_owned).ok_or_else(|| format!("its key has no string {name}"))
         };
         let key = ItemKey::new(text("PK")?, text("SK")?);
-        let label = self.source.rsplit_once("/stream/").map_or("", |(_, label)| label);
+        let label = stream_label(&self.source).ok_or("eventSourceARN names no stream")?;
         let position = Position::new(label, &sequence_number)
             .ok_or_else(|| format!("SequenceNumber is not a number: {sequence_number}"))?;
         Ok(StreamRecord {

@@ -13,7 +13,7 @@ use common::NOW;
 use zae_limiter_aggregator::daemon::{
     Begin, Daemon, Notice, Page, Stream, StreamError, StreamErrorKind, StreamShard, Until,
 };
-use zae_limiter_aggregator::{Aggregator, Settings};
+use zae_limiter_aggregator::{Aggregator, Settings, read_event};
 use zae_limiter_core::{BoxFuture, Clock};
 use zae_limiter_schema::{Item, ItemKey, Table, Update, Value};
 use zae_limiter_testkit::{Changed, ClientClock, Faults, SimTable, World};
@@ -176,6 +176,18 @@ impl Play {
         let daemon =
             Daemon::new(stream, table, clock, aggregator, takeover_after, format!("d{client}"));
         daemon.on_notice(Arc::new(move |notice| notices.lock().unwrap().push((client, notice))))
+    }
+
+    /// The Lambda function, which gets records of a stream shard in its own batches.
+    async fn invoke(&mut self, shard: &str, records: std::ops::Range<usize>) {
+        self.clients += 1;
+        let table = Arc::new(self.world.table.for_client(self.clients));
+        let clock = ClientClock::new(Arc::clone(&self.world.time), 0, 0, 0);
+        let function = Aggregator::new(table, Arc::new(clock), Settings::default());
+        let records = self.stream.0.lock().unwrap().shards[shard].records[records].to_vec();
+        let event = serde_json::json!({ "Records": records }).to_string();
+        let report = function.process(read_event(&event).unwrap()).await;
+        assert_eq!(report.failed, Vec::<String>::new());
     }
 
     async fn drain(&mut self) {
@@ -386,4 +398,71 @@ fn a_new_stream_is_read_from_its_beginning() {
         assert_eq!(play.stream.0.lock().unwrap().read.len(), reads * 2);
         assert_eq!(play.booked("a"), 3);
     });
+}
+
+/// One step of a table with a function and a daemon.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// A bucket changes, so often.
+    Change(u64),
+    /// The function gets so many further records.
+    Function(usize),
+    /// The function gets the last batch again.
+    Again,
+    /// A daemon reads everything.
+    Daemon,
+}
+
+/// Plays the steps on two stream shards, then lets both catch up. Usage must equal the changes.
+async fn both(mut play: Play, steps: &[Step]) {
+    let shards = [("1", "a"), ("2", "b")];
+    for (shard, _) in shards {
+        play.stream.split(None, shard);
+    }
+    let (mut changed, mut seen, mut last) = (0, [0_usize, 0], [0..0, 0..0]);
+    for step in steps.iter().chain(&[Step::Function(usize::MAX), Step::Daemon]) {
+        for (at, (shard, entity)) in shards.into_iter().enumerate() {
+            let length = play.stream.0.lock().unwrap().shards[shard].records.len();
+            match *step {
+                Step::Change(times) => play.change(shard, entity, times),
+                Step::Function(count) => {
+                    last[at] = seen[at]..length.min(seen[at].saturating_add(count));
+                    seen[at] = last[at].end;
+                    play.invoke(shard, last[at].clone()).await;
+                }
+                Step::Again => play.invoke(shard, last[at].clone()).await,
+                Step::Daemon => {}
+            }
+        }
+        match *step {
+            Step::Change(times) => changed += i64::try_from(times).unwrap(),
+            Step::Daemon => play.drain().await,
+            Step::Function(_) | Step::Again => {}
+        }
+    }
+    assert_eq!((play.booked("a"), play.booked("b")), (changed, changed), "{steps:?}");
+}
+
+#[test]
+fn what_function_and_daemon_both_book_counts_once() {
+    use Step::{Again, Change, Daemon as Drain, Function};
+    for steps in [
+        &[Change(9), Function(9), Drain][..],
+        &[Change(9), Drain, Function(9)],
+        &[Change(9), Function(4), Drain, Function(5), Again],
+        &[Change(9), Drain, Change(9), Function(5), Drain, Again, Function(13)],
+    ] {
+        play(async |play| both(play, steps).await);
+    }
+    for seed in 0..40 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let steps = (0..12).map(|_| match rng.u8(0..5) {
+            0 | 1 => Change(rng.u64(1..6)),
+            2 => Function(rng.usize(1..8)),
+            3 => Again,
+            _ => Drain,
+        });
+        let steps: Vec<Step> = steps.collect();
+        play(async move |play| both(play, &steps).await);
+    }
 }

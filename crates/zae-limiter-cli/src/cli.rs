@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 
 use clap::builder::styling::{AnsiColor, Styles};
+use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands;
@@ -76,11 +77,17 @@ pub(crate) struct Globals {
     pub name: Option<zae_limiter::model::StackName>,
 
     /// AWS region of the stack
-    #[arg(long, global = true, value_name = "REGION", conflicts_with = "store")]
+    #[arg(
+        long, global = true, value_name = "REGION", conflicts_with = "store",
+        value_parser = grammar::region,
+    )]
     pub region: Option<String>,
 
     /// URL of a DynamoDB endpoint other than that of AWS
-    #[arg(long, global = true, value_name = "URL", conflicts_with = "store")]
+    #[arg(
+        long, global = true, value_name = "URL", conflicts_with = "store",
+        value_parser = grammar::endpoint_url,
+    )]
     pub endpoint_url: Option<String>,
 
     /// Namespace to work in [env: ZAEL_NAMESPACE] [default: default]
@@ -174,8 +181,35 @@ impl Cli {
     /// clap's error for wrong usage. clap also reports `--help` and `--version` as an error.
     pub(crate) fn read(args: &[OsString]) -> Result<Self, clap::Error> {
         let name = OsString::from("zae-limiter");
-        Self::try_parse_from(std::iter::once(&name).chain(args))
+        let parse = |args: &[OsString]| Self::try_parse_from(std::iter::once(&name).chain(args));
+        parse(args).or_else(|error| match file_as_output(args) {
+            Some(args) if error.kind() == ErrorKind::InvalidValue => parse(&args),
+            _ => Err(error),
+        })
     }
+}
+
+/// The commands whose `--output` is a file in the Python original.
+const WRITERS: [&str; 2] = ["cfn-template", "lambda-export"];
+
+/// The arguments with `--output FILE`, as the Python original has it, replaced by `FILE`. `None` if they are not
+/// those of such a command. Here `--output` is the format, with every command.
+fn file_as_output(args: &[OsString]) -> Option<Vec<OsString>> {
+    let is_writer = |arg: &OsString| WRITERS.iter().any(|name| arg == name);
+    if !args.iter().any(is_writer) {
+        return None;
+    }
+    let file = peek_option(args, "--output", Some("-o"))?;
+    let is_option = |arg: &OsString| {
+        let arg = arg.to_string_lossy();
+        arg.starts_with("--output") || (arg.starts_with("-o") && !arg.starts_with("--"))
+    };
+    let at = args.iter().position(is_option)?;
+    let is_separate = args[at] == "--output" || args[at] == "-o";
+    let mut args = args.to_vec();
+    args.drain(at..=at + usize::from(is_separate));
+    args.push(file.into());
+    Some(args)
 }
 
 /// The value of a global option in arguments that clap may reject: the error about them must
@@ -204,27 +238,83 @@ mod tests {
 
     use super::*;
 
-    /// clap confuses arguments with equal ids, and notices only when the command is used.
-    fn check_ids(command: &clap::Command, globals: &[clap::Id]) {
-        for sub in command.get_subcommands() {
-            for arg in sub.get_arguments() {
-                let name = sub.get_name();
-                assert!(!globals.contains(arg.get_id()), "{name}: {} is global", arg.get_id());
+    /// All names of an argument: its id, `-x`, `--long`, and the aliases.
+    fn names(arg: &clap::Arg) -> Vec<String> {
+        let shorts = arg.get_short_and_visible_aliases().unwrap_or_default();
+        let longs = arg.get_long_and_visible_aliases().unwrap_or_default();
+        let hidden = arg.get_all_aliases().unwrap_or_default();
+        let shorts = shorts.into_iter().map(|short| format!("-{short}"));
+        let longs = longs.into_iter().chain(hidden).map(|long| format!("--{long}"));
+        std::iter::once(arg.get_id().to_string()).chain(shorts).chain(longs).collect()
+    }
+
+    /// What the arguments of all commands have in common with the global ones. clap confuses arguments with
+    /// equal ids, and notices only when the command is used.
+    fn hidden(command: &clap::Command) -> Vec<String> {
+        fn collect(command: &clap::Command, globals: &[String], found: &mut Vec<String>) {
+            for sub in command.get_subcommands() {
+                let own = sub.get_arguments().filter(|arg| !arg.is_global_set()).flat_map(names);
+                let hidden = own.filter(|name| globals.contains(name));
+                found.extend(hidden.map(|name| format!("{} {name}", sub.get_name())));
+                collect(sub, globals, found);
             }
-            check_ids(sub, globals);
         }
+        let globals = command.get_arguments().filter(|arg| arg.is_global_set());
+        let globals: Vec<String> = globals.flat_map(names).collect();
+        assert!(globals.contains(&"--output".to_owned()) && globals.contains(&"-o".to_owned()));
+        let mut found = Vec::new();
+        collect(command, &globals, &mut found);
+        found
     }
 
     #[test]
     fn no_command_hides_a_global_option() {
         let command = Cli::command();
-        let globals: Vec<clap::Id> = command
-            .get_arguments()
-            .filter(|arg| arg.is_global_set())
-            .map(|arg| arg.get_id().clone())
-            .collect();
-        assert!(globals.len() > 5);
-        check_ids(&command, &globals);
+        assert_eq!(hidden(&command), Vec::<String>::new());
         command.debug_assert();
+        // Under another id it is still the same option.
+        let export = clap::Command::new("export")
+            .arg(clap::Arg::new("file").long("output").short('o').alias("region"));
+        let found = hidden(&Cli::command().subcommand(export));
+        assert_eq!(found, ["export -o", "export --output", "export --region"]);
+    }
+
+    fn parsed(line: &str) -> Result<Cli, clap::Error> {
+        Cli::read(&line.split(' ').map(OsString::from).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn command_lines_of_the_python_original_are_understood() {
+        for line in [
+            "lambda-export --output lambda.zip",
+            "lambda-export -o lambda.zip",
+            "lambda-export --output=lambda.zip --force",
+            "lambda-export -olambda.zip",
+            "lambda-export -f",
+            "cfn-template --output template.yaml",
+            "deploy -n a --iam --create-iam-roles",
+            "deploy -n a --no-iam --no-create-iam-roles --aggregator-role-arn x",
+            "deploy -n a --enable-aggregator --enable-alarms --enable-audit-archival --wait",
+            "deploy -n a --no-tracing --no-deletion-protection",
+            "deploy -n a -t team=search",
+        ] {
+            assert!(parsed(line).is_ok(), "{line}: {}", parsed(line).expect_err(line));
+        }
+        for (line, file, output) in [
+            ("lambda-export --output a.zip", "a.zip", Output::Table),
+            ("lambda-export -o a.zip -o json", "a.zip", Output::Json),
+            ("lambda-export a.zip -o json", "a.zip", Output::Json),
+            ("lambda-export --output json", "aggregator.zip", Output::Json),
+        ] {
+            let cli = parsed(line).expect(line);
+            assert_eq!(cli.globals.output, output, "{line}");
+            assert!(
+                format!("{:?}", cli.command).contains(&format!("\"{file}\"")),
+                "{line}: {cli:?}"
+            );
+        }
+        for line in ["list --output stacks.json", "lambda-export a.zip -o b.zip", "deploy -o x"] {
+            assert!(parsed(line).is_err(), "{line}");
+        }
     }
 }

@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(feature = "aws")]
-use zae_limiter::dynamodb::aws::DynamoAddress;
 use zae_limiter::model::NamespaceName;
 use zae_limiter::store::Store;
 use zae_limiter::testing::{Clock, Entropy};
@@ -23,6 +21,12 @@ use crate::suggestion::Place;
 use crate::vars;
 use crate::world::World;
 
+/// A command that waits longer than this for a store says so.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+#[cfg(feature = "aws")]
+mod aws;
+
 /// The inputs that commands share.
 pub(crate) struct Context {
     /// Writes stdout and stderr.
@@ -36,6 +40,9 @@ pub(crate) struct Context {
     entropy: fn() -> Entropy,
     stdin: Box<dyn BufRead + Send>,
     store: Option<String>,
+    /// `--name`.
+    #[cfg(feature = "aws")]
+    name: Option<zae_limiter::model::StackName>,
     region: Option<String>,
     endpoint_url: Option<String>,
     #[cfg(feature = "aws")]
@@ -61,6 +68,8 @@ impl Context {
             (false, false) => Verbosity::Normal,
         };
         let (region, endpoint_url) = (globals.region.clone(), globals.endpoint_url.clone());
+        #[cfg(feature = "aws")]
+        let name = globals.name.clone();
         let store = globals.store.or_else(|| {
             let stack = globals.name?;
             let region = globals.region.map(|region| format!("region={region}"));
@@ -77,6 +86,8 @@ impl Context {
             entropy: world.entropy,
             stdin: world.stdin,
             store,
+            #[cfg(feature = "aws")]
+            name,
             region,
             endpoint_url,
             #[cfg(feature = "aws")]
@@ -127,57 +138,6 @@ impl Context {
         Ok(format!("sqlite:{}", folder.join("limits.db").display()))
     }
 
-    /// The stack named with `--name` or as the store.
-    ///
-    /// # Errors
-    ///
-    /// When neither names a stack.
-    #[cfg(feature = "aws")]
-    pub(crate) fn stack(&self) -> Result<DynamoAddress, Failure> {
-        if let Some(url) = self.chosen_store_url()?
-            && let StoreUrl::Dynamodb(address) = url.parse().map_err(Error::Invalid)?
-        {
-            return Ok(address);
-        }
-        Err(Failure::usage("no stack was named").hint("name it: --name STACK"))
-    }
-
-    /// The requested account and region, with or without a stack.
-    ///
-    /// # Errors
-    ///
-    /// When the store's address is invalid.
-    #[cfg(feature = "aws")]
-    pub(crate) fn account(&self) -> Result<DynamoAddress, Failure> {
-        let nameless = DynamoAddress {
-            table: String::new(),
-            region: self.region.clone(),
-            endpoint: self.endpoint_url.clone(),
-        };
-        if nameless.region.is_some() || nameless.endpoint.is_some() {
-            return Ok(nameless);
-        }
-        match self.stack() {
-            Ok(address) => Ok(address),
-            Err(_) if self.store.is_none() => Ok(nameless),
-            Err(failure) => Err(failure),
-        }
-    }
-
-    /// The path of this program.
-    ///
-    /// # Errors
-    ///
-    /// When the operating system does not report it.
-    #[cfg(feature = "aws")]
-    pub(crate) fn program(&self) -> Result<&std::path::Path, Failure> {
-        self.program.as_deref().ok_or_else(|| {
-            let failure =
-                Failure::new(ExitStatus::Error, "could not find the path of this program");
-            failure.hint("name the aggregator's executable: --bootstrap FILE")
-        })
-    }
-
     /// The requested namespace, else `default`.
     ///
     /// # Errors
@@ -196,12 +156,6 @@ impl Context {
         })
     }
 
-    /// Whether a namespace was named with `-N`.
-    #[cfg(feature = "aws")]
-    pub(crate) fn has_namespace(&self) -> bool {
-        self.namespace.is_some()
-    }
-
     /// Opens the requested store, and a limiter in the requested namespace.
     ///
     /// # Errors
@@ -209,7 +163,8 @@ impl Context {
     /// When the store cannot be opened, or has no such namespace.
     pub(crate) async fn limiter(&mut self) -> Result<RateLimiter, Failure> {
         let namespace = self.namespace()?;
-        Ok(self.builder()?.namespace(namespace.as_str()).open().await?)
+        let builder = self.builder()?.namespace(namespace.as_str());
+        self.open(builder).await
     }
 
     /// As [`limiter`](Self::limiter), but in the namespace `default`: for commands about the whole
@@ -219,7 +174,35 @@ impl Context {
     ///
     /// When the store cannot be opened.
     pub(crate) async fn default_limiter(&mut self) -> Result<RateLimiter, Failure> {
-        Ok(self.builder()?.open().await?)
+        let builder = self.builder()?;
+        self.open(builder).await
+    }
+
+    /// Opens a limiter. If that takes long, a terminal shows what it waits for. Embedded stores open at once.
+    async fn open(&mut self, builder: Builder) -> Result<RateLimiter, Failure> {
+        let url = self.store_url()?;
+        if !url.starts_with("dynamodb:") {
+            return Ok(builder.open().await?);
+        }
+        let mut opening = std::pin::pin!(builder.open());
+        let opened = tokio::select! {
+            biased;
+            opened = &mut opening => opened,
+            () = self.pace.sleep(PATIENCE), if self.printer.shows_progress() => {
+                self.printer.progress("waiting for the store…");
+                opening.await
+            }
+        };
+        self.printer.wipe_progress();
+        opened.map_err(|error| {
+            let failure = Failure::from(error);
+            match failure.status {
+                ExitStatus::Unavailable => {
+                    failure.hint(format!("check the network, and the address of the store: {url}"))
+                }
+                _ => failure,
+            }
+        })
     }
 
     /// A builder on the requested store.
@@ -244,6 +227,10 @@ impl Context {
     /// When the store cannot be opened.
     pub(crate) fn builder_on(&self, url: &str) -> Result<Builder, Failure> {
         let url: StoreUrl = url.parse().map_err(Error::Invalid)?;
+        #[cfg(feature = "aws")]
+        if let StoreUrl::Dynamodb(address) = &url {
+            self.check_environment(address)?;
+        }
         Ok(self.builder_over(url.open()?))
     }
 
@@ -256,38 +243,6 @@ impl Context {
             Some(principal) => builder.principal(principal),
             None => builder,
         }
-    }
-
-    /// A source of random ids.
-    #[cfg(feature = "aws")]
-    pub(crate) fn entropy(&self) -> Entropy {
-        (self.entropy)()
-    }
-
-    /// The path of a file in the data directory. Creates the directory.
-    ///
-    /// # Errors
-    ///
-    /// When there is no data directory, or it cannot be created.
-    #[cfg(feature = "aws")]
-    pub(crate) fn data_file(&self, name: &str) -> Result<PathBuf, Failure> {
-        let Some(folder) = &self.data_dir else {
-            return Err(Failure::usage("found no home directory for data files"));
-        };
-        create_private_dir(folder)?;
-        Ok(folder.join(name))
-    }
-
-    /// The folders of `PATH`.
-    #[cfg(feature = "aws")]
-    pub(crate) fn search_path(&self) -> Vec<PathBuf> {
-        self.var(vars::PATH).map(|path| std::env::split_paths(path).collect()).unwrap_or_default()
-    }
-
-    /// The program that `ZAEL_LOCAL` names for `local`.
-    #[cfg(feature = "aws")]
-    pub(crate) fn local_program(&self) -> Option<PathBuf> {
-        self.var(vars::LOCAL).map(PathBuf::from)
     }
 
     /// Creates the default file's folder only: a missing folder that the user named is more likely
@@ -347,30 +302,6 @@ impl Context {
             self.printer.write_err("\n");
         }
         if matches!(answer.trim(), "y" | "Y" | "yes" | "Yes") {
-            return Ok(());
-        }
-        Err(Failure::new(ExitStatus::Error, "not confirmed: nothing was changed"))
-    }
-
-    /// Asks the user to type a name before it is deleted for good, unless `--yes` was given.
-    ///
-    /// # Errors
-    ///
-    /// When stdin is not a terminal, or the answer is not the name.
-    #[cfg(feature = "aws")]
-    pub(crate) fn confirm_name(&mut self, yes: Yes, name: &str) -> Result<(), Failure> {
-        if yes.yes {
-            return Ok(());
-        }
-        self.check_can_ask(&format!("pass --yes to confirm that {name} will be deleted"))?;
-        self.printer.write_err(&format!("Type {name} to go ahead: "));
-        let mut answer = String::new();
-        // An unreadable stream leaves the answer empty, and empty is not the name.
-        let _ = self.stdin.read_line(&mut answer);
-        if !answer.ends_with('\n') {
-            self.printer.write_err("\n");
-        }
-        if answer.trim() == name {
             return Ok(());
         }
         Err(Failure::new(ExitStatus::Error, "not confirmed: nothing was changed"))

@@ -113,6 +113,7 @@ fn status_of(error: &Error) -> ExitStatus {
             StoreErrorKind::Unavailable | StoreErrorKind::Busy | StoreErrorKind::Full => {
                 ExitStatus::Unavailable
             }
+            StoreErrorKind::NotFound => ExitStatus::NotFound,
             _ => ExitStatus::Error,
         },
         _ => ExitStatus::Error,
@@ -209,6 +210,9 @@ fn hint_for(error: &Error) -> Option<String> {
         }
         Error::AlreadyExists(Object::Namespace(name)) => {
             Some(format!("zae-limiter namespace delete {name}   (frees the name; its items stay)"))
+        }
+        Error::Store(error) if error.kind() == StoreErrorKind::NotFound => {
+            Some("zae-limiter list shows the stacks of this account and region".to_owned())
         }
         Error::NamespaceInUse { name } => Some(format!("zae-limiter namespace delete {name}")),
         _ => None,

@@ -56,7 +56,8 @@ fn describe(command: &mut clap::Command, parents: &str, page: &mut String) {
         let mut own = sub.clone().mut_args(|arg| {
             let is_everywhere =
                 arg.is_global_set() || matches!(arg.get_id().as_str(), "help" | "version");
-            arg.hide(is_everywhere)
+            let is_hidden = arg.is_hide_set() || is_everywhere;
+            arg.hide(is_hidden)
         });
         describe(&mut own, &format!("{name} "), page);
     }

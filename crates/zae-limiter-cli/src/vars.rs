@@ -38,5 +38,42 @@ pub(crate) const LOCAL: Var = Var {
     meaning: "the program that `local` starts, instead of the one in this program's folder or on PATH",
 };
 
+/// The time limit of a call to AWS.
+pub(crate) const AWS_TIMEOUT: Var = Var {
+    name: "ZAEL_AWS_TIMEOUT",
+    meaning: "the time limit of each call to AWS by the commands about stacks (default: 10s)",
+};
+
+/// The AWS region, in the order in which the SDK looks.
+pub(crate) const AWS_REGION: Var = Var {
+    name: "AWS_REGION",
+    meaning: "the AWS region, unless --region or the store's URL names it",
+};
+pub(crate) const AWS_DEFAULT_REGION: Var =
+    Var { name: "AWS_DEFAULT_REGION", meaning: "the AWS region, unless AWS_REGION is set" };
+
+/// The endpoint, in the order in which the SDK looks.
+pub(crate) const AWS_ENDPOINT_URL_DYNAMODB: Var = Var {
+    name: "AWS_ENDPOINT_URL_DYNAMODB",
+    meaning: "the URL of DynamoDB, unless --endpoint-url or the store's URL names it",
+};
+pub(crate) const AWS_ENDPOINT_URL: Var = Var {
+    name: "AWS_ENDPOINT_URL",
+    meaning: "the URL of all AWS services, unless --endpoint-url or the store's URL names it",
+};
+
 /// All of them, for the reference.
-pub(crate) const ALL: &[Var] = &[STORE, NAMESPACE, PRINCIPAL, USER, NO_COLOR, PATH, LOCAL];
+pub(crate) const ALL: &[Var] = &[
+    STORE,
+    NAMESPACE,
+    PRINCIPAL,
+    USER,
+    NO_COLOR,
+    PATH,
+    LOCAL,
+    AWS_TIMEOUT,
+    AWS_REGION,
+    AWS_DEFAULT_REGION,
+    AWS_ENDPOINT_URL_DYNAMODB,
+    AWS_ENDPOINT_URL,
+];

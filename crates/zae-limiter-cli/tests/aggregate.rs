@@ -164,3 +164,41 @@ async fn a_repeatedly_killed_aggregator_counts_every_change_once() {
     play.run(&["aggregate", "--once", "--takeover-after", "1s"]);
     check(&play, sum);
 }
+
+#[tokio::test]
+async fn usage_by_month_says_what_the_table_does_not_record() {
+    let play = Play::new("aggregate-months").await;
+    let take = || play.run(&["acquire", "key-1", "gpt-4", "-c", "rpm:1", "-l", "rpm:100"]);
+    let months = |which: &[&str]| {
+        let args = [&["usage"], which, &["-e", "key-1", "-w", "monthly"]].concat();
+        play.command(&args).output().unwrap()
+    };
+    let err = |output: &Output| String::from_utf8(output.stderr.clone()).unwrap();
+    // Nothing is recorded at all: that is no error.
+    assert_eq!(months(&["list"]).status.code(), Some(0));
+    take();
+    play.run(&["aggregate", "--once", "--windows", "hourly,daily"]);
+    for which in ["list", "summary"] {
+        let missing = months(&[which]);
+        assert_eq!(missing.status.code(), Some(4), "{missing:?}");
+        let says = "this table records hourly and daily usage only; months are not recorded";
+        assert!(err(&missing).contains(says), "{missing:?}");
+        assert!(missing.stdout.is_empty(), "{missing:?}");
+    }
+    // An aggregator with other settings records the rest of the month.
+    take();
+    take();
+    play.run(&["aggregate", "--once"]);
+    for which in ["list", "summary"] {
+        let part = months(&[which]);
+        assert_eq!(part.status.code(), Some(0), "{part:?}");
+        assert!(err(&part).contains("has 2 of 3 events"), "{part:?}");
+    }
+    let summary: Json = serde_json::from_slice(&months(&["summary", "-o", "json"]).stdout).unwrap();
+    assert_eq!(summary["incomplete"][0]["recorded_events"], 2, "{summary}");
+    let warned: Json = serde_json::from_slice(&months(&["list", "-o", "json"]).stderr).unwrap();
+    assert_eq!(warned["incomplete"][0]["known_events"], 3, "{warned}");
+    // Days are complete.
+    let days = play.summary("daily");
+    assert_eq!((&days["events"], days.get("incomplete")), (&3.into(), None));
+}

@@ -303,3 +303,73 @@ fn a_program_that_is_missing_or_another() {
     home.run("local up").fails(1, &["could not start", "/text"]);
     home.run("local status").fails(4, NOT_RUNNING);
 }
+
+#[test]
+fn the_name_of_a_stack_is_the_name_of_the_table() {
+    let home = Home::new();
+    home.run("local up --name my-app --table other").fails(2, &["--name and --table name two"]);
+    home.run("local up --name ab").fails(2, &["\"ab\" is too short for a table"]);
+    let up = home.run("local up --name my-app -o json").ok().json();
+    assert_eq!(up["table"], "my-app");
+    home.run("local up --name my-app").ok();
+    home.run("local up --name my-app --table my-app").ok();
+    home.run("local up --name your-app").fails(1, &["with table my-app"]);
+    for command in ["status", "env", "down"] {
+        home.run(&format!("local {command} --name your-app"))
+            .fails(4, &["no local endpoint with table your-app is running", "has my-app"]);
+    }
+    home.run("local status --name my-app").ok();
+    home.run("local down --name my-app").ok();
+}
+
+#[test]
+fn without_cloudformation_the_table_is_shown() {
+    let home = Home::new();
+    let up = home.run("local up --name my-app -o json").ok().json();
+    let endpoint = up["endpoint"].as_str().unwrap();
+    let run = |line: &str| {
+        home.run(&format!("{line} --name my-app --region us-east-1 --endpoint-url {endpoint}"))
+    };
+    let none = format!("there is no CloudFormation at {endpoint}");
+    let status = run("status").ok();
+    for text in [format!("none: {none}").as_str(), "ACTIVE", "up to date"] {
+        assert!(status.stdout.contains(text), "{text}: {status:#?}");
+    }
+    let json = run("status -o json").ok().json();
+    assert_eq!((&json["stack"], &json["table"]["status"]), (&Value::Null, &"ACTIVE".into()));
+    run("check").ok();
+    run("upgrade --dry-run").ok();
+    for command in ["list", "delete --yes", "deploy --no-aggregator"] {
+        run(command).fails(4, &[&none, "have tables only", "zae-limiter"]);
+    }
+}
+
+#[test]
+fn a_missing_table_is_not_found() {
+    let home = Home::new();
+    let up = home.run("local up -o json").ok().json();
+    let endpoint = up["endpoint"].as_str().unwrap();
+    for command in [
+        "status",
+        "check",
+        "upgrade",
+        "aggregate --once",
+        "acquire key-1 gpt-4 -c rpm:1",
+        "available key-1 gpt-4",
+        "entity create key-1",
+        "entity list --with-custom-limits gpt-4",
+        "resource set-defaults gpt-4 -l rpm:1",
+        "system get-defaults",
+        "namespace list",
+        "usage list -e key-1",
+        "audit list -e key-1",
+        "bench --each 1 --concurrency 1",
+        "demo",
+    ] {
+        let place = format!("--name nowhere --region us-east-1 --endpoint-url {endpoint}");
+        home.run(&format!("{command} {place}")).fails(4, &["nowhere"]);
+        let json = home.run(&format!("{command} {place} -o json"));
+        let error: Value = serde_json::from_str(&json.stderr).unwrap();
+        assert_eq!(error["exit_status"], 4, "{command}");
+    }
+}

@@ -255,6 +255,7 @@ fn output_that_cannot_be_written_is_an_error() {
     assert!(stderr.starts_with("error: could not write the output"), "{stderr}");
 }
 
+#[cfg(feature = "aws")]
 #[test]
 fn the_executable_has_the_mark_of_its_release_and_other_programs_have_none() {
     let has_mark = |file: &Path| {
@@ -407,4 +408,27 @@ fn an_interrupted_bench_leaves_nothing_behind_and_a_killed_one_leaves_what_the_l
     let output = zael(folder.path(), &["namespace", "list"]).output().unwrap();
     let listed = String::from_utf8(output.stdout).unwrap();
     assert!(listed.contains("temporary, of bench"), "{listed}");
+}
+
+#[cfg(feature = "aws")]
+#[test]
+fn a_source_of_credentials_that_does_not_answer_is_named() {
+    // The kernel accepts connections; nobody reads them.
+    let source = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let uri = format!("http://{}/credentials", source.local_addr().unwrap());
+    let output = Command::new(env!("CARGO_BIN_EXE_zae-limiter"))
+        .env_clear()
+        .env("HOME", home.path())
+        .env("AWS_CONTAINER_CREDENTIALS_FULL_URI", uri)
+        .env("ZAEL_AWS_TIMEOUT", "150ms")
+        .args(["status", "--name", "my-app", "--region", "us-east-1"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(
+        said.contains("the source of the AWS credentials did not answer within 150 ms"),
+        "{said}"
+    );
 }

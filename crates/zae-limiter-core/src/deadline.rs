@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::clock::Clock;
 
 /// The output of `work`, or `None` when `wait` has passed first; then the work is dropped.
-pub(crate) async fn within<T>(
+pub async fn within<T>(
     clock: &dyn Clock,
     wait: Duration,
     work: impl Future<Output = T>,

@@ -26,6 +26,8 @@ pub enum StoreErrorKind {
     Denied,
     /// The stored data is damaged, or not a limiter's.
     Corrupt,
+    /// The table does not exist.
+    NotFound,
     /// Written by another release of the format.
     Incompatible,
     /// The call itself is invalid. Retrying does not help.

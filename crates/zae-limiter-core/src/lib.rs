@@ -36,6 +36,8 @@ pub use availability::{BucketStatus, EntityCapacity, ResourceCapacity};
 pub use breaker::BreakerSettings;
 pub use cache::CacheStats;
 pub use clock::{Clock, ManualClock, SystemClock};
+#[doc(hidden)]
+pub use deadline::within;
 pub use dropped::OnDrop;
 pub use entities::CreateEntity;
 pub use entropy::Entropy;

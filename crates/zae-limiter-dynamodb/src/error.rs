@@ -77,7 +77,8 @@ fn kind_of(kind: TableErrorKind) -> StoreErrorKind {
         | TableErrorKind::PartitionThrottled
         | TableErrorKind::Conflict => StoreErrorKind::Busy,
         TableErrorKind::Denied => StoreErrorKind::Denied,
-        TableErrorKind::NoTable | TableErrorKind::Incompatible => StoreErrorKind::Incompatible,
+        TableErrorKind::NoTable => StoreErrorKind::NotFound,
+        TableErrorKind::Incompatible => StoreErrorKind::Incompatible,
         TableErrorKind::Rejected => StoreErrorKind::Rejected,
     }
 }

@@ -19,6 +19,8 @@ pub enum CloudErrorKind {
     Denied,
     /// The stack, bucket, table or queue does not exist.
     NotFound,
+    /// The endpoint does not have this service: some have tables only.
+    NoService,
     /// The call is invalid.
     Rejected,
 }
@@ -123,11 +125,21 @@ pub struct StackState {
 pub enum Maker {
     /// This program.
     Us,
+    /// Another tool, from our template: it has no tags.
+    OurTemplate,
     /// The Python client: the same tags, another template.
     Python,
+    /// An early release of the Python client, which set no tags.
+    EarlyPython,
     /// Another program.
     Other,
 }
+
+/// How early releases of the Python client began the names of stacks.
+const EARLY_PREFIX: &str = "ZAEL-";
+/// Parameters and outputs of all templates of the Python client.
+const PYTHON_PARAMETERS: [&str; 2] = ["SnapshotWindows", "SchemaVersion"];
+const PYTHON_OUTPUTS: [&str; 2] = ["TableName", "TableArn"];
 
 impl StackState {
     /// The program that created the stack.
@@ -136,8 +148,17 @@ impl StackState {
         match (is_limiter, self.parameters.contains_key(StackPlan::CODE_KEY)) {
             (true, true) => Maker::Us,
             (true, false) => Maker::Python,
-            (false, _) => Maker::Other,
+            (false, true) => Maker::OurTemplate,
+            (false, false) if self.is_early_python() => Maker::EarlyPython,
+            (false, false) => Maker::Other,
         }
+    }
+
+    /// Whether the name or the template of a stack without tags is that of the Python client.
+    fn is_early_python(&self) -> bool {
+        let has_parameters = PYTHON_PARAMETERS.iter().all(|one| self.parameters.contains_key(*one));
+        let has_outputs = PYTHON_OUTPUTS.iter().all(|one| self.outputs.contains_key(*one));
+        self.name.starts_with(EARLY_PREFIX) || (has_parameters && has_outputs)
     }
 
     /// An output. `None` if it is empty or does not exist.
@@ -257,4 +278,45 @@ pub trait Cloud: fmt::Debug + Send + Sync {
 
     /// The approximate number of messages in a queue.
     fn queue_length<'a>(&'a self, url: &'a str) -> BoxFuture<'a, Result<u64, CloudError>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stack(name: &str, tagged: bool, parameters: &[&str], outputs: &[&str]) -> Maker {
+        let map = |names: &[&str]| -> BTreeMap<String, String> {
+            names.iter().map(|one| ((*one).to_owned(), String::new())).collect()
+        };
+        let managed = (tag::MANAGED_BY.to_owned(), tag::MANAGED_BY_US.to_owned());
+        let state = StackState {
+            name: name.to_owned(),
+            id: String::new(),
+            status: Status("CREATE_COMPLETE".to_owned()),
+            reason: None,
+            created_at: None,
+            updated_at: None,
+            parameters: map(parameters),
+            outputs: map(outputs),
+            tags: tagged.then_some(managed).into_iter().collect(),
+        };
+        state.maker()
+    }
+
+    #[test]
+    fn stacks_without_tags_are_recognised_by_name_and_template() {
+        let (parameters, outputs) = (&PYTHON_PARAMETERS[..], &PYTHON_OUTPUTS[..]);
+        for (name, tagged, parameters, outputs, maker) in [
+            ("my-app", true, &[StackPlan::CODE_KEY][..], outputs, Maker::Us),
+            ("my-app", false, &[StackPlan::CODE_KEY], outputs, Maker::OurTemplate),
+            ("my-app", true, parameters, outputs, Maker::Python),
+            ("my-app", false, parameters, outputs, Maker::EarlyPython),
+            ("ZAEL-my-app", false, &[], &[], Maker::EarlyPython),
+            ("my-app", false, parameters, &["TableName"], Maker::Other),
+            ("my-app", false, &["SnapshotWindows"], outputs, Maker::Other),
+            ("theirs-ZAEL-", false, &[], &[], Maker::Other),
+        ] {
+            assert_eq!(stack(name, tagged, parameters, outputs), maker, "{name} {parameters:?}");
+        }
+    }
 }

@@ -322,7 +322,14 @@ pub(crate) fn check_maker(state: &StackState) -> Result<(), DeployError> {
     let name = &state.name;
     let (message, hint) = match state.maker() {
         Maker::Us => return Ok(()),
-        Maker::Python => (
+        Maker::OurTemplate => (
+            format!("another tool created stack {name} from our template: it has none of our tags"),
+            format!(
+                "its table can be used as it is, with --name {name}; update and delete the stack \
+                 with that tool"
+            ),
+        ),
+        Maker::Python | Maker::EarlyPython => (
             format!("the Python client created stack {name}, from another template"),
             format!(
                 "its table can be used as it is, with --name {name}; update and delete the stack \

@@ -80,6 +80,7 @@ impl Follower<'_> {
                     if unavailable == UNAVAILABLE_MAX {
                         return Err(error);
                     }
+                    progress.step(&format!("{error}; trying again"));
                 }
                 Err(error) => return Err(error),
             }

@@ -37,4 +37,4 @@ pub use release::{
     CHECKSUMS, ChecksumError, Checksums, RELEASE_MARK, function_file, release_of, url,
 };
 pub use template::{TEMPLATE, template};
-pub use zae_limiter_schema::TableError;
+pub use zae_limiter_schema::{TableError, TableErrorKind};

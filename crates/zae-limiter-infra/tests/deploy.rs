@@ -166,8 +166,11 @@ async fn failed_polls_are_retried_a_few_times() {
     for (lost, is_done) in [(4, true), (5, false)] {
         let scene = Scene::new();
         scene.cloud.fail_polls(3, lost);
-        let (deployed, _) = scene.deploy(&options().no_aggregator()).await;
+        let (deployed, progress) = scene.deploy(&options().no_aggregator()).await;
         assert_eq!(deployed.is_ok(), is_done, "{lost}: {deployed:?}");
+        // Each retry is said: a poll may take as long as a call is allowed to.
+        let again = progress.iter().filter(|one| one.ends_with("; trying again")).count();
+        assert_eq!(again, 4, "{progress:?}");
         // In both cases the next deployment succeeds.
         scene.deploy(&options().no_aggregator()).await.0.unwrap();
         assert_eq!(scene.cloud.calls()[0], "create my-app");

@@ -115,12 +115,13 @@ fn dynamodb(url: &str, rest: &str) -> Result<StoreUrl, Invalid> {
     let mut address = DynamoAddress { table: table.to_owned(), region: None, endpoint: None };
     for part in query.split('&').filter(|part| !part.is_empty()) {
         match part.split_once('=') {
-            Some(("region", region)) if !region.is_empty() => {
+            Some(("region", region)) => {
+                StoreUrl::check_region(region).map_err(|invalid| wrong(part, invalid.rule()))?;
                 address.region = Some(region.to_owned());
             }
-            Some(("endpoint", endpoint))
-                if endpoint.starts_with("http://") || endpoint.starts_with("https://") =>
-            {
+            Some(("endpoint", endpoint)) => {
+                StoreUrl::check_endpoint(endpoint)
+                    .map_err(|invalid| wrong(part, invalid.rule()))?;
                 address.endpoint = Some(endpoint.to_owned());
             }
             _ => {
@@ -140,6 +141,51 @@ fn dynamodb(_: &str, _: &str) -> Result<StoreUrl, Invalid> {
 }
 
 impl StoreUrl {
+    /// Checks the name of an AWS region, such as `eu-west-1`. Emulators accept others, so any host label is
+    /// legal.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] with the rule.
+    pub fn check_region(region: &str) -> Result<(), Invalid> {
+        let is_legal = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        let is_bounded = !region.starts_with('-') && !region.ends_with('-');
+        if (1..=63).contains(&region.len()) && is_bounded && region.chars().all(is_legal) {
+            return Ok(());
+        }
+        Err(Invalid::new("region", region, "a region is letters, digits and -, as in eu-west-1"))
+    }
+
+    /// Checks the URL of an endpoint, such as `http://127.0.0.1:8000`.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] with the rule.
+    pub fn check_endpoint(url: &str) -> Result<(), Invalid> {
+        const RULE: &str = "write http://HOST:PORT or https://HOST, as in http://127.0.0.1:8000";
+        let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
+        let is_legal = rest.is_some_and(|rest| {
+            let (place, path) = rest.split_once('/').unwrap_or((rest, ""));
+            // An IPv6 address has brackets, because it contains colons.
+            let (host, port) = match place.rsplit_once(':') {
+                Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+                _ => (place, None),
+            };
+            let v6 = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+            let is_host = match v6 {
+                Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
+                None => {
+                    let is_legal = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+                    !host.is_empty() && host.chars().all(is_legal)
+                }
+            };
+            let is_port = port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
+            let is_path = |c: char| c.is_ascii_graphic() && !"?#&".contains(c);
+            is_host && is_port && path.chars().all(is_path)
+        });
+        if is_legal { Ok(()) } else { Err(Invalid::new("endpoint", url, RULE)) }
+    }
+
     /// Opens the store. A DynamoDB store connects to its table on first use, in a limiter's `open`.
     ///
     /// # Errors
@@ -180,6 +226,42 @@ mod tests {
         for bad in ["", "memory", "memory:x", "redis:localhost", "dynamodb:", "limits.db", ":"] {
             let error = bad.parse::<StoreUrl>().expect_err(bad);
             assert_eq!(error.field(), "store address");
+        }
+    }
+
+    #[test]
+    fn regions_and_endpoints_are_checked_before_any_call() {
+        for region in ["eu-west-1", "us-gov-east-1", "local", "A1"] {
+            assert_eq!(StoreUrl::check_region(region), Ok(()), "{region}");
+        }
+        for region in ["", "not a region", "-a", "a-", "eu_west_1", "eu-west-1.evil", "é"] {
+            assert!(StoreUrl::check_region(region).is_err(), "{region}");
+        }
+        for url in [
+            "http://localhost",
+            "https://dynamodb.eu-west-1.amazonaws.com",
+            "http://127.0.0.1:8000",
+            "http://[::1]:8000/path/",
+            "http://[::1]",
+            "http://my_host:1",
+        ] {
+            assert_eq!(StoreUrl::check_endpoint(url), Ok(()), "{url}");
+        }
+        for url in [
+            "",
+            "localhost:8000",
+            "http://",
+            "http://:8000",
+            "http://a b",
+            "http://host:port",
+            "http://host:0",
+            "http://host:70000",
+            "http://[::g]:80",
+            "http://host/a?b",
+            "http://user@host",
+            "ftp://host",
+        ] {
+            assert!(StoreUrl::check_endpoint(url).is_err(), "{url}");
         }
     }
 
@@ -237,6 +319,8 @@ mod tests {
             ("dynamodb:ab", "ab"),
             ("dynamodb:a b c", "a b c"),
             ("dynamodb:my-app?region=", "region="),
+            ("dynamodb:my-app?region=not a region", "region=not a region"),
+            ("dynamodb:my-app?endpoint=http://a b", "endpoint=http://a b"),
             ("dynamodb:my-app?endpoint=localhost", "endpoint=localhost"),
             ("dynamodb:my-app?region=a&colour=red", "colour=red"),
         ] {

@@ -11,14 +11,14 @@ use aws_sdk_dynamodbstreams::types::{
     AttributeValue, OperationType, Record, ShardIteratorType, StreamRecord as SdkChange,
 };
 use zae_limiter_core::{BoxFuture, Timestamp};
-use zae_limiter_schema::records::booking::Position;
+use zae_limiter_schema::records::booking::{Position, stream_label};
 use zae_limiter_schema::{Item, ItemKey, Value};
 
 use super::plan::StreamShard;
 use super::stream::{Begin, Page, Stream, StreamError, StreamErrorKind};
 use crate::event::{EXPIRY_PRINCIPAL, EventKind, StreamRecord, Unreadable};
 
-/// The time limit of one attempt of a call.
+/// The time limit of one call, retries and credentials included, unless the configuration has one.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The stream of a table.
@@ -36,19 +36,22 @@ impl AwsStream {
     ///
     /// If the table has no stream, or DynamoDB does not answer.
     pub async fn open(config: &SdkConfig, table: &str) -> Result<Self, StreamError> {
+        let limit = config.timeout_config().and_then(TimeoutConfig::operation_timeout);
+        let timeouts = TimeoutConfig::builder().operation_timeout(limit.unwrap_or(TIMEOUT));
         let config = aws_sdk_dynamodbstreams::config::Builder::from(config)
             .retry_config(RetryConfig::standard().with_max_attempts(4))
-            .timeout_config(TimeoutConfig::builder().operation_attempt_timeout(TIMEOUT).build());
+            .timeout_config(timeouts.build());
         let client = Client::from_conf(config.build());
-        let mut found: Option<(String, String)> = None;
+        let mut found: Option<Self> = None;
         let mut after: Option<String> = None;
         loop {
             let request = client.list_streams().table_name(table);
             let listed = request.set_exclusive_start_stream_arn(after).send().await;
             let listed = listed.map_err(|error| stream_error("the table's streams", &error))?;
-            for stream in listed.streams.unwrap_or_default() {
-                if let (Some(label), Some(arn)) = (stream.stream_label, stream.stream_arn) {
-                    found = found.max(Some((label, arn)));
+            for arn in listed.streams.unwrap_or_default().into_iter().filter_map(|s| s.stream_arn) {
+                let Some(stream) = Self::new(&client, arn) else { continue };
+                if found.as_ref().is_none_or(|found| found.label < stream.label) {
+                    found = Some(stream);
                 }
             }
             after = listed.last_evaluated_stream_arn;
@@ -56,11 +59,16 @@ impl AwsStream {
                 break;
             }
         }
-        let (label, arn) = found.ok_or_else(|| StreamError {
-            kind: StreamErrorKind::Permanent,
+        found.ok_or_else(|| StreamError {
+            kind: StreamErrorKind::NotFound,
             message: format!("table {table} has no stream; enable one with new and old images"),
-        })?;
-        Ok(Self { client, arn, label })
+        })
+    }
+
+    /// The stream of this ARN. `None` if the ARN names no stream.
+    fn new(client: &Client, arn: String) -> Option<Self> {
+        let label = stream_label(&arn)?.to_owned();
+        Some(Self { client: client.clone(), arn, label })
     }
 }
 
@@ -206,4 +214,84 @@ fn is_about_credentials(code: &str) -> bool {
     code.starts_with("AccessDenied")
         || ["UnrecognizedClientException", "ExpiredTokenException", "MissingAuthenticationToken"]
             .contains(&code)
+}
+
+#[cfg(test)]
+mod tests {
+    use aws_config::{BehaviorVersion, Region};
+    use aws_sdk_dynamodbstreams::config::{Credentials, SharedCredentialsProvider};
+    use aws_sdk_dynamodbstreams::primitives::DateTime;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::event::read_record;
+
+    const ARN: &str =
+        "arn:aws:dynamodb:us-east-1:123456789012:table/limiter/stream/2026-11-01T00:00:00.000";
+
+    /// The stream at an endpoint that lists it under another label than its ARN has.
+    async fn stream() -> AwsStream {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let endpoint = format!("http://{}", listener.local_addr().expect("it is bound"));
+        let list = serde_json::json!({ "Streams": [
+            { "StreamArn": ARN, "StreamLabel": "2026-11-09T09:09:09.999", "TableName": "limiter" },
+        ] });
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            let mut request = [0; 4_096];
+            let _ = stream.read(&mut request).await.expect("a request");
+            let body = list.to_string();
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+            stream.write_all(format!("{head}{body}").as_bytes()).await.expect("it listens");
+        });
+        let credentials = Credentials::new("local", "local", None, None, "test");
+        let config = SdkConfig::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .region(Region::new("us-east-1"))
+            .credentials_provider(SharedCredentialsProvider::new(credentials))
+            .http_client(aws_smithy_http_client::Builder::new().build_http())
+            .endpoint_url(endpoint)
+            .build();
+        AwsStream::open(&config, "limiter").await.expect("it is listed")
+    }
+
+    /// A record as the daemon gets it.
+    fn from_stream(stream: &AwsStream, number: &str) -> StreamRecord {
+        let text = |text: &str| AttributeValue::S(text.to_owned());
+        let change = SdkChange::builder()
+            .keys("PK", text("abcdefghijk/BUCKET#key-1#gpt-4#0"))
+            .keys("SK", text("#STATE"))
+            .sequence_number(number)
+            .approximate_creation_date_time(DateTime::from_secs(1_794_751_200));
+        let record = Record::builder().event_name(OperationType::Modify).dynamodb(change.build());
+        stream.read(record.build()).expect("legal")
+    }
+
+    /// The same record as Lambda passes it to the function.
+    fn from_lambda(number: &str) -> StreamRecord {
+        let record = serde_json::json!({
+            "eventName": "MODIFY",
+            "eventSourceARN": ARN,
+            "dynamodb": {
+                "Keys": {
+                    "PK": { "S": "abcdefghijk/BUCKET#key-1#gpt-4#0" },
+                    "SK": { "S": "#STATE" },
+                },
+                "SequenceNumber": number,
+                "ApproximateCreationDateTime": 1_794_751_200,
+            },
+        });
+        read_record(&record.to_string()).expect("legal")
+    }
+
+    #[tokio::test]
+    async fn function_and_daemon_give_a_change_the_same_position() {
+        let stream = stream().await;
+        let timeouts = stream.client.config().timeout_config().expect("it is set");
+        assert_eq!(timeouts.operation_timeout(), Some(TIMEOUT));
+        for number in ["1", "100000000000000000001", "00042"] {
+            assert_eq!(from_stream(&stream, number), from_lambda(number));
+        }
+    }
 }

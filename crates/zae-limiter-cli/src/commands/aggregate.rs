@@ -15,12 +15,15 @@ use zae_limiter_aggregator::daemon::{
     AwsStream, Daemon, Metrics, Notice, StreamError, StreamErrorKind, Until, serve,
 };
 use zae_limiter_aggregator::{Aggregator, Archive, Bucket, Folder, Report, Settings, Splitter};
+use zae_limiter_infra::records;
 
 use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::grammar;
 use crate::printer::{Printer, count};
+
+use super::stack;
 
 const AFTER_HELP: &str = "\
 The aggregator reads the table's change stream. It records usage by hour, day and month, refills
@@ -94,8 +97,12 @@ fn takeover(input: &str) -> Result<Duration, String> {
 
 pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     let address = address(context)?;
-    let config = address.config().await;
-    let stream = Arc::new(AwsStream::open(&config, &address.table).await.map_err(failure)?);
+    let config = address.config_within(context.aws_timeout()?).await;
+    context.printer.progress(format!("opening the stream of {}", address.table));
+    let stream = match AwsStream::open(&config, &address.table).await {
+        Ok(stream) => Arc::new(stream),
+        Err(error) => return Err(no_stream(context, &address, error).await?),
+    };
     let table = Arc::new(LazyTable::new(address.clone()));
     let (clock, retention) = (Arc::clone(&context.clock), args.retention);
     let usage = UsageSettings { windows: args.windows.clone(), retention };
@@ -122,6 +129,22 @@ fn address(context: &Context) -> Result<DynamoAddress, Failure> {
         _ => Err(Failure::usage("aggregate needs a DynamoDB table, which has a change stream")
             .hint("name one with --store dynamodb:TABLE; other stores record usage themselves")),
     }
+}
+
+/// Why a stream could not be opened. DynamoDB lists no streams of a table that does not exist, without an
+/// error.
+async fn no_stream(
+    context: &Context,
+    address: &DynamoAddress,
+    error: StreamError,
+) -> Result<Failure, Failure> {
+    if error.kind == StreamErrorKind::NotFound {
+        let table = stack::table(context, address).await?;
+        if let Err(error) = records::read_version(&table).await {
+            return Ok(stack::table_failure("open the stream", address, &error));
+        }
+    }
+    Ok(failure(error))
 }
 
 async fn archive(place: &str) -> Arc<dyn Archive> {

@@ -26,13 +26,15 @@ pub(crate) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStat
     let address = context.stack()?;
     let account = stack::connect(context, &address).await?;
     let name = &address.table;
-    let state = account.cloud.stack(name).await?;
+    context.printer.progress(format!("reading the versions of {name}"));
+    let state = stack::find(&account, name).await?.into_stack();
     if account.cloud.table(name).await?.is_none() {
         let failure = Failure::new(ExitStatus::NotFound, format!("there is no table {name}"));
         return Err(failure.hint("zae-limiter deploy creates one"));
     }
-    let table = stack::table(context, &address).await;
-    let record = records::read_version(&table).await.map_err(unreadable)?;
+    let table = stack::table(context, &address).await?;
+    let record = records::read_version(&table).await;
+    let record = record.map_err(|error| unreadable(&address, &error))?;
     let versions = Versions::of(state.as_ref(), record.as_ref());
     let json = VersionsJson::from(&versions);
     if context.printer.is_json() {

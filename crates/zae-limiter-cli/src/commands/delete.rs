@@ -45,6 +45,7 @@ struct DeletedJson<'a> {
 pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     let address = context.stack()?;
     let account = stack::connect(context, &address).await?;
+    context.printer.progress(format!("reading the status of {}", address.table));
     let state = account.deployer.ours(&address.table).await?;
     if !args.yes.yes {
         let table = account.cloud.table(&address.table).await?;
@@ -54,7 +55,7 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     }
     context.confirm_name(args.yes, &address.table)?;
     let wait = if args.no_wait { Wait::No } else { Wait::UntilDone };
-    let mut progress = ProgressPrinter::new(&mut context.printer);
+    let mut progress = ProgressPrinter::of_stack(&mut context.printer, &address.table);
     let deleted = account.deployer.delete(&state, wait, &mut progress).await?;
     let name = address.table.as_str();
     let (under_way, kept) = match deleted {

@@ -44,7 +44,7 @@ pub(crate) struct Args {
     bootstrap: Bootstrap,
 
     /// Exit once the change has started; `status` shows its progress
-    #[arg(long, help_heading = "Command options")]
+    #[arg(long, overrides_with = "wait", help_heading = "Command options")]
     no_wait: bool,
 }
 
@@ -64,7 +64,7 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let account = stack::connect(context, &address).await?;
     let wait = if args.no_wait { Wait::No } else { Wait::UntilDone };
     let deployer = account.deployer.wait(wait);
-    let mut progress = ProgressPrinter::new(&mut context.printer);
+    let mut progress = ProgressPrinter::of_stack(&mut context.printer, &address.table);
     let deployed = deployer.deploy(&plan, package.as_ref(), &mut progress).await?;
     if !matches!(deployed, Deployed::Started { .. }) {
         prepare(context, &address, Some(retention)).await?;
@@ -80,11 +80,12 @@ pub(super) async fn prepare(
     address: &DynamoAddress,
     retention: Option<u32>,
 ) -> Result<(), Failure> {
-    let table = stack::table(context, address).await;
+    let table = stack::table(context, address).await?;
+    context.printer.progress(format!("preparing table {}", address.table));
     let version = records::ensure_version(&table, context.clock.now()).await;
     version.map_err(|error| {
         let message = format!("the stack exists, but table {} is not ready", address.table);
-        Failure::new(ExitStatus::Unavailable, message).caused_by(&error).hint("deploy again")
+        Failure::new(stack::status_of(error.kind), message).caused_by(&error).hint("deploy again")
     })?;
     let limiter = context.default_limiter().await?;
     if let Some(days) = retention {

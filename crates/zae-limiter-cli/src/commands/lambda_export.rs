@@ -1,6 +1,8 @@
 //! `lambda-export`
 
-use std::path::PathBuf;
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
@@ -13,9 +15,12 @@ use super::deploy::Bootstrap;
 const AFTER_HELP: &str = "\
 Examples:
   zae-limiter lambda-export                                  writes aggregator.zip
+  zae-limiter lambda-export lambda.zip --force               replaces lambda.zip
   zae-limiter lambda-export arm.zip --bootstrap ./target/aarch64-unknown-linux-gnu/release/zae-limiter
 
-The zip file contains one executable, named bootstrap, for the runtime provided.al2023.";
+The zip file contains one executable, named bootstrap, for the runtime provided.al2023.
+
+--output is the output format, as with every command. `--output FILE` of the Python program works, too.";
 
 /// Arguments of `lambda-export`.
 #[derive(clap::Args, Debug)]
@@ -24,6 +29,10 @@ pub(crate) struct Args {
     /// Zip file to write
     #[arg(value_name = "FILE", default_value = "aggregator.zip")]
     file: PathBuf,
+
+    /// Replace the file if it exists
+    #[arg(short, long)]
+    force: bool,
 
     #[command(flatten)]
     bootstrap: Bootstrap,
@@ -42,9 +51,7 @@ struct ExportJson<'a> {
 pub(crate) fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     let package = args.bootstrap.package(context)?;
     let file = args.file.display().to_string();
-    std::fs::write(&args.file, package.zip()).map_err(|error| {
-        Failure::new(ExitStatus::Error, format!("could not write {file}")).caused_by(&error)
-    })?;
+    write(&args.file, package.zip(), args.force)?;
     let glibc = package.glibc().map(|needed| needed.to_string());
     let library = match &glibc {
         Some(needed) => format!("needs glibc {needed}"),
@@ -62,4 +69,19 @@ pub(crate) fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failu
     };
     context.printer.done(&document, words);
     Ok(ExitStatus::Done)
+}
+
+/// Writes a file. An existing one is replaced only with `force`.
+pub(super) fn write(file: &Path, content: &[u8], force: bool) -> Result<(), Failure> {
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create(true).truncate(true).create_new(!force);
+    let written = options.open(file).and_then(|mut opened| opened.write_all(content));
+    written.map_err(|error| {
+        let name = file.display();
+        if error.kind() == ErrorKind::AlreadyExists {
+            let failure = Failure::new(ExitStatus::Error, format!("{name} exists already"));
+            return failure.hint("replace it with --force");
+        }
+        Failure::new(ExitStatus::Error, format!("could not write {name}")).caused_by(&error)
+    })
 }

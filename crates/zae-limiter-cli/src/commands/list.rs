@@ -38,6 +38,7 @@ struct StackJson<'a> {
 pub(crate) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     let address = context.account()?;
     let account = stack::connect(context, &address).await?;
+    context.printer.progress("listing the stacks of this account and region");
     let mut stacks = account.cloud.stacks().await?;
     stacks.sort_by(|a, b| a.name.cmp(&b.name));
     if context.printer.is_json() {
@@ -84,7 +85,9 @@ fn to_json(state: &StackState) -> StackJson<'_> {
         schema_version: tag(tag::SCHEMA_VERSION),
         deployed_by: match state.maker() {
             Maker::Us => "zae-limiter",
+            Maker::OurTemplate => "another tool, from our template (no tags)",
             Maker::Python => "the Python client",
+            Maker::EarlyPython => "an early Python client (no tags)",
             Maker::Other => "another program",
         },
         created_at: time(state.created_at),

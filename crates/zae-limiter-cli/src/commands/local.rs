@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use serde::{Deserialize, Serialize};
 use zae_limiter::dynamodb::aws::{CreateTable, DynamoAddress};
+use zae_limiter::model::StackName;
 use zae_limiter::testing::{Clock, SystemClock};
 
 use crate::columns::{Cell, print_fields};
@@ -31,6 +32,7 @@ Examples:
 const UP_AFTER_HELP: &str = "\
 Examples:
   zae-limiter local up                       in memory, on a free port
+  zae-limiter local up --name my-app         with the table my-app
   zae-limiter local up --port 8000 --folder ./dynamodb
   zae-limiter local up -o json               {\"endpoint\", \"pid\", \"table\"}
 
@@ -72,9 +74,9 @@ struct UpArgs {
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
 
-    /// Table to create [default: zae-limiter]
+    /// Table to create, as --name [default: zae-limiter]
     #[arg(long, value_name = "NAME", value_parser = grammar::table_name)]
-    table: Option<zae_limiter::model::StackName>,
+    table: Option<StackName>,
 
     /// Create the table with a change stream; the longer the stream, the slower each write
     #[arg(long)]
@@ -123,6 +125,7 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
 }
 
 async fn up(args: UpArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
+    let args = UpArgs { table: wanted_table(args.table, context)?, ..args };
     if let Some(running) = running(context).await? {
         check_matches(&args, &running)?;
         let pid = running.pid;
@@ -144,6 +147,32 @@ async fn up(args: UpArgs, context: &mut Context) -> Result<ExitStatus, Failure> 
     context.printer.say_unless_json("use it from this shell: eval \"$(zae-limiter local env)\"");
     print(context, &running);
     Ok(ExitStatus::Done)
+}
+
+/// The table that `--table` or `--name` names.
+fn wanted_table(table: Option<StackName>, context: &Context) -> Result<Option<StackName>, Failure> {
+    let Some(name) = context.stack_name() else { return Ok(table) };
+    if table.as_ref().is_some_and(|table| table != name) {
+        let failure = Failure::usage("--name and --table name two tables");
+        return Err(failure.hint("give one of them: --name TABLE"));
+    }
+    // A stack's name may be too short for a table.
+    let name = grammar::table_name(name.as_str());
+    name.map(Some).map_err(|misread| Failure::usage(format!("invalid --name: {misread}")))
+}
+
+/// The endpoint that runs, and has the table that `--name` names.
+async fn running_here(context: &Context) -> Result<Running, Failure> {
+    let running = running(context).await?.ok_or_else(not_running)?;
+    match context.stack_name() {
+        Some(name) if name.as_str() != running.table => {
+            let Running { endpoint, table, .. } = &running;
+            let message =
+                format!("no local endpoint with table {name} is running; {endpoint} has {table}");
+            Err(Failure::new(ExitStatus::NotFound, message).hint("leave out --name"))
+        }
+        _ => Ok(running),
+    }
 }
 
 /// Fails if the running endpoint has another table or port than requested.
@@ -177,15 +206,15 @@ async fn create_table(running: &Running, stream: bool) -> Result<(), Failure> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     table.create(&client, &clock).await.map_err(|error| {
         let message = format!("could not create table {}", running.table);
-        Failure::new(ExitStatus::Error, message).caused_by(&error)
+        Failure::new(super::stack::status_of(error.kind), message).caused_by(&error)
     })
 }
 
 async fn down(context: &mut Context) -> Result<ExitStatus, Failure> {
-    let Some(running) = running(context).await? else { return Err(not_running()) };
+    let running = running_here(context).await?;
     engine::stop(running.pid);
     for _ in 0..POLLS_MAX {
-        if !engine::answers(&running.endpoint).await {
+        if !engine::answers(context, &running.endpoint).await {
             let _ = std::fs::remove_file(context.data_file("local.json")?);
             context.printer.done(&serde_json::json!({ "stopped": running }), "stopped");
             return Ok(ExitStatus::Done);
@@ -197,7 +226,7 @@ async fn down(context: &mut Context) -> Result<ExitStatus, Failure> {
 }
 
 async fn status(context: &mut Context) -> Result<ExitStatus, Failure> {
-    let Some(running) = running(context).await? else { return Err(not_running()) };
+    let running = running_here(context).await?;
     if context.printer.is_json() {
         context.printer.json(&running);
         return Ok(ExitStatus::Done);
@@ -213,7 +242,7 @@ async fn status(context: &mut Context) -> Result<ExitStatus, Failure> {
 }
 
 async fn env(context: &mut Context) -> Result<ExitStatus, Failure> {
-    let Some(running) = running(context).await? else { return Err(not_running()) };
+    let running = running_here(context).await?;
     let variables = [
         ("ZAEL_STORE", running.store_url()),
         ("AWS_ENDPOINT_URL_DYNAMODB", running.endpoint),
@@ -246,7 +275,7 @@ async fn running(context: &Context) -> Result<Option<Running>, Failure> {
         return Ok(None);
     };
     let is_ours = engine::start_time(running.pid) == start_time;
-    Ok((is_ours && engine::answers(&running.endpoint).await).then_some(running))
+    Ok((is_ours && engine::answers(context, &running.endpoint).await).then_some(running))
 }
 
 fn save(context: &Context, running: &Running) -> Result<(), Failure> {

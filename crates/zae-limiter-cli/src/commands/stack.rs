@@ -6,6 +6,7 @@ use zae_limiter::dynamodb::aws::{AwsTable, DynamoAddress};
 use zae_limiter_infra::aws::AwsCloud;
 use zae_limiter_infra::{
     Cloud, CloudError, CloudErrorKind, DeployError, Deployer, InvalidOption, Progress, StackEvent,
+    StackState, TableError, TableErrorKind,
 };
 
 use crate::context::Context;
@@ -24,14 +25,76 @@ pub(crate) async fn connect(
     context: &Context,
     address: &DynamoAddress,
 ) -> Result<Account, Failure> {
-    let cloud: Arc<dyn Cloud> = Arc::new(AwsCloud::connect(address).await?);
+    let limit = context.aws_timeout()?;
+    let cloud = AwsCloud::connect_within(address, limit).await?;
+    let cloud: Arc<dyn Cloud> = Arc::new(cloud);
     let deployer = Deployer::new(Arc::clone(&cloud), Arc::clone(&context.pace));
     Ok(Account { cloud, deployer })
 }
 
-/// The table of an address.
-pub(crate) async fn table(context: &Context, address: &DynamoAddress) -> AwsTable {
-    AwsTable::new(address.client().await, &address.table, Arc::clone(&context.pace))
+/// A stack, or why there is none.
+pub(crate) enum Found {
+    Stack(StackState),
+    Nothing,
+    /// The endpoint has tables only.
+    NoCloudFormation(CloudError),
+}
+
+impl Found {
+    pub(crate) fn stack(&self) -> Option<&StackState> {
+        match self {
+            Self::Stack(state) => Some(state),
+            Self::Nothing | Self::NoCloudFormation(_) => None,
+        }
+    }
+
+    pub(crate) fn into_stack(self) -> Option<StackState> {
+        match self {
+            Self::Stack(state) => Some(state),
+            Self::Nothing | Self::NoCloudFormation(_) => None,
+        }
+    }
+}
+
+/// Looks for a stack, for commands that can do without one.
+pub(crate) async fn find(account: &Account, name: &str) -> Result<Found, Failure> {
+    match account.cloud.stack(name).await {
+        Ok(Some(state)) => Ok(Found::Stack(state)),
+        Ok(None) => Ok(Found::Nothing),
+        Err(error) if error.kind == CloudErrorKind::NoService => Ok(Found::NoCloudFormation(error)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The table of an address. Each of its calls has the same time limit as other calls to AWS.
+pub(crate) async fn table(context: &Context, address: &DynamoAddress) -> Result<AwsTable, Failure> {
+    let client = address.client_within(context.aws_timeout()?).await;
+    Ok(AwsTable::new(client, &address.table, Arc::clone(&context.pace)))
+}
+
+/// The failure of a call to the table. `what` could not be done.
+pub(crate) fn table_failure(what: &str, address: &DynamoAddress, error: &TableError) -> Failure {
+    let place = match (&address.endpoint, &address.region) {
+        (Some(url), _) => format!(" at {url}"),
+        (None, Some(region)) => format!(" in {region}"),
+        (None, None) => String::new(),
+    };
+    let message = format!("could not {what} of table {}{place}", address.table);
+    Failure::new(status_of(error.kind), message).caused_by(error)
+}
+
+/// The exit status for a failed call to a table.
+pub(crate) fn status_of(kind: TableErrorKind) -> ExitStatus {
+    match kind {
+        TableErrorKind::NoTable => ExitStatus::NotFound,
+        TableErrorKind::Unavailable
+        | TableErrorKind::Throttled
+        | TableErrorKind::PartitionThrottled
+        | TableErrorKind::Conflict => ExitStatus::Unavailable,
+        TableErrorKind::Denied | TableErrorKind::Incompatible | TableErrorKind::Rejected => {
+            ExitStatus::Error
+        }
+    }
 }
 
 /// Prints the events of a stack: a line for each finished or failed resource, and a progress line
@@ -44,6 +107,12 @@ pub(crate) struct ProgressPrinter<'a> {
 impl<'a> ProgressPrinter<'a> {
     pub(crate) fn new(printer: &'a mut Printer) -> Self {
         Self { printer, done: 0 }
+    }
+
+    /// As [`new`](Self::new), with a progress line until the first event.
+    pub(crate) fn of_stack(printer: &'a mut Printer, name: &str) -> Self {
+        printer.progress(format!("waiting for CloudFormation: stack {name}"));
+        Self::new(printer)
     }
 }
 
@@ -78,13 +147,17 @@ impl From<CloudError> for Failure {
     fn from(error: CloudError) -> Self {
         let status = match error.kind {
             CloudErrorKind::Unavailable => ExitStatus::Unavailable,
-            CloudErrorKind::NotFound => ExitStatus::NotFound,
+            CloudErrorKind::NotFound | CloudErrorKind::NoService => ExitStatus::NotFound,
             CloudErrorKind::Denied | CloudErrorKind::Rejected => ExitStatus::Error,
         };
         let failure = Self::new(status, error.message.clone());
         match std::error::Error::source(&error) {
             // Otherwise the message quotes AWS already.
             Some(source) if error.kind == CloudErrorKind::Unavailable => failure.caused_by(source),
+            _ if error.kind == CloudErrorKind::NoService => failure.hint(
+                "some endpoints have tables only, as that of `local up`; zae-limiter status shows a \
+                 table",
+            ),
             _ => failure,
         }
     }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use zae_limiter::dynamodb::aws::DynamoAddress;
 use zae_limiter_infra::versions::{PROGRAM, Versions};
-use zae_limiter_infra::{StackState, TableFigures, records};
+use zae_limiter_infra::{StackState, TableError, TableFigures, records};
 
 use crate::columns::{Cell, print_fields};
 use crate::context::Context;
@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::printer::{Look, count};
 
 use super::list::{look, time};
-use super::stack::{self, Account};
+use super::stack::{self, Account, Found};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -94,18 +94,18 @@ pub(crate) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStat
     let address = context.stack()?;
     let account = stack::connect(context, &address).await?;
     context.printer.progress(format!("reading the status of {}", address.table));
-    let state = account.cloud.stack(&address.table).await?;
+    let found = stack::find(&account, &address.table).await?;
     let table = account.cloud.table(&address.table).await?;
-    if state.is_none() && table.is_none() {
+    if found.stack().is_none() && table.is_none() {
         let message = format!("there is neither a stack nor a table {}", address.table);
         let failure = Failure::new(ExitStatus::NotFound, message);
         return Err(failure.hint("zae-limiter list shows the stacks of this account and region"));
     }
-    let report = read_report(context, &account, &address, state.as_ref(), table).await?;
+    let report = read_report(context, &account, &address, found.stack(), table).await?;
     if context.printer.is_json() {
         context.printer.json(&report);
     } else {
-        print(context, &report, state.as_ref());
+        print(context, &report, &found);
     }
     Ok(ExitStatus::Done)
 }
@@ -120,7 +120,8 @@ async fn read_report(
     let mut round_trip_ms = None;
     let mut record = None;
     if table.is_some() {
-        let table = stack::table(context, address).await;
+        let table = stack::table(context, address).await?;
+        let unreadable = |error| unreadable(address, &error);
         // The first call opens the connection, so the second one is measured.
         records::read_version(&table).await.map_err(unreadable)?;
         let started = context.pace.stopwatch();
@@ -151,9 +152,8 @@ async fn read_report(
     })
 }
 
-pub(super) fn unreadable(error: zae_limiter_infra::TableError) -> Failure {
-    let failure = Failure::new(ExitStatus::Unavailable, "could not read the table's version");
-    failure.caused_by(&error)
+pub(super) fn unreadable(address: &DynamoAddress, error: &TableError) -> Failure {
+    stack::table_failure("read the version", address, error)
 }
 
 fn stack_json(state: &StackState) -> StackJson {
@@ -179,17 +179,20 @@ fn table_json(table: TableFigures) -> TableJson {
     }
 }
 
-fn print(context: &mut Context, report: &Report, state: Option<&StackState>) {
+fn print(context: &mut Context, report: &Report, found: &Found) {
     let none = || Cell::new(Look::Dim, "none");
     let mut fields = vec![("name", Cell::from(&report.name))];
-    match (&report.stack, state) {
-        (Some(json), Some(state)) => {
+    match (&report.stack, found) {
+        (Some(json), Found::Stack(state)) => {
             fields.push(("stack", Cell::new(look(state), &json.status)));
             if let Some(reason) = &json.reason {
                 fields.push(("", Cell::new(Look::Dim, reason)));
             }
             let changed = json.updated_at.as_ref().or(json.created_at.as_ref());
             fields.push(("last change", changed.map_or_else(none, Cell::from)));
+        }
+        (_, Found::NoCloudFormation(error)) => {
+            fields.push(("stack", Cell::new(Look::Dim, format!("none: {error}"))));
         }
         _ => fields.push(("stack", Cell::new(Look::Warn, "none: there is only a table"))),
     }

@@ -95,7 +95,8 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let address = context.stack()?;
     let account = stack::connect(context, &address).await?;
     let name = address.table.clone();
-    let state = account.cloud.stack(&name).await?;
+    context.printer.progress(format!("reading the versions of {name}"));
+    let state = stack::find(&account, &name).await?.into_stack();
     if account.cloud.table(&name).await?.is_none() {
         let failure = Failure::new(ExitStatus::NotFound, format!("there is no table {name}"));
         return Err(failure.hint("zae-limiter deploy creates one"));
@@ -123,8 +124,9 @@ async fn migrate_table(
     context: &mut Context,
     address: &DynamoAddress,
 ) -> Result<Option<Counts>, Failure> {
-    let table = stack::table(context, address).await;
-    let version = records::read_version(&table).await.map_err(unreadable)?;
+    let table = stack::table(context, address).await?;
+    let version = records::read_version(&table).await;
+    let version = version.map_err(|error| unreadable(address, &error))?;
     if !migrate::is_needed(version.as_ref()) {
         return Ok(None);
     }
@@ -150,7 +152,7 @@ async fn migrate_table(
 
 fn migration_failure(error: MigrateError) -> Failure {
     let status = match &error {
-        MigrateError::Table(_) => ExitStatus::Unavailable,
+        MigrateError::Table(error) => stack::status_of(error.kind),
         MigrateError::TooOld(_) | MigrateError::TooNew(_) => ExitStatus::Error,
     };
     let failure = Failure::new(status, error.to_string()).hint(error.hint());
@@ -178,7 +180,7 @@ async fn upgrade_stack(
         let architecture = package.architecture().as_str().to_owned();
         plan.parameters.insert(StackPlan::ARCHITECTURE.to_owned(), architecture);
     }
-    let mut progress = ProgressPrinter::new(&mut context.printer);
+    let mut progress = ProgressPrinter::of_stack(&mut context.printer, &address.table);
     let deployed = account.deployer.deploy(&plan, package.as_ref(), &mut progress).await?;
     let retention = plan.parameters.get("AuditRetentionDays");
     prepare(context, address, retention.and_then(|days| days.parse().ok())).await?;

@@ -17,6 +17,7 @@ use crate::grammar::{self, Moment};
 use crate::listing::{Item, print_pages};
 use crate::printer::count;
 
+mod coverage;
 mod plot;
 
 const AFTER_HELP: &str = "\
@@ -35,7 +36,9 @@ Examples:
 Windows are hours, days and months of UTC. Without --start the range is the last 24 hours, 30 days
 or 12 months, depending on the window.
 
-On a DynamoDB table the aggregator records usage: see zae-limiter aggregate --help.";
+On a DynamoDB table the aggregator records usage: see zae-limiter aggregate --help. It records the
+windows that it is set to. If the requested ones are missing (exit status 4) or incomplete, the
+command says so.";
 
 const SUMMARY_AFTER_HELP: &str = "\
 Examples:
@@ -46,7 +49,9 @@ Examples:
 Windows are hours, days and months of UTC. Without --start the range is the last 24 hours, 30 days
 or 12 months, depending on the window.
 
-On a DynamoDB table the aggregator records usage: see zae-limiter aggregate --help.";
+On a DynamoDB table the aggregator records usage: see zae-limiter aggregate --help. It records the
+windows that it is set to. If the requested ones are missing (exit status 4) or incomplete, the
+command says so.";
 
 /// Arguments of `usage`.
 #[derive(clap::Args, Debug)]
@@ -246,6 +251,9 @@ struct SummaryJson<'a> {
     records: u64,
     events: u64,
     consumed: BTreeMap<String, i64>,
+    /// Months that are recorded in part.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    incomplete: Vec<coverage::Gap>,
 }
 
 pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
@@ -263,8 +271,11 @@ async fn list(args: ListArgs, context: &mut Context) -> Result<ExitStatus, Failu
     }
     let range = which.range(context.clock.now())?;
     let limiter = context.limiter().await?;
-    let pages = which.query(&limiter, &range).pages()?;
+    let query = which.query(&limiter, &range);
+    let gaps = coverage::check(&limiter, &query, which.window).await?;
+    let pages = query.pages()?;
     let printer = &mut context.printer;
+    coverage::warn(printer, &gaps);
     let records = match plot {
         true => plot::draw(printer, which.window, pages).await?,
         false => print_pages(printer, pages, UsageJson::from).await?,
@@ -279,8 +290,11 @@ async fn list(args: ListArgs, context: &mut Context) -> Result<ExitStatus, Failu
 async fn summary(which: Which, context: &mut Context) -> Result<ExitStatus, Failure> {
     let range = which.range(context.clock.now())?;
     let limiter = context.limiter().await?;
-    let summary = which.query(&limiter, &range).summary().await?;
+    let query = which.query(&limiter, &range);
+    let incomplete = coverage::check(&limiter, &query, which.window).await?;
+    let summary = query.summary().await?;
     let printer = &mut context.printer;
+    coverage::warn(printer, &incomplete);
     if printer.is_json() {
         printer.json(&SummaryJson {
             entity_id: which.whose.entity.as_ref().map(EntityId::as_str),
@@ -293,6 +307,7 @@ async fn summary(which: Which, context: &mut Context) -> Result<ExitStatus, Fail
             records: summary.records,
             events: summary.events,
             consumed: summary.consumed.iter().map(|(name, sum)| (name.to_string(), *sum)).collect(),
+            incomplete,
         });
         return Ok(ExitStatus::Done);
     }

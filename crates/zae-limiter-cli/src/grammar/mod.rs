@@ -14,7 +14,7 @@ pub use limit::{Adjustment, Amount, adjustment, amount, limit};
 pub use misread::Misread;
 pub use moment::{Moment, moment};
 pub use names::{
-    Resources, entity_id, key_value, limit_name, namespace_id, namespace_name, resource,
-    resource_or_default, stack_name, store_url, table_name,
+    Resources, endpoint_url, entity_id, key_value, limit_name, namespace_id, namespace_name,
+    region, resource, resource_or_default, stack_name, store_url, table_name,
 };
 pub use shards::shards;

@@ -141,6 +141,30 @@ pub fn store_url(input: &str) -> Result<String, Misread> {
     }
 }
 
+/// Reads the name of an AWS region.
+///
+/// # Errors
+///
+/// [`Misread`] with the rule.
+pub fn region(input: &str) -> Result<String, Misread> {
+    let misread = |invalid: Invalid| {
+        Misread::new(input, 0..input.len(), "this is not an AWS region", invalid.rule())
+    };
+    StoreUrl::check_region(input).map(|()| input.to_owned()).map_err(misread)
+}
+
+/// Reads the URL of an endpoint.
+///
+/// # Errors
+///
+/// [`Misread`] with the rule.
+pub fn endpoint_url(input: &str) -> Result<String, Misread> {
+    let misread = |invalid: Invalid| {
+        Misread::new(input, 0..input.len(), "this is not the URL of an endpoint", invalid.rule())
+    };
+    StoreUrl::check_endpoint(input).map(|()| input.to_owned()).map_err(misread)
+}
+
 /// Where a part of an address stands: at its start, or behind one of its marks, and not wherever else
 /// the same letters are. Of several that are alike, the last.
 fn part_of_url(url: &str, part: &str) -> Range<usize> {

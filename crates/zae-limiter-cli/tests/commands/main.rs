@@ -9,6 +9,7 @@
 mod acquire;
 mod audit;
 mod available;
+mod aws;
 mod bench;
 mod completions;
 mod demo;

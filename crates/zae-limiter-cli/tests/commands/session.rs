@@ -31,6 +31,8 @@ pub struct Session {
     pub program: Option<PathBuf>,
     pub terminal: Terminal,
     pub transcript: String,
+    /// Whether every deadline of the limiter passes as soon as a call has to wait.
+    pub impatient: bool,
     /// Sends Ctrl-C when a command has waited this long.
     pub interrupt_after: Option<Duration>,
     runs: u64,
@@ -46,6 +48,7 @@ impl Session {
             program: None,
             terminal: Terminal::default(),
             transcript: String::new(),
+            impatient: false,
             interrupt_after: None,
             runs: 0,
         }
@@ -87,13 +90,18 @@ impl Session {
         let (interrupter, interrupts) = Interrupts::by_hand();
         let interrupt_at = self.interrupt_after.map(|wait| self.clock.now().saturating_add(wait));
         let clock = Arc::clone(&self.clock);
+        let pace = Arc::new(JumpingClock { clock, interrupt_at, interrupter });
+        let limiters: Arc<dyn Clock> = match self.impatient {
+            true => Arc::new(ImpatientClock(Arc::clone(&self.clock))),
+            false => Arc::clone(&self.clock) as _,
+        };
         let world = World {
             args: words(line).into_iter().map(Into::into).collect(),
             env: self.env.clone(),
             data_dir: Some(self.folder.path().join("data")),
             program: self.program.clone(),
-            clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
-            pace: Arc::new(JumpingClock { clock, interrupt_at, interrupter }),
+            clock: limiters,
+            pace,
             entropy: || Entropy::seeded(SEED.get()),
             stdin: Box::new(self.stdin.as_bytes()),
             stdout: Box::new(stdout.clone()),
@@ -187,5 +195,19 @@ impl Clock for JumpingClock {
             self.interrupter.send(Interrupt::Interrupt);
         }
         Box::pin(std::future::ready(()))
+    }
+}
+
+/// A clock whose sleeps end when everything else has been tried once.
+#[derive(Debug)]
+struct ImpatientClock(Arc<ManualClock>);
+
+impl Clock for ImpatientClock {
+    fn now(&self) -> Timestamp {
+        self.0.now()
+    }
+
+    fn sleep(&self, _: Duration) -> BoxFuture<'_, ()> {
+        Box::pin(tokio::task::yield_now())
     }
 }

@@ -5,6 +5,7 @@
 #[path = "../endpoint/mod.rs"]
 mod endpoint;
 mod http;
+mod stream;
 
 use std::io::Read as _;
 use std::process::{Child, Command, Stdio};
@@ -202,4 +203,40 @@ fn wrong_settings_are_reported_to_lambda() {
         posted.answer("202 Accepted", &[], "");
         assert!(!child.wait().unwrap().success());
     }
+}
+
+/// Takes three tokens, and books them with the function, the daemon or both. Returns the booked tokens.
+async fn booked_by(name: &str, order: &[&str]) -> Vec<i64> {
+    let function = Function::start(name, &[("SNAPSHOT_WINDOWS", "daily")]).await;
+    let run = |words: &str| {
+        let store = format!("dynamodb:{name}?region=us-east-1&endpoint={}", endpoint::address());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_zae-limiter"));
+        let command = command.env_clear().args(["--store", &store]).args(words.split(' '));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{words}: {output:?}");
+        output.stdout
+    };
+    for _ in 0..3 {
+        run("acquire key-1 gpt-4 -c rpm:1 -l rpm:100 -q");
+    }
+    let mut booked = Vec::new();
+    for who in order {
+        match *who {
+            "function" => {
+                let event = stream::event(endpoint::address(), name).await;
+                assert_eq!(failures(&function.answer(&event)), Vec::<&str>::new());
+            }
+            _ => drop(run("aggregate --once --windows daily --no-refill")),
+        }
+        let list: Json =
+            serde_json::from_slice(&run("usage list -e key-1 -w daily -o json")).unwrap();
+        booked.push(list[0]["consumed"]["rpm"].as_i64().unwrap());
+    }
+    booked
+}
+
+#[tokio::test]
+async fn function_and_daemon_on_one_table_book_every_change_once() {
+    assert_eq!(booked_by("both-1", &["function", "daemon", "function"]).await, [3, 3, 3]);
+    assert_eq!(booked_by("both-2", &["daemon", "function", "daemon"]).await, [3, 3, 3]);
 }

@@ -139,6 +139,47 @@ fn stacks_of_others_are_left_alone() {
 }
 
 #[test]
+fn stacks_without_tags_are_listed_as_what_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("stack.yaml").display().to_string();
+    let written = run(&format!("cfn-template --output {file}"));
+    assert_eq!(written.code, 0, "{}", written.err);
+    let again = run(&format!("cfn-template {file}"));
+    assert!(again.code == 1 && again.err.contains("replace it with --force"), "{}", again.err);
+    assert_eq!(run(&format!("cfn-template {file} --force")).code, 0);
+    python(&format!(
+        "cfn = make('cloudformation')\n\
+         off = ['EnableAggregator', 'EnableAlarms', 'EnableIam', 'EnableAuditArchival']\n\
+         cfn.create_stack(StackName='by-hand', TemplateBody=open({file:?}).read(), \
+            Parameters=[dict(ParameterKey=k, ParameterValue='false') for k in off])\n\
+         queue = 'Resources: {{Q: {{Type: \"AWS::SQS::Queue\"}}}}'\n\
+         cfn.create_stack(StackName='ZAEL-early', TemplateBody=queue)\n\
+         later = queue + '\\nParameters: {{SnapshotWindows: {{Type: String}}, \
+            SchemaVersion: {{Type: String}}}}' + '\\nOutputs: {{TableName: {{Value: a}}, TableArn: {{Value: b}}}}'\n\
+         cfn.create_stack(StackName='untagged', TemplateBody=later, \
+            Parameters=[dict(ParameterKey=k, ParameterValue='x') for k in ['SnapshotWindows', 'SchemaVersion']])"
+    ));
+    let list = run("list -o json").json();
+    for (name, by) in [
+        ("by-hand", "another tool, from our template (no tags)"),
+        ("ZAEL-early", "an early Python client (no tags)"),
+        ("untagged", "an early Python client (no tags)"),
+    ] {
+        let stack = list.as_array().unwrap().iter().find(|stack| stack["name"] == name);
+        assert_eq!(stack.unwrap_or_else(|| panic!("{name}: {list}"))["deployed_by"], by);
+        // They stay with whoever made them.
+        let refused = run(&format!("delete --yes --name {name}"));
+        assert_eq!(refused.code, 1, "{name}: {}", refused.err);
+        assert!(refused.err.contains("update and delete the stack with"), "{}", refused.err);
+    }
+    assert_eq!(run("status --name by-hand -o json").json()["table"]["status"], "ACTIVE");
+    python(
+        "for name in ['by-hand', 'ZAEL-early', 'untagged']: \
+         make('cloudformation').delete_stack(StackName=name)",
+    );
+}
+
+#[test]
 fn wrong_options_are_refused_before_anything_is_sent() {
     for (options, said) in [
         (

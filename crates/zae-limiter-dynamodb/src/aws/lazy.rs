@@ -50,6 +50,28 @@ impl DynamoAddress {
         Client::from_conf(config.timeout_config(timeouts).build())
     }
 
+    /// As [`client`](Self::client), but a whole call ends within `limit`: credentials, retries, and the
+    /// transfer of the answer included.
+    pub async fn client_within(&self, limit: Duration) -> Client {
+        let timeouts = TimeoutConfig::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(ANSWER_TIMEOUT)
+            .operation_timeout(limit)
+            .build();
+        let config = self.client().await.config().to_builder().timeout_config(timeouts);
+        Client::from_conf(config.build())
+    }
+
+    /// As [`config`](Self::config), but a whole call ends within `limit`: credentials, retries, and the
+    /// transfer of the answer included.
+    pub async fn config_within(&self, limit: Duration) -> SdkConfig {
+        let timeouts = TimeoutConfig::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .operation_timeout(limit)
+            .build();
+        self.config().await.into_builder().timeout_config(timeouts).build()
+    }
+
     /// The configuration for clients of other AWS services at this address.
     pub async fn config(&self) -> SdkConfig {
         let http = Builder::new()

@@ -39,7 +39,7 @@ fn check(error: &StoreError, kind: StoreErrorKind, says: &str) {
 #[tokio::test]
 async fn a_table_that_does_not_exist() {
     let error = open_error("missing", &endpoint()).await;
-    check(&error, StoreErrorKind::Incompatible, "does not exist in this account and region");
+    check(&error, StoreErrorKind::NotFound, "does not exist in this account and region");
 }
 
 #[tokio::test]

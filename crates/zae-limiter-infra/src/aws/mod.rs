@@ -4,16 +4,19 @@ mod convert;
 mod errors;
 
 use std::fmt;
-use zae_limiter_core::BoxFuture;
+use std::time::Duration;
 
 use aws_config::SdkConfig;
 use aws_config::retry::RetryConfig;
+use aws_config::timeout::TimeoutConfig;
+use aws_credential_types::provider::ProvideCredentials as _;
 use aws_sdk_cloudformation::types::Capability;
 use aws_sdk_cloudwatch::primitives::DateTime;
 use aws_sdk_cloudwatch::types::{Dimension, Statistic};
-use aws_sdk_dynamodb::error::ProvideErrorMetadata as _;
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_s3::types::{Delete, ObjectIdentifier};
 use aws_sdk_sqs::types::QueueAttributeName;
+use zae_limiter_core::{BoxFuture, SystemClock, within};
 pub use zae_limiter_dynamodb::aws::{AwsTable, DynamoAddress};
 use zae_limiter_schema::{Item, ItemKey, TableError};
 
@@ -23,7 +26,7 @@ use crate::cloud::{
 use crate::migrate::Scan;
 use crate::plan::StackPlan;
 use convert::{event, figures, parameters, stack, tags};
-use errors::cloud_error;
+use errors::{Call, Limit, cloud_error};
 
 /// The most objects that one call deletes.
 const DELETE_MAX: usize = 1_000;
@@ -31,8 +34,18 @@ const DELETE_MAX: usize = 1_000;
 const LAG_SPAN_MS: i64 = 600_000;
 const LAG_PERIOD_S: i32 = 60;
 
+/// The time limit of one call to AWS: connecting, credentials, retries and the whole answer. AWS answers
+/// these calls within a second or two.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// What an upload may take longer, for each byte: 64 KiB a second, as over a slow mobile network.
+const UPLOAD_BYTES_PER_S: u64 = 65_536;
+
 /// An AWS account, in one region.
 pub struct AwsCloud {
+    /// Where it is, for errors: `at http://127.0.0.1:8000`, `in eu-west-1`.
+    place: String,
+    /// The time limit of one call.
+    limit: Duration,
     cloudformation: aws_sdk_cloudformation::Client,
     cloudwatch: aws_sdk_cloudwatch::Client,
     dynamodb: aws_sdk_dynamodb::Client,
@@ -47,21 +60,47 @@ impl fmt::Debug for AwsCloud {
 }
 
 impl AwsCloud {
-    /// The account and region of an address. The address's table does not matter.
+    /// The account and region of an address. The address's table does not matter. Each call ends within
+    /// [`CALL_TIMEOUT`].
     ///
     /// # Errors
     ///
     /// If no region is set.
     pub async fn connect(address: &DynamoAddress) -> Result<Self, CloudError> {
-        let config = address.config().await;
+        Self::connect_within(address, CALL_TIMEOUT).await
+    }
+
+    /// As [`connect`](Self::connect), with another time limit for each call. An upload may take longer,
+    /// depending on its size.
+    ///
+    /// # Errors
+    ///
+    /// If no region is set, or the source of the settings or credentials does not answer in time.
+    pub async fn connect_within(
+        address: &DynamoAddress,
+        limit: Duration,
+    ) -> Result<Self, CloudError> {
+        // A profile or the machine's metadata may name the region.
+        let loading = Box::pin(address.config_within(limit));
+        let loaded = within(&SystemClock, limit.max(CALL_TIMEOUT), loading).await;
+        let config = loaded.ok_or_else(|| {
+            let message = "the AWS settings could not be loaded in time; set AWS_REGION";
+            CloudError::new(CloudErrorKind::Unavailable, message)
+        })?;
         if config.region().is_none() {
             let message = "no AWS region is set; give one with --region, or set AWS_REGION";
             return Err(CloudError::new(CloudErrorKind::Rejected, message));
         }
-        Ok(Self::new(&config))
+        check_credentials(&config, limit).await?;
+        Ok(Self::new(&config, limit))
     }
 
-    fn new(config: &SdkConfig) -> Self {
+    fn new(config: &SdkConfig, limit: Duration) -> Self {
+        let place = match (config.endpoint_url(), config.region()) {
+            (Some(url), _) => format!("at {url}"),
+            (None, Some(region)) => format!("in {region}"),
+            (None, None) => "in no region".to_owned(),
+        };
         // All calls are safe to retry: a name can have only one stack.
         let config = config.clone().into_builder().retry_config(RetryConfig::standard()).build();
         let s3 = aws_sdk_s3::config::Builder::from(&config)
@@ -69,12 +108,39 @@ impl AwsCloud {
             .force_path_style(config.endpoint_url().is_some())
             .build();
         Self {
+            place,
+            limit,
             cloudformation: aws_sdk_cloudformation::Client::new(&config),
             cloudwatch: aws_sdk_cloudwatch::Client::new(&config),
             dynamodb: aws_sdk_dynamodb::Client::new(&config),
             s3: aws_sdk_s3::Client::from_conf(s3),
             sqs: aws_sdk_sqs::Client::new(&config),
         }
+    }
+
+    fn error<E>(
+        &self,
+        service: &'static str,
+        operation: &'static str,
+        error: SdkError<E>,
+    ) -> CloudError
+    where
+        E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+    {
+        self.error_within(self.limit, service, operation, error)
+    }
+
+    fn error_within<E>(
+        &self,
+        limit: Duration,
+        service: &'static str,
+        operation: &'static str,
+        error: SdkError<E>,
+    ) -> CloudError
+    where
+        E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+    {
+        cloud_error(Call { service, operation, place: &self.place, limit }, error)
     }
 
     async fn stack_now(&self, name: &str) -> Result<Option<StackState>, CloudError> {
@@ -85,7 +151,7 @@ impl AwsCloud {
                 Ok(found.filter(|state| state.status.as_str() != "DELETE_COMPLETE"))
             }
             Err(error) if errors::says(&error, "does not exist") => Ok(None),
-            Err(error) => Err(cloud_error("CloudFormation", error)),
+            Err(error) => Err(self.error("CloudFormation", "DescribeStacks", error)),
         }
     }
 
@@ -93,7 +159,8 @@ impl AwsCloud {
         let mut pages = self.cloudformation.describe_stacks().into_paginator().send();
         let mut found = Vec::new();
         while let Some(page) = pages.next().await {
-            let page = page.map_err(|error| cloud_error("CloudFormation", error))?;
+            let page =
+                page.map_err(|error| self.error("CloudFormation", "DescribeStacks", error))?;
             let all = page.stacks.unwrap_or_default().into_iter().map(stack);
             found.extend(all.filter(|state| state.maker() != Maker::Other));
         }
@@ -113,7 +180,9 @@ impl AwsCloud {
             let page = match page {
                 Ok(page) => page,
                 Err(error) if errors::says(&error, "does not exist") => break,
-                Err(error) => return Err(cloud_error("CloudFormation", error)),
+                Err(error) => {
+                    return Err(self.error("CloudFormation", "DescribeStackEvents", error));
+                }
             };
             for one in page.stack_events.unwrap_or_default() {
                 let one = event(one);
@@ -143,7 +212,7 @@ impl AwsCloud {
             Err(error) if errors::says(&error, "No updates are to be performed") => {
                 Ok(Update::Unchanged)
             }
-            Err(error) => Err(cloud_error("CloudFormation", error)),
+            Err(error) => Err(self.error("CloudFormation", "UpdateStack", error)),
         }
     }
 
@@ -158,7 +227,7 @@ impl AwsCloud {
                 {
                     return Ok(0);
                 }
-                Err(error) => return Err(cloud_error("S3", error)),
+                Err(error) => return Err(self.error("S3", "ListObjectsV2", error)),
             };
             let keys: Vec<String> =
                 page.contents.unwrap_or_default().into_iter().filter_map(|one| one.key).collect();
@@ -181,7 +250,7 @@ impl AwsCloud {
         }
         let delete = delete.build().map_err(rejected)?;
         let sent = self.s3.delete_objects().bucket(bucket).delete(delete).send().await;
-        let output = sent.map_err(|error| cloud_error("S3", error))?;
+        let output = sent.map_err(|error| self.error("S3", "DeleteObjects", error))?;
         match output.errors().first() {
             None => Ok(()),
             Some(error) => {
@@ -207,10 +276,32 @@ impl AwsCloud {
             .statistics(Statistic::Maximum)
             .send()
             .await;
-        let points = sent.map_err(|error| cloud_error("CloudWatch", error))?.datapoints;
+        let points = sent
+            .map_err(|error| self.error("CloudWatch", "GetMetricStatistics", error))?
+            .datapoints;
         let values = points.unwrap_or_default().into_iter().filter_map(|point| point.maximum);
         Ok(values.reduce(f64::max))
     }
+}
+
+/// Fails if the source of the credentials does not answer: a call would blame the service. All other errors are
+/// the call's to report.
+async fn check_credentials(config: &SdkConfig, limit: Duration) -> Result<(), CloudError> {
+    let Some(source) = config.credentials_provider() else { return Ok(()) };
+    let loaded = within(&SystemClock, limit, source.provide_credentials()).await;
+    loaded.map(drop).ok_or_else(|| {
+        let message = format!(
+            "the source of the AWS credentials did not answer within {}; check it, or set \
+             AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            Limit(limit)
+        );
+        CloudError::new(CloudErrorKind::Unavailable, message)
+    })
+}
+
+/// The limit of an upload.
+fn upload_limit(limit: Duration, bytes: usize) -> Duration {
+    limit.saturating_add(Duration::from_secs(bytes as u64 / UPLOAD_BYTES_PER_S))
 }
 
 impl Scan for AwsTable {
@@ -251,7 +342,8 @@ impl Cloud for AwsCloud {
                 .capabilities(Capability::CapabilityNamedIam)
                 .send()
                 .await;
-            let output = sent.map_err(|error| cloud_error("CloudFormation", error))?;
+            let output =
+                sent.map_err(|error| self.error("CloudFormation", "CreateStack", error))?;
             Ok(output.stack_id.unwrap_or_else(|| plan.name.to_string()))
         })
     }
@@ -263,7 +355,7 @@ impl Cloud for AwsCloud {
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
         Box::pin(async move {
             let sent = self.cloudformation.delete_stack().stack_name(name).send().await;
-            sent.map(drop).map_err(|error| cloud_error("CloudFormation", error))
+            sent.map(drop).map_err(|error| self.error("CloudFormation", "DeleteStack", error))
         })
     }
 
@@ -279,7 +371,7 @@ impl Cloud for AwsCloud {
                 Err(error) if error.as_service_error().is_some_and(|e| e.is_not_found()) => {
                     Ok(false)
                 }
-                Err(error) => Err(cloud_error("S3", error)),
+                Err(error) => Err(self.error("S3", "HeadObject", error)),
             }
         })
     }
@@ -291,8 +383,19 @@ impl Cloud for AwsCloud {
         body: Vec<u8>,
     ) -> BoxFuture<'a, Result<(), CloudError>> {
         Box::pin(async move {
-            let sent = self.s3.put_object().bucket(bucket).key(key).body(body.into()).send().await;
-            sent.map(drop).map_err(|error| cloud_error("S3", error))
+            let limit = upload_limit(self.limit, body.len());
+            let timeouts = TimeoutConfig::builder().operation_timeout(limit).build();
+            let sent = self
+                .s3
+                .put_object()
+                .bucket(bucket)
+                .key(key)
+                .body(body.into())
+                .customize()
+                .config_override(aws_sdk_s3::config::Builder::new().timeout_config(timeouts))
+                .send()
+                .await;
+            sent.map(drop).map_err(|error| self.error_within(limit, "S3", "PutObject", error))
         })
     }
 
@@ -314,7 +417,7 @@ impl Cloud for AwsCloud {
                 {
                     Ok(None)
                 }
-                Err(error) => Err(cloud_error("DynamoDB", error)),
+                Err(error) => Err(self.error("DynamoDB", "DescribeTable", error)),
             }
         })
     }
@@ -332,9 +435,39 @@ impl Cloud for AwsCloud {
             let name = QueueAttributeName::ApproximateNumberOfMessages;
             let request = self.sqs.get_queue_attributes().queue_url(url);
             let sent = request.attribute_names(name.clone()).send().await;
-            let attributes = sent.map_err(|error| cloud_error("SQS", error))?.attributes;
+            let attributes =
+                sent.map_err(|error| self.error("SQS", "GetQueueAttributes", error))?.attributes;
             let count = attributes.unwrap_or_default().remove(&name);
             Ok(count.and_then(|count| count.parse().ok()).unwrap_or(0))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn every_client_has_the_limit_of_a_call() {
+        let address = DynamoAddress {
+            table: "my-app".to_owned(),
+            region: Some("us-east-1".to_owned()),
+            endpoint: Some("http://127.0.0.1:1".to_owned()),
+        };
+        let cloud = AwsCloud::connect(&address).await.expect("a region is set");
+        assert_eq!((cloud.limit, CALL_TIMEOUT), (CALL_TIMEOUT, Duration::from_secs(10)));
+        let all = [
+            cloud.cloudformation.config().timeout_config().cloned(),
+            cloud.cloudwatch.config().timeout_config().cloned(),
+            cloud.dynamodb.config().timeout_config().cloned(),
+            cloud.s3.config().timeout_config().cloned(),
+            cloud.sqs.config().timeout_config().cloned(),
+        ];
+        for timeouts in all {
+            let timeouts = timeouts.expect("it is set");
+            assert_eq!(timeouts.operation_timeout(), Some(CALL_TIMEOUT));
+            assert!(timeouts.connect_timeout().is_some_and(|connect| connect < CALL_TIMEOUT));
+        }
+        assert_eq!(upload_limit(CALL_TIMEOUT, 4 << 20), Duration::from_secs(10 + 64));
     }
 }

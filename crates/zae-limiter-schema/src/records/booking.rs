@@ -32,8 +32,8 @@ const DIGITS_MAX: usize = 99;
 pub struct Position(String);
 
 impl Position {
-    /// The position of a sequence number in the stream with this label. `None` if it is not a sequence
-    /// number.
+    /// The position of a sequence number in the stream with this label: see [`stream_label`]. `None` if it
+    /// is not a sequence number.
     pub fn new(label: &str, sequence_number: &str) -> Option<Self> {
         let is_number = !sequence_number.is_empty()
             && sequence_number.bytes().all(|byte| byte.is_ascii_digit());
@@ -56,6 +56,16 @@ impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// The label of a stream, from its ARN: `…:table/NAME/stream/LABEL`. `None` if the ARN names no stream.
+///
+/// Every reader of a stream takes the label from here. Lambda passes only the ARN to a function, and an
+/// endpoint may list its streams under another label. A change that two readers book under two labels would
+/// count twice.
+pub fn stream_label(arn: &str) -> Option<&str> {
+    let (_, label) = arn.rsplit_once("/stream/")?;
+    (!label.is_empty()).then_some(label)
 }
 
 /// Just after the last change that a record contains.
@@ -168,6 +178,16 @@ mod tests {
         let later = Position::new("2026-02-01T00:00:00.000", "1").expect("a number");
         assert!(earlier < later);
         assert!(!earlier.mark().is_behind(&later));
+    }
+
+    #[test]
+    fn a_label_is_the_end_of_the_streams_arn() {
+        let table = "arn:aws:dynamodb:us-east-1:123456789012:table/limiter";
+        let stream = format!("{table}/stream/2026-11-01T00:00:00.000");
+        assert_eq!(stream_label(&stream), Some("2026-11-01T00:00:00.000"));
+        for arn in ["", table, &format!("{table}/stream/"), "2026-11-01T00:00:00.000"] {
+            assert_eq!(stream_label(arn), None, "{arn}");
+        }
     }
 
     #[test]

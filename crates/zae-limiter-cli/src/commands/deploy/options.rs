@@ -25,7 +25,7 @@ pub(crate) struct OptionArgs {
     usage_retention_days: u32,
 
     /// Do not deploy the aggregator: no usage records, no audit archive, no proactive refill
-    #[arg(long, help_heading = "Aggregator")]
+    #[arg(long, overrides_with = "enable_aggregator", help_heading = "Aggregator")]
     no_aggregator: bool,
 
     /// Timeout of the aggregator's function, in seconds
@@ -41,7 +41,7 @@ pub(crate) struct OptionArgs {
     log_retention_days: u32,
 
     /// Trace the aggregator with X-Ray
-    #[arg(long, help_heading = "Aggregator")]
+    #[arg(long, overrides_with = "no_tracing", help_heading = "Aggregator")]
     enable_tracing: bool,
 
     /// Days to keep audit events in the table; stored there for all programs that write them
@@ -49,7 +49,7 @@ pub(crate) struct OptionArgs {
     audit_retention_days: u32,
 
     /// Do not archive expired audit events in S3
-    #[arg(long, help_heading = "Audit")]
+    #[arg(long, overrides_with = "enable_audit_archival", help_heading = "Audit")]
     no_audit_archival: bool,
 
     /// Days until archived events move to Glacier
@@ -61,7 +61,7 @@ pub(crate) struct OptionArgs {
     pitr_recovery_days: u32,
 
     /// Protect the table against deletion
-    #[arg(long, help_heading = "Table")]
+    #[arg(long, overrides_with = "no_deletion_protection", help_heading = "Table")]
     enable_deletion_protection: bool,
 
     /// Keep the table when the stack is deleted
@@ -73,20 +73,32 @@ pub(crate) struct OptionArgs {
     gsi2_projection: ProjectionArg,
 
     /// Do not create alarms
-    #[arg(long, help_heading = "Alarms")]
+    #[arg(long, overrides_with = "enable_alarms", help_heading = "Alarms")]
     no_alarms: bool,
 
     /// SNS topic that alarms notify
     #[arg(long, value_name = "ARN", help_heading = "Alarms")]
     alarm_sns_topic: Option<String>,
 
-    /// Create roles for applications, administrators and readers
-    #[arg(long, conflicts_with = "no_iam", help_heading = "Permissions")]
-    create_iam_roles: bool,
+    /// Create policies for applications, administrators and readers, and the aggregator's role: the default
+    #[arg(long, overrides_with = "no_iam", help_heading = "Permissions")]
+    iam: bool,
 
     /// Create no policies and no roles
-    #[arg(long, help_heading = "Permissions")]
+    #[arg(long, overrides_with = "iam", help_heading = "Permissions")]
     no_iam: bool,
+
+    /// Also create roles for applications, administrators and readers
+    #[arg(
+        long,
+        conflicts_with = "no_iam",
+        overrides_with = "no_create_iam_roles",
+        help_heading = "Permissions"
+    )]
+    create_iam_roles: bool,
+
+    #[command(flatten)]
+    defaults: Defaults,
 
     /// Existing role for the aggregator
     #[arg(long, value_name = "ARN", help_heading = "Permissions")]
@@ -105,8 +117,34 @@ pub(crate) struct OptionArgs {
     policy_name_format: Option<String>,
 
     /// Tag on all resources of the stack; can be repeated
-    #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value, help_heading = "Command options")]
+    #[arg(
+        short,
+        long,
+        value_name = "KEY=VALUE",
+        value_parser = key_and_value,
+        help_heading = "Command options"
+    )]
     tag: Vec<(String, String)>,
+}
+
+/// Options of the Python original that ask for the default. The last of a pair counts.
+#[derive(clap::Args, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
+struct Defaults {
+    #[arg(long, hide = true, overrides_with = "create_iam_roles")]
+    no_create_iam_roles: bool,
+    #[arg(long, hide = true, overrides_with = "no_aggregator")]
+    enable_aggregator: bool,
+    #[arg(long, hide = true, overrides_with = "no_alarms")]
+    enable_alarms: bool,
+    #[arg(long, hide = true, overrides_with = "no_audit_archival")]
+    enable_audit_archival: bool,
+    #[arg(long, hide = true, overrides_with = "enable_tracing")]
+    no_tracing: bool,
+    #[arg(long, hide = true, overrides_with = "enable_deletion_protection")]
+    no_deletion_protection: bool,
+    #[arg(long, hide = true, overrides_with = "no_wait")]
+    wait: bool,
 }
 
 /// A window of the usage records.
@@ -203,4 +241,68 @@ impl OptionArgs {
 fn name_format(option: &'static str, format: &str) -> Result<NameFormat, Failure> {
     let parsed: Result<NameFormat, _> = format.parse();
     Ok(parsed.map_err(|error| zae_limiter_infra::InvalidOption { option, ..error })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: OptionArgs,
+        #[arg(long, overrides_with = "wait")]
+        no_wait: bool,
+    }
+
+    /// The parameters of the stack that these options give.
+    fn parameter(words: &str, name: &str) -> String {
+        let line = std::iter::once("deploy").chain(words.split_whitespace());
+        let line = Line::try_parse_from(line).expect(words);
+        let options = line.options.stack_options("my-app").expect("legal");
+        options.plan().expect(words).parameters[name].clone()
+    }
+
+    #[test]
+    fn iam_and_its_roles_are_as_in_the_python_original() {
+        let role = "--aggregator-role-arn arn:aws:iam::123456789012:role/x";
+        for (words, iam, roles) in [
+            ("", "true", "false"),
+            ("--iam", "true", "false"),
+            ("--iam --create-iam-roles", "true", "true"),
+            ("--create-iam-roles --no-create-iam-roles", "true", "false"),
+            ("--no-create-iam-roles --create-iam-roles", "true", "true"),
+            (&format!("--no-iam {role}"), "false", "false"),
+            (&format!("--iam --no-iam {role}"), "false", "false"),
+            ("--no-iam --no-aggregator", "false", "false"),
+            ("--no-iam --iam", "true", "false"),
+        ] {
+            assert_eq!(parameter(words, "EnableIam"), iam, "{words}");
+            assert_eq!(parameter(words, "EnableIamRoles"), roles, "{words}");
+        }
+        let both = Line::try_parse_from(["deploy", "--no-iam", "--create-iam-roles"]);
+        assert_eq!(both.expect_err("both").kind(), clap::error::ErrorKind::ArgumentConflict);
+    }
+
+    #[test]
+    fn the_last_of_a_pair_of_options_counts() {
+        for (on, off, name, default) in [
+            ("--enable-aggregator", "--no-aggregator", "EnableAggregator", "true"),
+            ("--enable-alarms", "--no-alarms", "EnableAlarms", "true"),
+            ("--enable-audit-archival", "--no-audit-archival", "EnableAuditArchival", "true"),
+            ("--enable-tracing", "--no-tracing", "EnableTracing", "false"),
+            (
+                "--enable-deletion-protection",
+                "--no-deletion-protection",
+                "EnableDeletionProtection",
+                "false",
+            ),
+        ] {
+            assert_eq!(parameter("", name), default);
+            assert_eq!(parameter(&format!("{off} {on}"), name), "true", "{on}");
+            assert_eq!(parameter(&format!("{on} {off}"), name), "false", "{off}");
+        }
+    }
 }

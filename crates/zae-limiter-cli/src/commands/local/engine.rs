@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::TcpStream;
@@ -12,6 +13,13 @@ use crate::exit::ExitStatus;
 use crate::failure::Failure;
 
 const NAME: &str = "zae-limiter-local";
+
+/// The lines of cargo's output in an error.
+const LINES_MAX: usize = 10;
+/// The endpoint prints its address within this time. It starts in milliseconds.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// A program on this machine accepts a connection within this time.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The source of the program, in a checkout.
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../local");
@@ -33,31 +41,67 @@ pub(super) async fn program(context: &mut Context) -> Result<PathBuf, Failure> {
     if let Some(found) = beside.into_iter().chain(on_path).find(|file| file.is_file()) {
         return Ok(found);
     }
-    let manifest = Path::new(SOURCE).join("Cargo.toml");
-    let built = Path::new(SOURCE).join("target/release").join(NAME);
-    if !manifest.is_file() {
+    let source = Path::new(SOURCE);
+    if !source.join("Cargo.toml").is_file() {
         let failure = Failure::new(ExitStatus::NotFound, format!("{NAME} is not installed"));
         return Err(failure.hint("put it into the folder of zae-limiter, or on PATH"));
     }
+    let built = source.join("target/release").join(NAME);
     // Cargo does nothing if the program is up to date.
     if !built.is_file() {
-        context.printer.say("building the endpoint once; this takes some minutes");
+        context.printer.say_unless_json("building the endpoint once; this takes some minutes");
     }
-    let status = Command::new("cargo")
+    match build(source, &context.search_path()).await {
+        Ok(()) => Ok(built),
+        Err(failure) if built.is_file() => {
+            context.printer.detail(format!("{}: using the last build", failure.message));
+            Ok(built)
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Builds the program with the `cargo` of a search path.
+async fn build(source: &Path, search_path: &[PathBuf]) -> Result<(), Failure> {
+    const HINT: &str = "or name a program that is built: ZAEL_LOCAL=FILE";
+    let name = format!("cargo{}", std::env::consts::EXE_SUFFIX);
+    let cargo = search_path.iter().map(|folder| folder.join(&name)).find(|file| file.is_file());
+    let Some(cargo) = cargo else {
+        let message = format!("{NAME} is not installed, and no cargo is on PATH to build it");
+        let failure = Failure::new(ExitStatus::NotFound, message);
+        return Err(failure.hint(format!("install Rust (https://rustup.rs), {HINT}")));
+    };
+    let manifest = source.join("Cargo.toml");
+    let by_hand = format!("cargo build --release --manifest-path {}", manifest.display());
+    let output = Command::new(&cargo)
         .args(["build", "--release", "--quiet", "--manifest-path"])
         .arg(&manifest)
+        .arg("--target-dir")
+        .arg(source.join("target"))
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .status()
+        .kill_on_drop(true)
+        .output()
         .await;
-    match status {
-        Ok(status) if status.success() => Ok(built),
-        _ if built.is_file() => Ok(built),
-        _ => {
-            let failure = Failure::new(ExitStatus::Error, "could not build the endpoint");
-            Err(failure.hint(format!("cargo build --release --manifest-path {SOURCE}/Cargo.toml")))
-        }
+    let output = output.map_err(|error| {
+        let message = format!("could not run {}", cargo.display());
+        let failure = Failure::new(ExitStatus::Error, message).caused_by(&error);
+        failure.hint(format!("check that `cargo --version` works, {HINT}"))
+    })?;
+    if output.status.success() {
+        return Ok(());
     }
+    let message = format!("could not build the endpoint: cargo ended with {}", output.status);
+    let mut failure = Failure::new(ExitStatus::Error, message);
+    failure.causes.extend(last_lines(&String::from_utf8_lossy(&output.stderr)));
+    Err(failure.hint(format!("repair what cargo reports, then run {by_hand}; {HINT}")))
+}
+
+/// What cargo said last.
+fn last_lines(text: &str) -> Vec<String> {
+    let lines = text.lines().map(str::trim_end).filter(|line| !line.trim().is_empty());
+    let mut last: Vec<String> = lines.rev().take(LINES_MAX).map(str::to_owned).collect();
+    last.reverse();
+    last
 }
 
 pub(super) struct Started {
@@ -93,7 +137,18 @@ pub(super) async fn start(
     let mut child = command.spawn().map_err(|error| failed(&error))?;
     let mut endpoint = String::new();
     if let Some(stdout) = child.stdout.take() {
-        let read = BufReader::new(stdout).read_line(&mut endpoint).await;
+        let mut stdout = BufReader::new(stdout);
+        let read = tokio::select! {
+            read = stdout.read_line(&mut endpoint) => read,
+            () = context.wait(START_TIMEOUT) => {
+                // Fails only if the process has ended already.
+                let _ = child.start_kill();
+                let seconds = START_TIMEOUT.as_secs();
+                let message = format!("{} printed no address within {seconds} s", program.display());
+                let failure = Failure::new(ExitStatus::Unavailable, message);
+                return Err(failure.hint("check that this program is zae-limiter-local"));
+            }
+        };
         read.map_err(|error| failed(&error))?;
     }
     match child.id() {
@@ -116,9 +171,12 @@ pub(super) async fn start(
 }
 
 /// Whether the endpoint accepts connections.
-pub(super) async fn answers(endpoint: &str) -> bool {
+pub(super) async fn answers(context: &Context, endpoint: &str) -> bool {
     let address = endpoint.trim_start_matches("http://");
-    TcpStream::connect(address).await.is_ok()
+    tokio::select! {
+        connected = TcpStream::connect(address) => connected.is_ok(),
+        () = context.wait(CONNECT_TIMEOUT) => false,
+    }
 }
 
 /// The start time of a process, which distinguishes it from others with the same pid. `None` if
@@ -142,4 +200,57 @@ pub(super) fn stop(pid: u32) {
 #[cfg(not(unix))]
 pub(super) fn stop(pid: u32) {
     let _ = std::process::Command::new("taskkill").args(["/PID", &pid.to_string()]).status();
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    /// Builds with a `cargo` that is this script, or with none.
+    async fn build_with(script: Option<&str>) -> Failure {
+        let folder = tempfile::tempdir().expect("a folder");
+        if let Some(script) = script {
+            let cargo = folder.path().join("cargo");
+            std::fs::write(&cargo, script).expect("it is writable");
+            let mode = std::fs::Permissions::from_mode(0o755);
+            std::fs::set_permissions(&cargo, mode).expect("it is ours");
+        }
+        let path = [PathBuf::from("/nowhere"), folder.path().to_owned()];
+        build(Path::new("/source"), &path).await.expect_err("it fails")
+    }
+
+    #[tokio::test]
+    async fn a_failed_build_quotes_cargo_and_says_what_to_do() {
+        let script = "#!/bin/sh\nfor i in 1 2 3 4 5 6 7 8 9; do echo noise $i >&2; done\n\
+                      echo >&2\necho 'error: linker `cc` not found' >&2\nexit 101\n";
+        let failure = build_with(Some(script)).await;
+        assert_eq!(failure.status, ExitStatus::Error);
+        assert!(failure.message.ends_with("cargo ended with exit status: 101"), "{failure:?}");
+        assert_eq!(failure.causes.len(), LINES_MAX, "{failure:?}");
+        assert_eq!(failure.causes[9], "error: linker `cc` not found");
+        let hint = failure.hint.expect("a hint");
+        assert!(
+            hint.contains("cargo build --release --manifest-path /source/Cargo.toml"),
+            "{hint}"
+        );
+        assert!(hint.contains("ZAEL_LOCAL=FILE"), "{hint}");
+    }
+
+    #[tokio::test]
+    async fn without_cargo_the_hint_is_to_install_it() {
+        let failure = build_with(None).await;
+        assert_eq!(failure.status, ExitStatus::NotFound);
+        assert!(failure.message.contains("no cargo is on PATH"), "{failure:?}");
+        assert!(failure.hint.expect("a hint").contains("https://rustup.rs"));
+    }
+
+    #[tokio::test]
+    async fn a_cargo_that_cannot_run_is_the_cause() {
+        let failure = build_with(Some("#!/nowhere/interpreter\n")).await;
+        assert_eq!((failure.status, failure.causes.len()), (ExitStatus::Error, 1), "{failure:?}");
+        assert!(failure.message.contains("could not run"), "{failure:?}");
+        assert!(failure.hint.expect("a hint").contains("cargo --version"));
+    }
 }
