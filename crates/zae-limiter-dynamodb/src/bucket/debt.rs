@@ -78,18 +78,23 @@ pub(crate) async fn spread<C>(port: &Port<C>, charges: &Settlement) -> Result<bo
     Ok(false)
 }
 
-/// The writes to all charged shards; `None` if one of them is not possible.
+/// The writes to all charged shards; `None` if there are none, or if one of them is not possible.
 fn changes(charges: &Settlement, all: &Shards, now: Timestamp) -> Option<Vec<Change>> {
     let items: Vec<&BucketItem> = all.iter().map(|(_, item)| item).collect();
     let mut by_shard: Vec<Takes> = vec![Takes::new(); items.len()];
     for charge in &charges.differences {
-        let held = |item: &&BucketItem| held_of(item, charges, charge.cell, now);
-        let held: Vec<(i64, i64)> = items.iter().map(held).collect();
-        let amount = charge.amount.get();
+        let (limit, amount) = (charge.cell, charge.amount.get());
+        let name = charges.target.limits().names()[limit].as_str();
+        // Only a shard that has the limit can take a refund of it.
+        let shards: Vec<usize> = (0..items.len())
+            .filter(|at| amount > 0 || items[*at].bucket.limits().position(name).is_some())
+            .collect();
+        let held = |at: &usize| held_of(items[*at], charges, limit, now);
+        let held: Vec<(i64, i64)> = shards.iter().map(held).collect();
         let portions = if amount < 0 { refunds(&held, amount) } else { portions(&held, amount) };
-        for (takes, amount) in by_shard.iter_mut().zip(portions) {
+        for (at, amount) in shards.into_iter().zip(portions) {
             if amount != 0 {
-                takes.push(Take { cell: charge.cell, amount: Millitokens::new(amount) });
+                by_shard[at].push(Take { cell: limit, amount: Millitokens::new(amount) });
             }
         }
     }
@@ -102,7 +107,8 @@ fn changes(charges: &Settlement, all: &Shards, now: Timestamp) -> Option<Vec<Cha
         let decision = decide_batch(&key, &Snapshot::Item(item.clone()), &[&request], now);
         decision.update.map(Change::Update)
     };
-    charged.map(change).collect()
+    let changes: Vec<Change> = charged.map(change).collect::<Option<_>>()?;
+    (!changes.is_empty()).then_some(changes)
 }
 
 /// A shard's balance of a limit, and its ceiling. A missing limit counts as full.
