@@ -15,8 +15,9 @@ use zae_limiter_testkit::{
 
 const REPLAY: &str = "cargo test -p zae-limiter-dynamodb --test simulation -- --nocapture";
 
-/// Seeds that have found a defect: a refund that no shard counted; a new bucket with the limits of a call that
-/// took nothing.
+/// Seeds that have found a defect: calls that took from a new bucket before the same write lowered its ceiling, which
+/// the auditor did not know; a refund that no shard counted; a new bucket with the limits of a call that took nothing.
+const PINNED: &[u64] = &[3_100_001_854];
 const PINNED_WALKS: &[u64] = &[2_394_307_663];
 const PINNED_STACK: &[u64] = &[2_394_307_656];
 
@@ -70,7 +71,7 @@ fn play(seed: u64) -> Report {
 
 #[test]
 fn no_invariant_is_ever_violated() {
-    let reports = play_all("no_invariant", &[], play);
+    let reports = play_all("no_invariant", PINNED, play);
     if reports.is_empty() {
         return;
     }
