@@ -11,7 +11,7 @@ use super::decide::{Request, Snapshot, decide_batch};
 use super::flow::{Note, Port};
 use super::message::{Caller, Queued, Reply};
 use super::reshard::{read_all, restore};
-use super::shards::Shards;
+use super::shards::{self, Shards};
 use crate::error::CallError;
 
 /// How often spreading a charge is tried while other processes write. After that its own shard bears it.
@@ -64,10 +64,10 @@ pub(crate) async fn spread<C>(port: &Port<C>, charges: &Settlement) -> Result<bo
             }
             continue;
         }
-        let Some(changes) = changes(charges, &all, port.now) else { return Ok(false) };
+        let Some((changes, left)) = changes(charges, &all, port.now) else { return Ok(false) };
         match port.transact(&changes).await {
             Ok(Transacted::Done(_)) => {
-                all.iter().for_each(|(shard, _)| port.note(Note::Forget(shard)));
+                left.into_iter().for_each(|item| port.note(Note::Left(Box::new(item))));
                 return Ok(true);
             }
             Ok(Transacted::Unmet(..)) => {}
@@ -78,8 +78,13 @@ pub(crate) async fn spread<C>(port: &Port<C>, charges: &Settlement) -> Result<bo
     Ok(false)
 }
 
-/// The writes to all charged shards; `None` if there are none, or if one of them is not possible.
-fn changes(charges: &Settlement, all: &Shards, now: Timestamp) -> Option<Vec<Change>> {
+/// The writes to all charged shards, and these shards afterwards; `None` if there are none, or if one of the writes
+/// is not possible.
+fn changes(
+    charges: &Settlement,
+    all: &Shards,
+    now: Timestamp,
+) -> Option<(Vec<Change>, Vec<BucketItem>)> {
     let items: Vec<&BucketItem> = all.iter().map(|(_, item)| item).collect();
     let mut by_shard: Vec<Takes> = vec![Takes::new(); items.len()];
     for charge in &charges.differences {
@@ -101,14 +106,18 @@ fn changes(charges: &Settlement, all: &Shards, now: Timestamp) -> Option<Vec<Cha
     let charged = items.into_iter().zip(by_shard).filter(|(_, takes)| !takes.is_empty());
     let change = |(item, differences): (&BucketItem, Takes)| {
         let key = BucketItemKey { bucket: charges.target.key().clone(), shard: item.shard };
+        let mut bucket = item.bucket.clone();
+        bucket.refill(now);
+        let left = shards::charged(item, bucket, &charges.target, &differences);
         let settlement =
             Settlement { placement: Placement::new(item.shard), differences, ..charges.clone() };
         let request = Request::SettleRest(settlement);
         let decision = decide_batch(&key, &Snapshot::Item(item.clone()), &[&request], now);
-        decision.update.map(Change::Update)
+        Some((Change::Update(decision.update?), left))
     };
-    let changes: Vec<Change> = charged.map(change).collect::<Option<_>>()?;
-    (!changes.is_empty()).then_some(changes)
+    let (changes, left): (Vec<_>, Vec<_>) =
+        charged.map(change).collect::<Option<Vec<_>>>()?.into_iter().unzip();
+    (!changes.is_empty()).then_some((changes, left))
 }
 
 /// A shard's balance of a limit, and its ceiling. A missing limit counts as full.

@@ -81,7 +81,8 @@ async fn gathered<C: Caller>(
         };
         match port.transact(&changes).await {
             Ok(Transacted::Done(_)) => {
-                taken.iter().for_each(|(shard, _)| port.note(Note::Forget(*shard)));
+                let left = taken.iter().filter_map(|one| left_in(leg, &all, &buckets, one));
+                left.for_each(|item| port.note(Note::Left(Box::new(item))));
                 port.note(Note::Counted(Counted::Gathered));
                 let shard = taken.first().map_or(first, |(shard, _)| *shard);
                 let left = statuses.iter().map(|one| one.available.saturating_add(-one.requested));
@@ -94,6 +95,18 @@ async fn gathered<C: Caller>(
         }
     }
     Err(contended(GATHERINGS_MAX))
+}
+
+/// A shard after it gave its portion.
+fn left_in(
+    leg: &Leg,
+    all: &Shards,
+    buckets: &[(u32, Bucket)],
+    (shard, takes): &(u32, Takes),
+) -> Option<BucketItem> {
+    let (_, item) = all.iter().find(|(at, _)| at == shard)?;
+    let (_, bucket) = buckets.iter().find(|(at, _)| at == shard)?;
+    Some(shards::charged(item, bucket.clone(), &leg.target, takes))
 }
 
 /// Refunds to other shards what a full or indebted shard cannot take. If shards owe tokens, all of them share
