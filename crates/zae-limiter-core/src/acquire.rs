@@ -202,40 +202,45 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// The fast path: everything is cached, and the store answers at once.
+    /// The fast path: everything is cached, and the store answers at once. Otherwise the slow path continues with
+    /// what was found.
     // Its result holds a lease by value: a call that is not inlined copies it twice more.
     #[inline(always)]
-    fn try_now(&self) -> Option<Result<Lease, Error>> {
+    fn try_now(&self) -> Result<Result<Lease, Error>, Found> {
         if self.limits.is_some() {
-            return None;
+            return Err(Found::Nothing);
         }
         let now = self.inner.clock.now();
-        let own = self.inner.cache.get(self.entity, self.resource, now)?;
+        let look_up = |id: &str| self.inner.cache.get(id, self.resource, now);
+        let Some(own) = look_up(self.entity) else {
+            return Err(Found::Levels(Chain::new(), now));
+        };
         let mut above = Chain::new();
         let mut parent = own.origin().parent.clone();
         while let Some(id) = parent {
-            if above.len() == LEVELS_MAX - 1 {
-                // Too deep, or a cycle: the slow path returns the error.
-                return None;
-            }
-            let target = self.inner.cache.get(id.as_str(), self.resource, now)?;
+            // Too deep, or a cycle: the slow path returns the error.
+            let is_too_deep = above.len() == LEVELS_MAX - 1;
+            let Some(target) = (if is_too_deep { None } else { look_up(id.as_str()) }) else {
+                above.insert(0, own);
+                return Err(Found::Levels(above, now));
+            };
             parent = target.origin().parent.clone();
             above.push(target);
         }
         let plan = match self.plan(own, &above, now) {
             Ok(plan) => plan,
-            Err(error) => return Some(Err(error)),
+            Err(error) => return Ok(Err(error)),
         };
-        Some(match self.inner.store.acquire_now(&plan)? {
-            Ok(admission) => self.conclude(plan, admission, &above),
-            // The slow path retries.
-            Err(error) if error.is_transient() => return None,
-            Err(error) => Err(Error::Store(error)),
-        })
+        match self.inner.store.acquire_now(&plan) {
+            Some(Ok(admission)) => Ok(self.conclude(plan, admission, &above)),
+            Some(Err(error)) if !error.is_transient() => Ok(Err(Error::Store(error))),
+            // The slow path waits for the store, or retries.
+            None | Some(Err(_)) => Err(Found::Plan(plan, above)),
+        }
     }
 
     /// The slow path: reads what is not cached, waits for the store and retries, within the deadline.
-    pub(crate) async fn run_to_end(&self) -> Result<Lease, Error> {
+    pub(crate) async fn run_to_end(&self, found: Found) -> Result<Lease, Error> {
         let entity = EntityId::new(self.entity)?;
         let resource = ResourceName::new(self.resource)?;
         let limits = self.limits.clone().map(LimitSet::new).transpose()?;
@@ -244,7 +249,7 @@ impl<'a> Acquire<'a> {
         let mut attempts = Attempts::default();
         let clock = &*self.inner.clock;
         let started = clock.stopwatch();
-        let call = self.attempt_all(&entity, &resource, limits, &mut attempts);
+        let call = self.attempt_all(&entity, &resource, limits, found, &mut attempts);
         let cause = match within(clock, deadline, call).await {
             Some(Ok(lease)) => return lease,
             Some(Err(cause)) => cause,
@@ -265,13 +270,15 @@ impl<'a> Acquire<'a> {
         entity: &EntityId,
         resource: &ResourceName,
         limits: Option<LimitSet>,
+        mut found: Found,
         attempts: &mut Attempts,
     ) -> Result<Result<Lease, Error>, StoreError> {
         let limits = limits.map(Arc::new);
         loop {
             self.inner.gate()?;
             attempts.in_call = true;
-            let answer = self.attempt(entity, resource, limits.as_ref()).await;
+            let found = std::mem::take(&mut found);
+            let answer = self.attempt(entity, resource, limits.as_ref(), found).await;
             self.inner.note(&answer);
             match answer {
                 Ok(answer) => return Ok(answer),
@@ -287,29 +294,39 @@ impl<'a> Acquire<'a> {
         entity: &EntityId,
         resource: &ResourceName,
         limits: Option<&Arc<LimitSet>>,
+        found: Found,
     ) -> Result<Result<Lease, Error>, StoreError> {
-        let now = self.inner.clock.now();
-        let (own, chain) = match self.targets(entity, resource, limits, now).await? {
+        let (levels, now) = match found {
+            Found::Plan(plan, above) => return self.admit(plan, &above).await,
+            Found::Levels(levels, now) => (levels, now),
+            Found::Nothing => (Chain::new(), self.inner.clock.now()),
+        };
+        let (own, above) = match self.targets(entity, resource, limits, levels, now).await? {
             Ok(targets) => targets,
             Err(error) => return Ok(Err(error)),
         };
-        let plan = match self.plan(own, &chain, now) {
-            Ok(plan) => plan,
-            Err(error) => return Ok(Err(error)),
-        };
-        let admission = self.inner.store.acquire(&plan).await?;
-        Ok(self.conclude(plan, admission, &chain))
+        match self.plan(own, &above, now) {
+            Ok(plan) => self.admit(plan, &above).await,
+            Err(error) => Ok(Err(error)),
+        }
     }
 
-    /// The entity's own bucket and those of the ancestors it takes from, with their limits.
+    async fn admit(&self, plan: Plan, above: &Chain) -> Result<Result<Lease, Error>, StoreError> {
+        let admission = self.inner.store.acquire(&plan).await?;
+        Ok(self.conclude(plan, admission, above))
+    }
+
+    /// The entity's own bucket and those of the ancestors it takes from, with their limits. `levels` are those that
+    /// were looked up before.
     pub(crate) async fn targets(
         &self,
         entity: &EntityId,
         resource: &ResourceName,
         limits: Option<&Arc<LimitSet>>,
+        levels: Chain,
         now: Timestamp,
     ) -> Result<Result<(Arc<Target>, Chain), Error>, StoreError> {
-        let mut chain = match self.inner.chain(entity, resource, now).await? {
+        let mut chain = match self.inner.chain(entity, resource, levels, now).await? {
             Ok(chain) => chain,
             Err(error) => return Ok(Err(error)),
         };
@@ -424,19 +441,22 @@ impl<'a> Acquire<'a> {
 }
 
 impl Inner {
-    /// The entity and, as far as each cascades, its ancestors. The inner error is final; the outer one
-    /// means that the store did not answer.
+    /// The entity and, as far as each cascades, its ancestors. `levels` are the first of them, if they were looked up
+    /// before. The inner error is final; the outer one means that the store did not answer.
     pub(crate) async fn chain(
         &self,
         entity: &EntityId,
         resource: &ResourceName,
+        levels: Chain,
         now: Timestamp,
     ) -> Result<Result<Chain, Error>, StoreError> {
-        let mut chain: Chain = SmallVec::new();
-        let mut seen: SmallVec<[EntityId; 2]> = SmallVec::new();
-        let mut next = Some(entity.clone());
+        let mut chain = levels;
+        let mut next = match chain.last() {
+            Some(last) => last.origin().parent.clone(),
+            None => Some(entity.clone()),
+        };
         while let Some(current) = next {
-            if seen.contains(&current) {
+            if chain.iter().any(|target| target.key().entity == current) {
                 return Ok(Err(Error::Cycle { entity: current }));
             }
             if chain.len() == LEVELS_MAX {
@@ -446,10 +466,20 @@ impl Inner {
             let target = self.resolve(&current, resource, now).await?;
             next = target.origin().parent.clone();
             chain.push(target);
-            seen.push(current);
         }
         Ok(Ok(chain))
     }
+}
+
+/// What the fast path has found before it needs the slow path, whose first attempt continues from there.
+#[derive(Default)]
+pub(crate) enum Found {
+    #[default]
+    Nothing,
+    /// The first levels of the chain, at this moment.
+    Levels(Chain, Timestamp),
+    /// The plan, and the ancestors.
+    Plan(Plan, Chain),
 }
 
 /// The buckets and limits of an entity and its ancestors, the entity first.
@@ -573,19 +603,23 @@ impl Future for Acquiring<'_> {
             resource = acquire.resource,
         );
         let started = telemetry::start(&*inner.clock);
-        if acquire.wait.is_none()
-            && let Some(done) = span.in_scope(|| acquire.try_now())
-        {
-            telemetry::finish(&*inner.clock, started);
-            return Poll::Ready(done);
-        }
+        let found = match acquire.wait {
+            Some(_) => Found::Nothing,
+            None => match span.in_scope(|| acquire.try_now()) {
+                Ok(done) => {
+                    telemetry::finish(&*inner.clock, started);
+                    return Poll::Ready(done);
+                }
+                Err(found) => found,
+            },
+        };
         let State::Start(acquire) = std::mem::replace(&mut self.0, State::Moving) else {
             unreachable!("checked above");
         };
         let slow_path = async move {
             let done = match acquire.wait {
                 Some(timeout) => acquire.wait_for_tokens(timeout).await,
-                None => acquire.run_to_end().await,
+                None => acquire.run_to_end(found).await,
             };
             telemetry::finish(&*inner.clock, started);
             done

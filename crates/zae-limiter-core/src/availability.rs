@@ -7,7 +7,7 @@ use zae_limiter_model::{
     Bucket, EntityId, ExceedsCapacity, LimitStatus, Millitokens, ResourceName, Timestamp, amount,
 };
 
-use crate::acquire::unknown_limits;
+use crate::acquire::{Chain, unknown_limits};
 use crate::error::Error;
 use crate::limiter::RateLimiter;
 use crate::page::{Page, PageRequest};
@@ -106,7 +106,8 @@ impl RateLimiter {
         let (entity, resource) = (EntityId::new(entity)?, ResourceName::new(resource)?);
         let amounts = sums(amounts)?;
         let now = self.clock().now();
-        let chain = self.inner.call(self.inner.chain(&entity, &resource, now)).await??;
+        let chain =
+            self.inner.call(self.inner.chain(&entity, &resource, Chain::new(), now)).await??;
         let own = chain[0].limits();
         if amounts.iter().any(|(name, _)| own.position(name).is_none()) {
             return Err(unknown_limits(&chain[0], amounts.iter().map(|(name, _)| *name)));

@@ -139,7 +139,7 @@ impl ConfigCache {
             return load().await.map(Arc::new);
         }
         let flight = Flight::join(&self.flights, entity, resource);
-        let _turn = flight.turn.lock().await;
+        let _turn = flight.turn().lock().await;
         // The caller that had the turn before may have read it.
         if let Some(found) = self.find(entity.as_str(), resource.as_str(), now) {
             return Ok(found);
@@ -255,7 +255,8 @@ impl fmt::Debug for ConfigCache {
 struct Flight<'a> {
     flights: &'a Mutex<HashMap<(EntityId, ResourceName), Arc<Turn>>>,
     key: (EntityId, ResourceName),
-    turn: Arc<Turn>,
+    /// `None` only after it has left.
+    turn: Option<Arc<Turn>>,
 }
 
 impl<'a> Flight<'a> {
@@ -266,19 +267,27 @@ impl<'a> Flight<'a> {
     ) -> Self {
         let key = (entity.clone(), resource.clone());
         let turn = Arc::clone(locked(flights).entry(key.clone()).or_default());
-        Self { flights, key, turn }
+        Self { flights, key, turn: Some(turn) }
+    }
+
+    fn turn(&self) -> &Turn {
+        self.turn.as_ref().expect("kept until the drop")
+    }
+
+    fn leave(&mut self) {
+        let mut flights = locked(self.flights);
+        // Dropped under the lock: of two that leave at once, the second one sees that it is the last.
+        drop(self.turn.take());
+        // Others join under the same lock: nobody waits for a turn that only the map holds.
+        if flights.get(&self.key).is_some_and(|turn| Arc::strong_count(turn) == 1) {
+            flights.remove(&self.key);
+        }
     }
 }
 
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
-        let mut flights = locked(self.flights);
-        // After a change the map may hold another turn under the same key.
-        let ours = flights.get(&self.key).is_some_and(|turn| Arc::ptr_eq(turn, &self.turn));
-        // One reference is the map's, one is ours.
-        if ours && Arc::strong_count(&self.turn) == 2 {
-            flights.remove(&self.key);
-        }
+        self.leave();
     }
 }
 
@@ -306,5 +315,35 @@ impl Striped {
 
     fn sum(&self) -> u64 {
         self.0.iter().map(|stripe| stripe.0.load(Ordering::Relaxed)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callers_that_end_at_once_leave_no_turn_behind() {
+        let flights = Mutex::default();
+        let entity = EntityId::new("key").expect("a valid id");
+        let resource = ResourceName::new("gpt-4").expect("a valid name");
+        let join = || Flight::join(&flights, &entity, &resource);
+        let (mut one, mut other) = (join(), join());
+        assert_eq!(locked(&flights).len(), 1);
+        // Two threads drop them: both leave before either has dropped its fields.
+        one.leave();
+        assert_eq!(locked(&flights).len(), 1, "the other one still needs the turn");
+        other.leave();
+        assert!(locked(&flights).is_empty());
+        drop((one, other));
+
+        // After a change the map holds a new turn. A caller of the old one leaves it there.
+        let old = join();
+        locked(&flights).clear();
+        let new = join();
+        drop(old);
+        assert_eq!(locked(&flights).len(), 1);
+        drop(new);
+        assert!(locked(&flights).is_empty());
     }
 }

@@ -144,7 +144,8 @@ impl Lease {
     }
 
     /// The status, right after the acquire, of every limit of the entity and its ancestors that was taken
-    /// from.
+    /// from. If the store keeps a bucket in several shards, `available` counts all of them. Those that it did not write to
+    /// count as it saw them last.
     pub fn statuses(&self) -> Vec<LimitStatus> {
         let levels = self.call.as_ref().map_or(&[][..], |call| &call.levels);
         let legs = self.legs.iter().zip(&self.taken).enumerate();

@@ -56,7 +56,7 @@ pub use plan::{
 };
 pub use record::{
     AuditAction, AuditEvent, AuditSubject, Config, ConfigLevel, Entity, Key, Namespace,
-    OnUnavailable, Record, Usage, UsageKey,
+    OnUnavailable, OtherAction, Record, Usage, UsageKey,
 };
 pub use store::{
     BATCH_MAX, BucketQuery, Cost, Precondition, Query, ResourceList, Scope, Store, StoredBucket,

@@ -200,56 +200,75 @@ impl std::str::FromStr for AuditSubject {
 }
 
 /// The action of an audit event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AuditAction {
     /// An entity was created.
     EntityCreated,
     /// An entity was deleted, with its limits, buckets and usage.
     EntityDeleted,
+    /// An entity got another parent. Only Python clients write it.
+    EntityParentChanged,
     /// Limits were set.
     LimitsSet,
     /// Limits were deleted.
     LimitsDeleted,
+    /// A bucket was filled. Only Python clients write it.
+    BucketReset,
+    /// Tokens were added to a bucket. Only Python clients write it.
+    BucketToppedUp,
     /// The namespace was registered.
     NamespaceRegistered,
     /// The namespace was soft-deleted.
     NamespaceDeleted,
     /// The namespace was recovered.
     NamespaceRecovered,
+    /// An action of another client or of a later release, as it is stored. Made only by
+    /// [`from_stored`](Self::from_stored).
+    Other(OtherAction),
 }
 
+/// The stored name of an action that this release does not know.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OtherAction(Box<str>);
+
 impl AuditAction {
-    const ALL: [Self; 7] = [
+    /// All actions that this release knows.
+    pub const KNOWN: &'static [Self] = &[
         Self::EntityCreated,
         Self::EntityDeleted,
+        Self::EntityParentChanged,
         Self::LimitsSet,
         Self::LimitsDeleted,
+        Self::BucketReset,
+        Self::BucketToppedUp,
         Self::NamespaceRegistered,
         Self::NamespaceDeleted,
         Self::NamespaceRecovered,
     ];
 
     /// The stored name of the action.
-    pub fn as_str(self) -> &'static str {
+    pub fn as_str(&self) -> &str {
         match self {
             Self::EntityCreated => "entity_created",
             Self::EntityDeleted => "entity_deleted",
+            Self::EntityParentChanged => "entity_parent_changed",
             Self::LimitsSet => "limits_set",
             Self::LimitsDeleted => "limits_deleted",
+            Self::BucketReset => "bucket_reset",
+            Self::BucketToppedUp => "bucket_topped_up",
             Self::NamespaceRegistered => "namespace_registered",
             Self::NamespaceDeleted => "namespace_deleted",
             Self::NamespaceRecovered => "namespace_recovered",
+            Self::Other(OtherAction(name)) => name,
         }
     }
-}
 
-impl std::str::FromStr for AuditAction {
-    type Err = Invalid;
-
-    fn from_str(text: &str) -> Result<Self, Invalid> {
-        let found = Self::ALL.into_iter().find(|action| action.as_str() == text);
-        found.ok_or_else(|| Invalid::new("audit action", text, "not an action of this release"))
+    /// The action with this stored name. An unknown name is kept as it is: an event of a later release must not make
+    /// the others unreadable.
+    pub fn from_stored(name: &str) -> Self {
+        let known = Self::KNOWN.iter().find(|action| action.as_str() == name);
+        known.cloned().unwrap_or_else(|| Self::Other(OtherAction(name.into())))
     }
 }
 

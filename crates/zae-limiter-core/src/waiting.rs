@@ -12,7 +12,7 @@ use zae_limiter_model::{
     EntityId, LimitSet, LimitStatus, Millitokens, RateLimitExceeded, ResourceName, amount,
 };
 
-use crate::acquire::{Acquire, note_refusal};
+use crate::acquire::{Acquire, Chain, Found, note_refusal};
 use crate::availability::statuses_of;
 use crate::deadline::within;
 use crate::error::Error;
@@ -172,7 +172,7 @@ impl Acquire<'_> {
                     clock.sleep(wait).await;
                 }
             }
-            let refusal = match self.run_to_end().await {
+            let refusal = match self.run_to_end(Found::Nothing).await {
                 Err(Error::Exceeded(refusal)) => refusal,
                 done => return done,
             };
@@ -216,7 +216,7 @@ impl Acquire<'_> {
             let (limit, next_try) = match rival {
                 Some(rival) => rival,
                 // It has left in this very moment.
-                None => return self.run_to_end().await,
+                None => return self.run_to_end(Found::Nothing).await,
             };
             let wait = next_try.saturating_sub(self.inner.clock.stopwatch());
             let claimed = statuses.iter_mut().find(|one| one.limit_name.as_str() == limit);
@@ -239,7 +239,7 @@ impl Acquire<'_> {
         let limits = self.limits.clone().map(LimitSet::new).transpose()?.map(Arc::new);
         let (clock, now) = (&*self.inner.clock, self.inner.clock.now());
         let deadline = self.deadline.unwrap_or(self.inner.settings.deadline);
-        let targets = self.targets(entity, resource, limits.as_ref(), now);
+        let targets = self.targets(entity, resource, limits.as_ref(), Chain::new(), now);
         let (own, above) = call_store(clock, deadline, targets).await??;
         // Checks the names and amounts.
         self.plan(Arc::clone(&own), &above, now)?;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use common::TestTable;
 use zae_limiter_core::{
-    BucketKey, BucketQuery, Config, ConfigLevel, EntityId, Key, Limit, LimitSet, Namespace,
-    NamespaceId, NamespaceName, PageRequest, Precondition, Record, ResourceList, ResourceName,
-    Scope, Store, StoreErrorKind, Timestamp, Write, Written,
+    AuditEvent, AuditSubject, BucketKey, BucketQuery, Config, ConfigLevel, EntityId, Key, Limit,
+    LimitSet, Namespace, NamespaceId, NamespaceName, PageRequest, Precondition, Query, Record,
+    ResourceList, ResourceName, Scope, Store, StoreErrorKind, Timestamp, Write, Written,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{
@@ -159,6 +159,35 @@ async fn the_retention_that_python_sets_is_read_and_kept() {
     let update = Update { key: system, actions: vec![days], conditions: Vec::new() };
     table.update(&update).await.unwrap();
     assert_eq!((read().await.audit_retention_days, read().await.version), (Some(7), 1));
+}
+
+#[tokio::test]
+async fn audit_events_of_other_clients_are_listed_whatever_their_action() {
+    let (table, store) = open();
+    let subject = AuditSubject::Entity(entity("a"));
+    // Newest first. Python 0.17 writes the first three.
+    let actions = ["bucket_topped_up", "bucket_reset", "entity_parent_changed", "limits_frozen"];
+    for (at, action) in actions.iter().rev().enumerate() {
+        let id = format!("01ARZ3NDEKTSV4RRFFQ69G5FA{at}");
+        let key = ItemKey::of(&Key::Audit(ns(), subject.clone(), id.clone()));
+        let amounts = Item::from([("rpm".to_owned(), Value::number(7))]);
+        let details = Item::from([("amounts".to_owned(), Value::M(amounts))]);
+        let attributes = [
+            ("entity_id", Value::text("a")),
+            ("event_id", Value::S(id)),
+            ("timestamp", Value::text("2026-11-15T14:25:36Z")),
+            ("action", Value::text(*action)),
+            ("principal", Value::Null),
+            ("resource", Value::text("gpt-4")),
+            ("details", Value::M(details)),
+        ];
+        table.put(&key, &attributes).await;
+    }
+    let list = Query::Audit(ns(), subject);
+    let listed = store.list(&list, &PageRequest::first(10)).await.unwrap().items;
+    let events: Vec<AuditEvent> = listed.into_iter().filter_map(Record::into_audit).collect();
+    assert_eq!(events.iter().map(|event| event.action.as_str()).collect::<Vec<_>>(), actions);
+    assert!(events.iter().all(|event| event.details["amounts"]["rpm"] == 7));
 }
 
 #[tokio::test]

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use zae_limiter_core::{
-    Admission, Limit, LimitStatus, Millitokens, Placement, Settlement, Store, Take, Target,
-    Timestamp,
+    Admission, Leg, Lifetime, Limit, LimitSet, LimitStatus, Millitokens, Placement, Plan,
+    Settlement, Store, Take, Target, Timestamp,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{Action, BucketItemKey, Change, Item, Table, Transacted, Update, Value};
@@ -134,6 +134,64 @@ async fn a_lease_from_a_retired_shard_is_settled_on_the_shard_that_has_its_share
     other.settle(&[settle(3_000)], at(0)).await.expect("settled");
     let first = item_of(&table, 0).expect("the first shard");
     assert_eq!((number(&first, "b_rpm_tk"), number(&first, "b_rpm_tc")), (82_000, 18_000));
+}
+
+/// A bucket of two shards. Only the second one has the limit `odd`, and has charged 5 of it.
+async fn odd_on_the_second_shard(table: &SimTable) -> (DynamoStore, Arc<Target>) {
+    let store = store(table);
+    take(&store, &target(Limit::per_minute("rpm", 100)), 1, at(0)).await.expect("admitted");
+    split_until(&store, table, 2, at(0)).await;
+    let both = [Limit::per_minute("odd", 60), Limit::per_minute("rpm", 100)];
+    let both = LimitSet::new(both).expect("valid limits");
+    let both = Arc::new(Target::new(key(), Arc::new(both), Lifetime::Forever));
+    store.settle(&[differences(&both, 1, &[("odd", 5)])], at(0)).await.expect("settled");
+    assert!(item_of(table, 0).is_some_and(|item| !item.contains_key("b_odd_tc")));
+    (store, both)
+}
+
+fn differences(target: &Arc<Target>, shard: u32, tokens: &[(&str, i64)]) -> Settlement {
+    let take = |(limit, tokens): &(&str, i64)| {
+        let cell = target.limits().position(limit).expect("the limit");
+        Take { cell, amount: Millitokens::new(tokens * 1_000) }
+    };
+    let (target, placement) = (Arc::clone(target), Placement::new(shard));
+    Settlement { target, placement, differences: tokens.iter().map(take).collect() }
+}
+
+/// A refund to a full bucket raises no balance, but lowers the net consumption, from which usage is booked.
+#[tokio::test]
+async fn a_refund_counts_on_a_shard_that_has_its_limit() {
+    let table = SimTable::default();
+    let (store, both) = odd_on_the_second_shard(&table).await;
+    let of_second = |table: &SimTable| {
+        let item = item_of(table, 1).expect("the shard");
+        (number(&item, "b_odd_tk"), number(&item, "b_odd_tc"))
+    };
+    assert_eq!(of_second(&table), (25_000, 5_000));
+    // A minute later it is full again.
+    store.settle(&[differences(&both, 0, &[("odd", -2)])], at(60_000)).await.expect("settled");
+    assert_eq!(of_second(&table), (30_000, 3_000));
+    // A limit that no shard has is ignored, the other one counts.
+    let third = [Limit::per_minute("new", 7), Limit::per_minute("odd", 60)];
+    let third = LimitSet::new(third).expect("valid limits");
+    let third = Arc::new(Target::new(key(), Arc::new(third), Lifetime::Forever));
+    let refund = differences(&third, 0, &[("new", -1), ("odd", -1)]);
+    store.settle(&[refund], at(60_000)).await.expect("settled");
+    assert_eq!(of_second(&table), (30_000, 2_000));
+}
+
+#[tokio::test]
+async fn a_refund_that_repays_debts_counts_on_a_shard_that_has_its_limit() {
+    let table = SimTable::default();
+    let (store, both) = odd_on_the_second_shard(&table).await;
+    store.settle(&[differences(&both, 0, &[("rpm", 400)])], at(0)).await.expect("settled");
+    let refund = differences(&both, 0, &[("odd", -2), ("rpm", -20)]);
+    store.settle(&[refund], at(60_000)).await.expect("settled");
+    let items = [0, 1].map(|shard| item_of(&table, shard).expect("the shard"));
+    // 99 and 100 a minute, less 400, and 20 back.
+    let owed: i64 = items.iter().map(|item| number(item, "b_rpm_tk")).sum();
+    assert_eq!(owed, -181_000);
+    assert_eq!((number(&items[1], "b_odd_tk"), number(&items[1], "b_odd_tc")), (30_000, 3_000));
 }
 
 /// A shard is hot when fewer than 150 of its 1,000 writes are left. Split, it has 800 again and the

@@ -15,9 +15,15 @@ use zae_limiter_testkit::{
 
 const REPLAY: &str = "cargo test -p zae-limiter-dynamodb --test simulation -- --nocapture";
 
+/// Seeds that have found a defect: calls that took from a new bucket before the same write lowered its ceiling, which
+/// the auditor did not know; a refund that no shard counted; a new bucket with the limits of a call that took nothing.
+const PINNED: &[u64] = &[3_100_001_854];
+const PINNED_WALKS: &[u64] = &[2_394_307_663];
+const PINNED_STACK: &[u64] = &[2_394_307_656];
+
 /// Plays the seeds of a test, and prints how often the auditor could not be exact.
-fn play_all(name: &str, play: impl Fn(u64) -> Report) -> Vec<Report> {
-    let seeds = Seeds::from_env(8, &format!("{REPLAY} {name}"));
+fn play_all(name: &str, pinned: &[u64], play: impl Fn(u64) -> Report) -> Vec<Report> {
+    let seeds = Seeds::from_env(8, &format!("{REPLAY} {name}")).with_pinned(pinned);
     let reports = seeds.play_and_print(play, |reports| {
         let mut excuses = Excuses::default();
         reports.iter().for_each(|report| excuses.add(&report.excuses));
@@ -65,7 +71,7 @@ fn play(seed: u64) -> Report {
 
 #[test]
 fn no_invariant_is_ever_violated() {
-    let reports = play_all("no_invariant", play);
+    let reports = play_all("no_invariant", PINNED, play);
     if reports.is_empty() {
         return;
     }
@@ -126,7 +132,7 @@ fn walk_of(simulation: &Simulation, seed: u64) -> Report {
 /// which may crash between any two calls.
 #[test]
 fn walks_of_splits_and_merges_are_exact() {
-    let reports = play_all("walks", walk);
+    let reports = play_all("walks", PINNED_WALKS, walk);
     assert!(reports.is_empty() || reports.iter().map(|report| report.admitted).sum::<u64>() > 0);
 }
 
@@ -139,7 +145,7 @@ fn walk_beside_originals(seed: u64) -> Report {
 /// beside it write as exactly as ever, always get an answer, and admit no more in excess than was made.
 #[test]
 fn original_clients_in_the_mix_break_only_their_own_promises() {
-    let reports = play_all("original", walk_beside_originals);
+    let reports = play_all("original", &[], walk_beside_originals);
     if reports.is_empty() {
         return;
     }
@@ -158,7 +164,7 @@ fn play_stack(seed: u64) -> StackReport {
 /// Limiters with their deadlines, retries, breakers and leases, on the store, on the table.
 #[test]
 fn the_whole_stack_keeps_its_deadlines_and_its_confirmed_writes() {
-    let seeds = Seeds::from_env(8, &format!("{REPLAY} stack"));
+    let seeds = Seeds::from_env(8, &format!("{REPLAY} stack")).with_pinned(PINNED_STACK);
     let reports = seeds.play_and_print(play_stack, |reports| {
         let mut excuses = Excuses::default();
         reports.iter().for_each(|report| excuses.add(&report.excuses));

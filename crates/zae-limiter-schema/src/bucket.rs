@@ -35,7 +35,7 @@ mod reshard;
 use zae_limiter_core::{Bucket, BucketKey, EntityId, LimitName, LimitSet, Rate, Timestamp};
 
 pub use item::{BucketItem, shards_seen, share_of};
-pub use reshard::{ShardPair, merge, restore, split};
+pub use reshard::{ShardPair, after_merge, after_split, merge, restore, split};
 
 pub use count::{carry_shard_count, delete_together, further_shards};
 

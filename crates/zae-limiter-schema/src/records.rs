@@ -87,7 +87,9 @@ pub fn decode(key: &Key, item: &Item) -> Result<Option<Record>, Malformed> {
         Key::Bucket(_) => None,
         Key::Entity(ns, id) => Some(Record::Entity(entity::decode(ns, id, &reader)?)),
         Key::Config(ns, level) => Some(Record::Config(config::decode(ns, level, &reader)?)),
-        Key::Audit(ns, subject, id) => audit::decode(ns, subject, id, &reader)?.map(Record::Audit),
+        Key::Audit(ns, subject, id) => {
+            Some(Record::Audit(audit::decode(ns, subject, id, &reader)?))
+        }
         Key::Usage(usage) => Some(Record::Usage(usage::decode(usage, &reader)?)),
         Key::Namespace(id) => Some(Record::Namespace(namespace::decode(id, &reader)?)),
         Key::NamespaceName(name) => {

@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use zae_limiter_core::{
-    AuditEvent, BucketKey, Config, ConfigLevel, Entity, Invalid, Key, Namespace, Precondition,
-    Record, Timestamp, Usage, UsageKey, Window,
+    AuditAction, AuditEvent, BucketKey, Config, ConfigLevel, Entity, Invalid, Key, Namespace,
+    Precondition, Record, Timestamp, Usage, UsageKey, Window,
 };
 
 use crate::codec::{decode_consumed, decode_limits, encode_consumed, encode_limits};
@@ -113,7 +113,7 @@ pub(crate) fn audit(row: &Row<'_>) -> Result<Record, Failure> {
         subject: name(row, 1)?,
         id: row.get(2)?,
         at: time(row, 3)?,
-        action: name(row, 4)?,
+        action: AuditAction::from_stored(row.get_ref(4)?.as_str().map_err(rusqlite::Error::from)?),
         principal: row.get(5)?,
         resource: optional_name(row, 6)?,
         details: serde_json::from_str(&row.get::<_, String>(7)?)?,

@@ -592,6 +592,21 @@ async fn rows_that_expired_an_hour_ago_are_deleted_and_their_usage_is_booked() {
 }
 
 #[tokio::test]
+async fn an_audit_event_of_a_later_release_is_listed() {
+    let (folder, store) = open();
+    let events = ["1", "2"].map(|id| an_event(id, AuditSubject::System));
+    let puts = events.map(|event| Write::Put(event, Precondition::Always));
+    store.write(&puts).await.unwrap();
+    let conn = rusqlite::Connection::open(folder.file()).unwrap();
+    conn.execute("UPDATE audit SET action = 'limits_frozen' WHERE id = '1'", []).unwrap();
+    let audit = Query::Audit(ns(), AuditSubject::System);
+    let listed = store.list(&audit, &PageRequest::first(10)).await.unwrap().items;
+    let actions = listed.into_iter().filter_map(Record::into_audit);
+    let actions: Vec<String> = actions.map(|event| event.action.as_str().to_owned()).collect();
+    assert_eq!(actions, ["limits_set", "limits_frozen"]);
+}
+
+#[tokio::test]
 async fn two_stores_on_one_file_see_each_others_writes_at_once() {
     let (folder, store) = open();
     let other = SqliteStore::open(folder.file()).unwrap();

@@ -70,8 +70,8 @@ pub mod model {
     pub use zae_limiter_core::{
         AUDIT_RETENTION_DAYS_MAX, Acquiring, AuditAction, AuditEvent, AuditSubject,
         BreakerSettings, CacheStats, ConfigLevel, CreateEntity, EntityCapacity, LEVELS_MAX,
-        Namespace, Object, ResourceCapacity, ResourceList, Usage, UsageKey, UsageQuery,
-        UsageSettings, format_time, hour_of, start_of_hour,
+        Namespace, Object, OtherAction, ResourceCapacity, ResourceList, Usage, UsageKey,
+        UsageQuery, UsageSettings, format_time, hour_of, start_of_hour,
     };
     #[doc(inline)]
     pub use zae_limiter_model::*;

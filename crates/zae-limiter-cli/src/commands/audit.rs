@@ -65,7 +65,7 @@ pub(crate) struct ListArgs {
 struct EventJson {
     event_id: String,
     time: String,
-    action: &'static str,
+    action: String,
     principal: Option<String>,
     entity_id: Option<String>,
     resource: Option<String>,
@@ -81,7 +81,7 @@ impl From<AuditEvent> for EventJson {
         Self {
             event_id: event.id,
             time: format_time(event.at),
-            action: event.action.as_str(),
+            action: event.action.as_str().to_owned(),
             principal: event.principal,
             entity_id: entity,
             resource: event.resource.map(|resource| resource.to_string()),
@@ -102,7 +102,7 @@ impl Item for EventJson {
     fn row(&self) -> Vec<Cell> {
         vec![
             Cell::from(&self.time),
-            Cell::from(self.action),
+            Cell::from(&self.action),
             Cell::from(self.principal.as_deref().unwrap_or("-")),
             Cell::from(self.resource.as_deref().unwrap_or("-")),
             Cell::from(details_text(&self.details)),

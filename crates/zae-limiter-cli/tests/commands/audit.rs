@@ -1,5 +1,8 @@
 use std::time::Duration;
 
+use zae_limiter::model::{AuditAction, AuditEvent, AuditSubject};
+use zae_limiter::store::{Precondition, Record, Write};
+
 use crate::session::Session;
 
 #[test]
@@ -32,5 +35,36 @@ fn who_changed_what() {
     ] {
         session.run(line);
     }
+    insta::assert_snapshot!(session.transcript);
+}
+
+#[test]
+fn changes_by_other_clients_are_listed() {
+    let mut session = Session::new();
+    session.run("entity create key-1 -q");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async {
+        let limiter = session.limiter().await;
+        let actions =
+            ["entity_parent_changed", "bucket_reset", "bucket_topped_up", "limits_frozen"];
+        let put = |(number, action): (usize, &str)| {
+            let event = AuditEvent {
+                namespace: limiter.namespace_id().clone(),
+                id: format!("7ZZZZZZZZZZZZZZZZZZZZZZZZ{number}"),
+                subject: AuditSubject::Entity("key-1".parse().unwrap()),
+                at: limiter.clock().now(),
+                action: AuditAction::from_stored(action),
+                principal: Some("python".to_owned()),
+                resource: None,
+                details: serde_json::Map::from_iter([("shards".to_owned(), number.into())]),
+                expires_at: None,
+            };
+            Write::Put(Record::Audit(event), Precondition::Always)
+        };
+        let batch: Vec<Write> = actions.into_iter().enumerate().map(put).collect();
+        limiter.store().write(&batch).await.unwrap();
+    });
+    session.run("audit list -e key-1");
+    session.run("audit list -e key-1 -o json");
     insta::assert_snapshot!(session.transcript);
 }

@@ -11,7 +11,7 @@ use super::decide::{Request, Snapshot, decide_batch};
 use super::flow::{Note, Port};
 use super::message::{Caller, Queued, Reply};
 use super::reshard::{read_all, restore};
-use super::shards::Shards;
+use super::shards::{self, Shards};
 use crate::error::CallError;
 
 /// How often spreading a charge is tried while other processes write. After that its own shard bears it.
@@ -64,10 +64,10 @@ pub(crate) async fn spread<C>(port: &Port<C>, charges: &Settlement) -> Result<bo
             }
             continue;
         }
-        let Some(changes) = changes(charges, &all, port.now) else { return Ok(false) };
+        let Some((changes, left)) = changes(charges, &all, port.now) else { return Ok(false) };
         match port.transact(&changes).await {
             Ok(Transacted::Done(_)) => {
-                all.iter().for_each(|(shard, _)| port.note(Note::Forget(shard)));
+                left.into_iter().for_each(|item| port.note(Note::Left(Box::new(item))));
                 return Ok(true);
             }
             Ok(Transacted::Unmet(..)) => {}
@@ -78,31 +78,46 @@ pub(crate) async fn spread<C>(port: &Port<C>, charges: &Settlement) -> Result<bo
     Ok(false)
 }
 
-/// The writes to all charged shards; `None` if one of them is not possible.
-fn changes(charges: &Settlement, all: &Shards, now: Timestamp) -> Option<Vec<Change>> {
+/// The writes to all charged shards, and these shards afterwards; `None` if there are none, or if one of the writes
+/// is not possible.
+fn changes(
+    charges: &Settlement,
+    all: &Shards,
+    now: Timestamp,
+) -> Option<(Vec<Change>, Vec<BucketItem>)> {
     let items: Vec<&BucketItem> = all.iter().map(|(_, item)| item).collect();
     let mut by_shard: Vec<Takes> = vec![Takes::new(); items.len()];
     for charge in &charges.differences {
-        let held = |item: &&BucketItem| held_of(item, charges, charge.cell, now);
-        let held: Vec<(i64, i64)> = items.iter().map(held).collect();
-        let amount = charge.amount.get();
+        let (limit, amount) = (charge.cell, charge.amount.get());
+        let name = charges.target.limits().names()[limit].as_str();
+        // Only a shard that has the limit can take a refund of it.
+        let shards: Vec<usize> = (0..items.len())
+            .filter(|at| amount > 0 || items[*at].bucket.limits().position(name).is_some())
+            .collect();
+        let held = |at: &usize| held_of(items[*at], charges, limit, now);
+        let held: Vec<(i64, i64)> = shards.iter().map(held).collect();
         let portions = if amount < 0 { refunds(&held, amount) } else { portions(&held, amount) };
-        for (takes, amount) in by_shard.iter_mut().zip(portions) {
+        for (at, amount) in shards.into_iter().zip(portions) {
             if amount != 0 {
-                takes.push(Take { cell: charge.cell, amount: Millitokens::new(amount) });
+                by_shard[at].push(Take { cell: limit, amount: Millitokens::new(amount) });
             }
         }
     }
     let charged = items.into_iter().zip(by_shard).filter(|(_, takes)| !takes.is_empty());
     let change = |(item, differences): (&BucketItem, Takes)| {
         let key = BucketItemKey { bucket: charges.target.key().clone(), shard: item.shard };
+        let mut bucket = item.bucket.clone();
+        bucket.refill(now);
+        let left = shards::charged(item, bucket, &charges.target, &differences);
         let settlement =
             Settlement { placement: Placement::new(item.shard), differences, ..charges.clone() };
         let request = Request::SettleRest(settlement);
         let decision = decide_batch(&key, &Snapshot::Item(item.clone()), &[&request], now);
-        decision.update.map(Change::Update)
+        Some((Change::Update(decision.update?), left))
     };
-    charged.map(change).collect()
+    let (changes, left): (Vec<_>, Vec<_>) =
+        charged.map(change).collect::<Option<Vec<_>>>()?.into_iter().unzip();
+    (!changes.is_empty()).then_some((changes, left))
 }
 
 /// A shard's balance of a limit, and its ceiling. A missing limit counts as full.

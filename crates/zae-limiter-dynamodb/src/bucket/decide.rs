@@ -305,18 +305,38 @@ fn add_or_refill(
     bucket::refill(key, item, &movements.0, expiry, alive, now)
 }
 
-/// An absent bucket counts as a full one: takes and charges apply to that. Refunds are ignored.
+/// An absent bucket counts as a full one: takes and charges apply to that. Refunds are ignored. The limits are
+/// those of the first request that is part of the write: another one may have its reply before.
 fn on_nothing(
     key: &BucketItemKey,
     expired: Option<&BucketItem>,
     requests: &[&Request],
     now: Timestamp,
 ) -> Decision {
-    let mut outcomes = vec![Outcome::Nothing; requests.len()];
-    let counts = |request: &&&Request| matches!(request, Request::Take(_)) || request.charges();
-    let Some(first) = requests.iter().find(counts).map(|request| request.target()) else {
-        return Decision::without_write(outcomes, Vec::new());
+    let counts = |request: &Request| {
+        request.charges() || matches!(request, Request::Take(_)) && !request.is_empty()
     };
+    let mut unwritten = None;
+    for (at, first) in requests.iter().enumerate().filter(|(_, request)| counts(request)) {
+        let decision = on_full(key, expired, first.target(), requests, now);
+        if decision.outcomes[at] == Outcome::Written {
+            return decision;
+        }
+        unwritten.get_or_insert(decision);
+    }
+    let nothing = || vec![Outcome::Nothing; requests.len()];
+    unwritten.unwrap_or_else(|| Decision::without_write(nothing(), Vec::new()))
+}
+
+/// Decides requests on a bucket that is full under the limits of `first`.
+fn on_full(
+    key: &BucketItemKey,
+    expired: Option<&BucketItem>,
+    first: &Arc<Target>,
+    requests: &[&Request],
+    now: Timestamp,
+) -> Decision {
+    let mut outcomes = vec![Outcome::Nothing; requests.len()];
     let mut bucket = full(first, expired, now);
     // A new bucket has one shard, however many it had before.
     let shard = (key.shard, 1);
@@ -723,8 +743,10 @@ pub(crate) fn blind(
 
 #[cfg(test)]
 mod tests {
-    use zae_limiter_core::{BucketKey, EntityId, Lifetime, Limit, NamespaceId, ResourceName};
-    use zae_limiter_schema::{Condition, Value};
+    use zae_limiter_core::{
+        BucketKey, EntityId, Lifetime, Limit, NamespaceId, Placement, ResourceName,
+    };
+    use zae_limiter_schema::{Action, Condition, Value};
 
     use super::*;
 
@@ -743,6 +765,60 @@ mod tests {
         let update = blind(&key, count, &[&request], now).unwrap();
         let is_on_count = |condition: &Condition| format!("{condition:?}").contains("shard_count");
         update.conditions.into_iter().filter(is_on_count).collect()
+    }
+
+    /// The ceiling, the balance, and `limits_at` of the bucket that a charge creates, behind a call that takes
+    /// `taken` under limits of its own.
+    fn created(taken: i64, charged: i64) -> (Vec<Outcome>, [Option<i64>; 3]) {
+        let bucket = BucketKey {
+            namespace: NamespaceId::new("ns000000001").unwrap(),
+            entity: EntityId::new("e").unwrap(),
+            resource: ResourceName::new("r").unwrap(),
+        };
+        let target = |capacity, read_ms| {
+            let limits = LimitSet::new([Limit::per_minute("rpm", capacity)]).unwrap();
+            let target = Target::new(bucket.clone(), Arc::new(limits), Lifetime::Forever);
+            Arc::new(target.with_limits_read_at(Timestamp::from_millis(read_ms)))
+        };
+        let amount = |amount| {
+            let amount = Millitokens::new(amount);
+            SmallVec::from_slice(&[Take { cell: 0, amount }])
+        };
+        let take = Request::Take(Leg { target: target(200, 2_000), takes: amount(taken) });
+        let charge = Request::Settle(Settlement {
+            target: target(100, 1_000),
+            placement: Placement::default(),
+            differences: amount(charged),
+        });
+        let key = BucketItemKey { bucket: bucket.clone(), shard: 0 };
+        let now = Timestamp::from_millis(3_000);
+        let decision = decide_batch(&key, &Snapshot::Absent, &[&take, &charge], now);
+        let set = |name: &str| {
+            let actions = decision.update.iter().flat_map(|update| &update.actions);
+            actions.cloned().find_map(|action| match action {
+                Action::Set(set, value) if set == name => value.as_i64(),
+                _ => None,
+            })
+        };
+        let written = ["b_rpm_cp", "b_rpm_tk", "limits_at"].map(set);
+        (decision.outcomes, written)
+    }
+
+    /// Calls that take nothing, or are refused, get their reply before the write.
+    #[test]
+    fn only_a_call_that_is_part_of_the_write_gives_a_new_bucket_its_limits() {
+        let (outcomes, written) = created(1_000, 1_000);
+        assert_eq!(outcomes, [Outcome::Written, Outcome::Written]);
+        assert_eq!(written, [200_000, 198_000, 2_000].map(Some));
+        let (outcomes, written) = created(0, 1_000);
+        assert_eq!(outcomes, [Outcome::Nothing, Outcome::Written]);
+        assert_eq!(written, [100_000, 99_000, 1_000].map(Some));
+        let (outcomes, written) = created(1_000, 300_000);
+        assert!(matches!(outcomes[..], [Outcome::Refused(_), Outcome::Written]), "{outcomes:?}");
+        assert_eq!(written, [100_000, -200_000, 1_000].map(Some));
+        let (outcomes, written) = created(0, 0);
+        assert_eq!(outcomes, [Outcome::Nothing, Outcome::Nothing]);
+        assert_eq!(written, [None; 3]);
     }
 
     #[test]

@@ -23,8 +23,11 @@ use crate::error::{COLLISIONS_MAX, CallError};
 pub(crate) enum Note<C> {
     /// The bucket has this many shards.
     Count(u32),
-    /// Drop the snapshot of this shard.
+    /// This shard is retired: drop its snapshot.
     Forget(u32),
+    /// A transaction has left a shard like this, unless other processes wrote in between. It replaces the snapshot,
+    /// but nothing is decided by it.
+    Left(Box<BucketItem>),
     /// All shards together have counted this many writes.
     Writes(i64),
     Counted(Counted),

@@ -16,7 +16,7 @@ use super::decide::{Request, Snapshot, decide_batch};
 use super::flow::{Note, Port};
 use super::message::{Caller, Counted, Queued, Reply};
 use super::reshard::{read_all, restore};
-use super::shards;
+use super::shards::{self, Shards};
 use crate::error::contended;
 
 /// How often all shards are read while other processes split or merge them, one by one.
@@ -81,7 +81,8 @@ async fn gathered<C: Caller>(
         };
         match port.transact(&changes).await {
             Ok(Transacted::Done(_)) => {
-                taken.iter().for_each(|(shard, _)| port.note(Note::Forget(*shard)));
+                let left = taken.iter().filter_map(|one| left_in(leg, &all, &buckets, one));
+                left.for_each(|item| port.note(Note::Left(Box::new(item))));
                 port.note(Note::Counted(Counted::Gathered));
                 let shard = taken.first().map_or(first, |(shard, _)| *shard);
                 let left = statuses.iter().map(|one| one.available.saturating_add(-one.requested));
@@ -94,6 +95,18 @@ async fn gathered<C: Caller>(
         }
     }
     Err(contended(GATHERINGS_MAX))
+}
+
+/// A shard after it gave its portion.
+fn left_in(
+    leg: &Leg,
+    all: &Shards,
+    buckets: &[(u32, Bucket)],
+    (shard, takes): &(u32, Takes),
+) -> Option<BucketItem> {
+    let (_, item) = all.iter().find(|(at, _)| at == shard)?;
+    let (_, bucket) = buckets.iter().find(|(at, _)| at == shard)?;
+    Some(shards::charged(item, bucket.clone(), &leg.target, takes))
 }
 
 /// Refunds to other shards what a full or indebted shard cannot take. If shards owe tokens, all of them share
@@ -122,9 +135,32 @@ pub(crate) async fn credit_other_shards<C: Caller>(
         Some((shard, _)) => {
             Request::Settle(Settlement { placement: Placement::new(shard), ..rest })
         }
-        None => Request::SettleRest(rest),
+        None => {
+            let (last, others) = on_a_holder(&all, rest);
+            queued.then = others.map(Box::new);
+            Request::SettleRest(last)
+        }
     };
     port.note(Note::Dispatch(queued));
+}
+
+/// The refunds for one shard that has their limits, and those for other shards. No balance has room for them, but
+/// they lower the net consumption. If no shard has a limit, its refund is ignored.
+fn on_a_holder(all: &Shards, rest: Settlement) -> (Settlement, Option<Settlement>) {
+    let names = rest.target.limits().names();
+    let has = |item: &BucketItem, refund: &Take| {
+        item.bucket.limits().position(names[refund.cell].as_str()).is_some()
+    };
+    // The shard that was refunded to comes first.
+    let placement = rest.placement.get();
+    let mut holders: Vec<(u32, &BucketItem)> = all.iter().collect();
+    holders.sort_by_key(|(shard, _)| *shard != placement);
+    let held = |refund: &Take| holders.iter().find(|(_, item)| has(item, refund));
+    let Some((shard, holder)) = rest.differences.iter().find_map(held) else { return (rest, None) };
+    let (own, others): (Takes, Takes) =
+        rest.differences.iter().copied().partition(|refund| has(holder, refund));
+    let others = (!others.is_empty()).then(|| Settlement { differences: others, ..rest.clone() });
+    (Settlement { placement: Placement::new(*shard), differences: own, ..rest }, others)
 }
 
 /// How much of a refund fits into a shard.

@@ -383,9 +383,7 @@ impl<C: Caller> BucketMachine<C> {
         };
         match seen {
             Ok((snapshot, written)) => {
-                let cached = matches!(snapshot, Snapshot::Item(_));
-                let cached = cached.then(|| (snapshot.clone(), batch.now));
-                self.snapshots.shard(shard).set_snapshot(cached);
+                self.snapshots.shard(shard).set_snapshot(snapshot.clone(), batch.now);
                 self.snapshots.update_count(shard, &snapshot, batch.now);
                 self.reply_written(&mut batch, &written, left_over, &snapshot);
                 self.split_if_hot(shard, &snapshot, batch.now);
@@ -398,7 +396,7 @@ impl<C: Caller> BucketMachine<C> {
                 return self.reroute_throttled(batch, &error);
             }
             Err(error) => {
-                self.snapshots.shard(shard).set_snapshot(None);
+                self.snapshots.shard(shard).distrust();
                 self.fail(batch.members, || error.to_store_error());
                 return self.finish_batch(shard);
             }
@@ -571,7 +569,7 @@ impl<C: Caller> BucketMachine<C> {
             Err(error) if error.is_transient() => origin_of(from),
             Err(error) => return self.fail(members, || error.to_store_error()),
         };
-        self.snapshots.shard(from).set_snapshot(None);
+        self.snapshots.shard(from).forget();
         let map = self.snapshots.map(now);
         if map.current == from {
             map.current = to;
@@ -688,7 +686,8 @@ impl<C: Caller> BucketMachine<C> {
     fn note(&mut self, note: Note<C>, now: Timestamp) {
         match note {
             Note::Count(count) => self.snapshots.set_count(count, now),
-            Note::Forget(shard) => self.snapshots.shard(shard).set_snapshot(None),
+            Note::Forget(shard) => self.snapshots.shard(shard).forget(),
+            Note::Left(item) => self.snapshots.shard(item.shard).replace(*item),
             Note::Writes(writes) => self.snapshots.map(now).set_writes(writes, now),
             Note::Counted(counted) => self.out.push(Command::Count(counted)),
             Note::Unpark => self.unpark(),
@@ -716,7 +715,7 @@ impl<C: Caller> BucketMachine<C> {
             let Ok(snapshot) = decode(&self.item_key(*shard), item) else { continue };
             let cached = self.snapshots.shard(*shard);
             if cached.version == *version {
-                cached.set_snapshot(matches!(snapshot, Snapshot::Item(_)).then(|| (snapshot, now)));
+                cached.set_snapshot(snapshot, now);
             }
         }
     }

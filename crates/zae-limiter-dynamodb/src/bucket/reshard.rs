@@ -114,8 +114,9 @@ async fn split<C>(port: &Port<C>, shard: u32, from: u32) -> Result<bool, CallErr
         let pair = ShardPair { low: &item, high: high.as_ref() };
         match port.transact(&bucket::split(&low_key, pair, port.now)).await {
             Ok(Transacted::Done(_)) => {
-                port.note(Note::Forget(shard));
-                port.note(Note::Forget(shard + from));
+                for half in bucket::after_split(&item) {
+                    port.note(Note::Left(Box::new(half)));
+                }
                 if shard == SHARD_ZERO {
                     port.note(Note::Count(2 * from));
                 }
@@ -191,6 +192,11 @@ async fn create_empty<C>(
     let owner = Owner { parent: first.parent.as_ref() };
     let changes = bucket::restore(&port.key(shard), left, origin, &after, &owner);
     match port.transact(&changes).await {
+        Ok(Transacted::Done(_)) => {
+            let made = BucketItem { shard, bucket: empty, shard_count: count, ..first.clone() };
+            port.note(Note::Left(Box::new(made)));
+            Ok(())
+        }
         Err(error) if !error.is_transient() => Err(error),
         _ => Ok(()),
     }
@@ -258,7 +264,7 @@ async fn merge<C>(port: &Port<C>, shard: u32, count: u32) -> Result<bool, CallEr
         };
         match port.transact(&changes).await {
             Ok(Transacted::Done(_)) => {
-                port.note(Note::Forget(shard));
+                port.note(Note::Left(Box::new(bucket::after_merge(pair, port.now))));
                 port.note(Note::Forget(high_shard));
                 if shard == SHARD_ZERO {
                     port.note(Note::Count(count / 2));

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zae_limiter_core::{Bucket, Cell, Leg, LimitStatus, Millitokens, Timestamp};
+use zae_limiter_core::{Bucket, Cell, Leg, LimitStatus, Millitokens, Takes, Target, Timestamp};
 use zae_limiter_schema::SHARD_ZERO;
-use zae_limiter_schema::bucket::BucketItem;
+use zae_limiter_schema::bucket::{BucketItem, share_of};
 
 use super::decide::held_for;
 
@@ -97,6 +97,35 @@ impl Shards {
         }
         Some(Bucket::from_parts(Arc::clone(&first.whole), cells, at))
     }
+}
+
+/// A shard that is as full as another one of its bucket. No debt is assumed.
+pub(crate) fn as_full_as(like: &BucketItem, shard: u32) -> BucketItem {
+    let limits = share_of(&like.whole, shard, like.shard_count.next_power_of_two());
+    let cells = like.bucket.limits().rates().iter().zip(like.bucket.cells()).zip(limits.rates());
+    let cells = cells.map(|((rate, cell), own)| {
+        let (ceiling, own) = (rate.capacity().get().into(), i128::from(own.capacity().get()));
+        let tokens = i128::from(cell.tokens.get()).clamp(0, ceiling) * own / ceiling.max(1);
+        let tokens = Millitokens::new(i64::try_from(tokens).unwrap_or(0));
+        Cell { tokens, ..Cell::default() }
+    });
+    let bucket = Bucket::from_parts(Arc::clone(&limits), cells, like.bucket.refilled_at());
+    BucketItem { shard, bucket, ..like.clone() }
+}
+
+/// A shard with the state `bucket`, after it was charged.
+pub(crate) fn charged(
+    item: &BucketItem,
+    mut bucket: Bucket,
+    target: &Target,
+    charges: &Takes,
+) -> BucketItem {
+    for charge in charges {
+        let name = target.limits().names()[charge.cell].as_str();
+        // If it overflowed, the table has rejected it.
+        let _ = bucket.limits().position(name).map(|at| bucket.charge(at, charge.amount));
+    }
+    BucketItem { bucket, ..item.clone() }
 }
 
 /// The statuses of a leg on a bucket with several shards. They are about the bucket, never about a shard.

@@ -9,7 +9,7 @@ use zae_limiter_core::{
     Bucket, Leg, LegTaken, LimitStatus, Millitokens, Placement, Timestamp, refused_statuses,
 };
 use zae_limiter_schema::SHARD_ZERO;
-use zae_limiter_schema::bucket::WRITES_MAX;
+use zae_limiter_schema::bucket::{BucketItem, WRITES_MAX};
 
 use super::decide::{Request, Snapshot, held_for};
 use super::shards::{self, ShardMap, Shards, apart_ms};
@@ -31,6 +31,9 @@ pub(crate) struct Shard {
     number: u32,
     /// What the last answer said, and when.
     snapshot: Option<(Snapshot, Timestamp)>,
+    /// Without a snapshot: the item as a transaction of this process left it, or as it is assumed to be. Only for
+    /// statuses.
+    assumed: Option<BucketItem>,
     /// How often the snapshot has changed.
     pub(crate) version: u64,
     /// Writes that failed since the last batch because other processes were first.
@@ -40,9 +43,39 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    pub(crate) fn set_snapshot(&mut self, snapshot: Option<(Snapshot, Timestamp)>) {
-        self.snapshot = snapshot;
+    pub(crate) fn set_snapshot(&mut self, snapshot: Snapshot, now: Timestamp) {
+        self.forget();
+        if let Snapshot::Item(_) = snapshot {
+            self.snapshot = Some((snapshot, now));
+        }
+    }
+
+    /// Drops the snapshot: there is no item.
+    pub(crate) fn forget(&mut self) {
+        (self.snapshot, self.assumed) = (None, None);
         self.version += 1;
+    }
+
+    /// Drops the snapshot: the item may have changed.
+    pub(crate) fn distrust(&mut self) {
+        if let Some((Snapshot::Item(item), _)) = self.snapshot.take() {
+            self.assumed = Some(item);
+        }
+        self.version += 1;
+    }
+
+    /// Drops the snapshot: a transaction has probably left this item.
+    pub(crate) fn replace(&mut self, item: BucketItem) {
+        self.forget();
+        self.assumed = Some(item);
+    }
+
+    /// The item, by the last answer or as it is assumed to be.
+    fn item(&self) -> Option<&BucketItem> {
+        match &self.snapshot {
+            Some((Snapshot::Item(item), _)) => Some(item),
+            _ => self.assumed.as_ref(),
+        }
     }
 
     pub(crate) fn snapshot(&self) -> Option<&Snapshot> {
@@ -90,14 +123,15 @@ impl Snapshots {
     /// Drops everything: the bucket was deleted.
     pub(crate) fn forget(&mut self) {
         self.map = None;
-        self.shards.iter_mut().for_each(|shard| shard.set_snapshot(None));
+        self.shards.iter_mut().for_each(|shard| shard.forget());
     }
 
     pub(crate) fn shard(&mut self, number: u32) -> &mut Shard {
         let at = match self.shards.binary_search_by_key(&number, |shard| shard.number) {
             Ok(at) => at,
             Err(at) => {
-                let shard = Shard { number, snapshot: None, version: 0, lost: 0, writes: 0 };
+                let shard =
+                    Shard { number, snapshot: None, assumed: None, version: 0, lost: 0, writes: 0 };
                 self.shards.insert(at, shard);
                 at
             }
@@ -214,13 +248,31 @@ impl Snapshots {
         if bound == 0 { 0 } else { mixed % bound }
     }
 
-    /// The shards by their snapshots, however old.
+    /// The shards by their snapshots, however old, and by the transactions of this process.
     fn cached_shards(&self, now: Timestamp) -> Shards {
-        let cached = (0..self.count()).filter_map(|shard| match &self.find(shard)?.snapshot {
-            Some((Snapshot::Item(item), _)) => Some(item.clone()),
-            _ => None,
-        });
+        let cached = (0..self.count()).filter_map(|shard| self.find(shard)?.item().cloned());
         Shards::live(cached, now)
+    }
+
+    /// Assumes that shards which this process has not seen are as full as `item` was before a request.
+    fn assume_unseen(
+        &mut self,
+        item: &BucketItem,
+        request: &Request,
+        later: &[(String, Millitokens)],
+        now: Timestamp,
+    ) {
+        let count = item.shard_count.next_power_of_two();
+        let is_unseen = |number: &u32| self.find(*number).and_then(Shard::item).is_none();
+        let others = (0..count).filter(|number| *number != item.shard);
+        let unseen: Vec<u32> = others.filter(is_unseen).collect();
+        if unseen.is_empty() {
+            return;
+        }
+        let like = before(item, request, later, now);
+        for number in unseen {
+            self.shard(number).assumed = Some(shards::as_full_as(&like, number));
+        }
     }
 
     /// The statuses of a leg, if the snapshots of all shards are fresh.
@@ -271,9 +323,11 @@ impl Snapshots {
         statuses.into_iter().map(passed).collect()
     }
 
-    /// The result of a take: its shard, and what is left in the whole bucket.
+    /// The result of a take: its shard, and what is left in the whole bucket. On several shards this is what a read
+    /// of all of them would say, if no other process has written since the snapshots. Shards that this process has
+    /// not seen count as full as this one was before.
     pub(crate) fn taken(
-        &self,
+        &mut self,
         shard: u32,
         request: &Request,
         snapshot: &Snapshot,
@@ -282,7 +336,10 @@ impl Snapshots {
     ) -> LegTaken {
         let Request::Take(leg) = request else { unreachable!("only takes are taken") };
         let mut buckets = vec![bucket_for(leg, snapshot, now)];
-        if snapshot.is_sharded(now) {
+        if let Snapshot::Item(item) = snapshot
+            && snapshot.is_sharded(now)
+        {
+            self.assume_unseen(item, request, later, now);
             let others = self.cached_shards(now).buckets(leg, now);
             let others = others.into_iter().filter(|(other, _)| *other != shard);
             buckets.extend(others.map(|(_, bucket)| bucket));
@@ -296,6 +353,22 @@ impl Snapshots {
         });
         LegTaken { placement: Placement::new(shard), left: left.collect() }
     }
+}
+
+/// A shard before a request and all later ones took from it.
+fn before(
+    item: &BucketItem,
+    request: &Request,
+    later: &[(String, Millitokens)],
+    now: Timestamp,
+) -> BucketItem {
+    let mut bucket = item.bucket.clone();
+    bucket.refill(now);
+    for (limit, amount) in amounts(request).chain(later.iter().cloned()) {
+        // It held that much.
+        let _ = bucket.limits().position(&limit).map(|at| bucket.charge(at, -amount));
+    }
+    BucketItem { bucket, ..item.clone() }
 }
 
 impl Snapshot {

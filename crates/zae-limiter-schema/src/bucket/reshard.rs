@@ -69,16 +69,14 @@ pub fn split(key: &BucketItemKey, pair: ShardPair<'_>, now: Timestamp) -> Vec<Ch
         actions.push(Action::Set(attribute(WCU, "tk"), left));
         actions.push(Action::Add(attribute(WCU, "tc"), Value::number(ONE_WRITE)));
     }
-    let [low, high] = [low_key.shard, high_key.shard].map(|s| share_of(&snapshot.whole, s, count));
-    let mut moved = Vec::new();
+    let [low, high] = split_states(snapshot);
     for (at, ((name, whole), cell)) in
         snapshot.whole.iter().zip(snapshot.bucket.cells()).enumerate()
     {
-        let [stays, goes] = [&low, &high].map(|share| share.rates()[at].capacity().get());
+        let [stays, goes] = [&low, &high].map(|bucket| ceiling(bucket, at));
         let tokens = attribute(name.as_str(), "tk");
         let all = stays + goes;
-        let leaving = i128::from(cell.tokens.get()) * i128::from(goes);
-        let leaving = i64::try_from(leaving.div_euclid(all.into())).unwrap_or(0);
+        let leaving = high.cells()[at].tokens.get();
         pin_rate(name.as_str(), whole, &mut conditions);
         if cell.tokens.get() >= all {
             conditions.push(Condition::AtLeast(tokens.clone(), Value::number(all)));
@@ -93,12 +91,10 @@ pub fn split(key: &BucketItemKey, pair: ShardPair<'_>, now: Timestamp) -> Vec<Ch
                 actions.push(Action::Add(tokens, Value::number(leaving.saturating_neg())));
             }
         }
-        moved.push(Cell { tokens: Millitokens::new(leaving), ..Cell::default() });
     }
     let low = Update { key: low_key.item_key(), actions, conditions };
-    let bucket = Bucket::from_parts(high, moved, snapshot.bucket.refilled_at());
     let limits_at = snapshot.limits_at;
-    let after = After { bucket: &bucket, whole: &snapshot.whole, shard_count: count, limits_at };
+    let after = After { bucket: &high, whole: &snapshot.whole, shard_count: count, limits_at };
     let owner = Owner { parent: snapshot.parent.as_ref() };
     let high = match pair.high {
         None => create(&high_key, &after, &owner, Expiry::Never),
@@ -112,6 +108,48 @@ pub fn split(key: &BucketItemKey, pair: ShardPair<'_>, now: Timestamp) -> Vec<Ch
         changes.push(Change::Check(first.item_key(), vec![count]));
     }
     changes
+}
+
+fn ceiling(bucket: &Bucket, at: usize) -> i64 {
+    bucket.limits().rates()[at].capacity().get()
+}
+
+/// The states of a shard and of the one that is split off it.
+fn split_states(snapshot: &BucketItem) -> [Bucket; 2] {
+    let old_count = snapshot.shard_count.next_power_of_two();
+    let [low, high] = [snapshot.shard, snapshot.shard + old_count]
+        .map(|shard| share_of(&snapshot.whole, shard, 2 * old_count));
+    let (mut stay, mut go) = (Vec::new(), Vec::new());
+    for (at, cell) in snapshot.bucket.cells().iter().enumerate() {
+        let [stays, goes] = [&low, &high].map(|share| share.rates()[at].capacity().get());
+        let all = stays + goes;
+        let tokens = cell.tokens.get();
+        let leaving = i128::from(tokens) * i128::from(goes);
+        let leaving = i64::try_from(leaving.div_euclid(all.into())).unwrap_or(0);
+        let left = if tokens >= all { stays } else { tokens - leaving };
+        stay.push(Cell { tokens: Millitokens::new(left), ..*cell });
+        go.push(Cell { tokens: Millitokens::new(leaving), ..Cell::default() });
+    }
+    let since = snapshot.bucket.refilled_at();
+    [Bucket::from_parts(low, stay, since), Bucket::from_parts(high, go, since)]
+}
+
+/// The two shards after [`split`], if no other client wrote in between. Only their balances, limits and count are
+/// exact.
+pub fn after_split(snapshot: &BucketItem) -> [BucketItem; 2] {
+    let old_count = snapshot.shard_count.next_power_of_two();
+    let [low, high] = split_states(snapshot);
+    let (shard_count, expires_at) = (2 * old_count, None);
+    let shard =
+        |shard, bucket| BucketItem { shard, bucket, shard_count, expires_at, ..snapshot.clone() };
+    [shard(snapshot.shard, low), shard(snapshot.shard + old_count, high)]
+}
+
+/// The shard after [`merge`], as exact as those of [`after_split`].
+pub fn after_merge(pair: ShardPair<'_>, now: Timestamp) -> BucketItem {
+    let shard_count = pair.low.shard_count.next_power_of_two() / 2;
+    let (bucket, _) = merged_state(pair, now);
+    BucketItem { bucket, shard_count, ..pair.low.clone() }
 }
 
 /// Turns a retired item into a shard again. Net consumption keeps counting.
@@ -177,8 +215,7 @@ pub fn merge(key: &BucketItemKey, pair: ShardPair<'_>, now: Timestamp) -> Option
     if high.is_some_and(|high| high.whole != snapshot.whole) {
         return None;
     }
-    let refilled_at = snapshot.bucket.refilled_at();
-    let at = high.map_or(refilled_at, |high| refilled_at.max(high.bucket.refilled_at())).max(now);
+    let (bucket, at) = merged_state(pair, now);
     let (mut actions, mut conditions) = (Vec::new(), Vec::new());
     pin_snapshot(snapshot, &mut conditions);
     pin_balances(snapshot, &mut conditions);
@@ -196,14 +233,13 @@ pub fn merge(key: &BucketItemKey, pair: ShardPair<'_>, now: Timestamp) -> Option
     // The limits are the same, so the later reading counts.
     let limits_at = high.and_then(|high| high.limits_at).max(snapshot.limits_at);
     push_limits_at(&mut actions, limits_at, snapshot.limits_at);
-    let bucket = merged_state(snapshot, high, low_key.shard, count, at);
     for (name, cell) in snapshot.whole.names().iter().zip(bucket.cells()) {
         let tokens = Value::number(cell.tokens.get());
         actions.push(Action::Set(attribute(name.as_str(), "tk"), tokens));
         push_remainder(&mut actions, name, cell.remainder);
     }
     if let Some(writes) = snapshot.wcu {
-        count_write(&mut actions, writes, refilled_at, at);
+        count_write(&mut actions, writes, snapshot.bucket.refilled_at(), at);
     }
     if let Some(idle_s) = snapshot.idle_s.filter(|_| count == 1) {
         // Not before it is full.
@@ -216,14 +252,11 @@ pub fn merge(key: &BucketItemKey, pair: ShardPair<'_>, now: Timestamp) -> Option
     Some(vec![Change::Update(low), Change::Update(high)])
 }
 
-/// What two shards hold together at a moment, remainders included.
-fn merged_state(
-    low: &BucketItem,
-    high: Option<&BucketItem>,
-    shard: u32,
-    count: u32,
-    at: Timestamp,
-) -> Bucket {
+/// What two shards hold together, remainders included, and at which moment: now, or when they were last refilled.
+fn merged_state(ShardPair { low, high }: ShardPair<'_>, now: Timestamp) -> (Bucket, Timestamp) {
+    let count = low.shard_count.next_power_of_two() / 2;
+    let refilled_at = low.bucket.refilled_at();
+    let at = high.map_or(refilled_at, |high| refilled_at.max(high.bucket.refilled_at())).max(now);
     let mut low_bucket = low.bucket.clone();
     low_bucket.refill(at);
     let high_bucket = high.map(|high| {
@@ -242,7 +275,7 @@ fn merged_state(
             Cell { tokens, remainder: remainder % rate.period_ms(), ..*cell }
         })
         .collect();
-    Bucket::from_parts(share_of(&low.whole, shard, count), cells, at)
+    (Bucket::from_parts(share_of(&low.whole, low.shard, count), cells, at), at)
 }
 
 /// Retires the shard whose share the other one takes over.

@@ -1,7 +1,7 @@
 //! An audit event.
 
 use zae_limiter_core::{
-    AuditEvent, AuditSubject, DEFAULT_RESOURCE, Key, NamespaceId, ResourceName,
+    AuditAction, AuditEvent, AuditSubject, DEFAULT_RESOURCE, Key, NamespaceId, ResourceName,
 };
 
 use super::reader::Reader;
@@ -27,28 +27,26 @@ pub(super) fn encode(event: &AuditEvent) -> Vec<Action> {
     actions
 }
 
-/// `None` for an action of a later release.
 pub(super) fn decode(
     ns: &NamespaceId,
     subject: &AuditSubject,
     id: &str,
     reader: &Reader<'_>,
-) -> Result<Option<AuditEvent>, Malformed> {
-    let Ok(action) = reader.text("action")?.parse() else { return Ok(None) };
+) -> Result<AuditEvent, Malformed> {
     let resource = match reader.text_if_any("resource")? {
         // Other clients write it for limits on all resources.
         None | Some(DEFAULT_RESOURCE) => None,
         Some(_) => Some(reader.name("resource")?),
     };
-    Ok(Some(AuditEvent {
+    Ok(AuditEvent {
         namespace: ns.clone(),
         id: id.to_owned(),
         subject: subject.clone(),
         at: moment::read(reader, "timestamp")?,
-        action,
+        action: AuditAction::from_stored(reader.text("action")?),
         principal: reader.text_if_any("principal")?.map(str::to_owned),
         resource,
         details: reader.map("details")?.map(json::to_object).unwrap_or_default(),
         expires_at: moment::read_ttl(reader)?,
-    }))
+    })
 }

@@ -503,10 +503,20 @@ fn items_of_other_clients_are_complete() {
     let Ok(Some(Record::Audit(read))) = decode(&key, &event) else { panic!("an event") };
     assert_eq!((read.resource, read.at.as_millis()), (None, 1_794_752_736_000));
     assert_eq!(read.details["n"], json!(1.5));
-    // An action of a later release.
-    let mut later = event;
-    later.insert("action".to_owned(), text("bucket_reset"));
-    assert_eq!(decode(&key, &later), Ok(None));
+    // Actions of Python 0.17, and of a later release.
+    for (name, known) in [
+        ("bucket_reset", Some(AuditAction::BucketReset)),
+        ("bucket_topped_up", Some(AuditAction::BucketToppedUp)),
+        ("entity_parent_changed", Some(AuditAction::EntityParentChanged)),
+        ("limits_frozen", None),
+    ] {
+        let mut theirs = event.clone();
+        theirs.insert("action".to_owned(), text(name));
+        let Ok(Some(Record::Audit(read))) = decode(&key, &theirs) else { panic!("an event") };
+        assert_eq!(read.action.as_str(), name);
+        assert_eq!(matches!(read.action, AuditAction::Other(_)), known.is_none());
+        assert!(known.is_none_or(|known| known == read.action));
+    }
     // Another client has changed the time: the milliseconds are of the old one.
     let mut moved = item_of(&examples()[0].1);
     moved.insert("created_at".to_owned(), text("2027-01-01T00:00:00Z"));

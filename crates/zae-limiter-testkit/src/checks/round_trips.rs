@@ -146,21 +146,14 @@ pub async fn audit_events_come_back_as_they_were_put(store: Arc<dyn Store>) {
         AuditSubject::Resource(longest_resource()),
         AuditSubject::Entity(longest_entity()),
     ];
-    let actions = [
-        AuditAction::EntityCreated,
-        AuditAction::EntityDeleted,
-        AuditAction::LimitsSet,
-        AuditAction::LimitsDeleted,
-        AuditAction::NamespaceRegistered,
-        AuditAction::NamespaceDeleted,
-        AuditAction::NamespaceRecovered,
-    ];
+    let unknown = AuditAction::from_stored("of another client");
+    let actions = AuditAction::KNOWN.iter().cloned().chain([unknown]);
     let mut records = Vec::new();
-    for (number, action) in actions.into_iter().enumerate() {
+    for (number, action) in actions.enumerate() {
         let some = number % 2 == 0;
         records.push(Record::Audit(AuditEvent {
             namespace: test_namespace(),
-            id: format!("01ARZ3NDEKTSV4RRFFQ69G5FA{number}"),
+            id: format!("01ARZ3NDEKTSV4RRFFQ69G5F{number:02}"),
             subject: subjects[number % subjects.len()].clone(),
             at: extremes()[number % extremes().len()],
             action,

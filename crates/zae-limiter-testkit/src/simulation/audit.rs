@@ -538,7 +538,7 @@ impl AuditState {
             // A batch may have taken under the old limits before it applied the new ones. Under the
             // new ones it has taken at most what is missing from the ceiling.
             let missing = i128::from(cell.rate.capacity().get()) - i128::from(cell.tokens);
-            let is_new_rate = before.is_some_and(|before| before.rate != cell.rate);
+            let is_new_rate = before.is_none_or(|before| before.rate != cell.rate);
             let net = if is_new_rate { net.min(missing) } else { net };
             if is_outdated || was_over {
                 self.limits.insert(of_shard, LimitHistory::new(cell.rate));

@@ -11,6 +11,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub struct Seeds {
     range: Range<u64>,
     step: usize,
+    /// Seeds that have found a defect.
+    pinned: Vec<u64>,
     is_alone: bool,
     replay: String,
 }
@@ -26,7 +28,8 @@ impl Seeds {
             Some(seed) => seed..seed + 1,
             None => first..first + count,
         };
-        Self { range, step: 1, is_alone: alone.is_some(), replay: replay.to_owned() }
+        let (is_alone, replay) = (alone.is_some(), replay.to_owned());
+        Self { range, step: 1, pinned: Vec::new(), is_alone, replay }
     }
 
     /// Keeps only the even or the odd seeds.
@@ -36,6 +39,15 @@ impl Seeds {
             self.range.start += 1;
         }
         self.step = 2;
+        self
+    }
+
+    /// Also plays seeds that have found a defect, unless only one seed is replayed.
+    #[must_use]
+    pub fn with_pinned(mut self, pinned: &[u64]) -> Self {
+        if !self.is_alone {
+            self.pinned.extend(pinned);
+        }
         self
     }
 
@@ -60,7 +72,7 @@ impl Seeds {
     /// As [`play`](Self::play) does.
     pub fn play_and_print<T>(&self, play: impl Fn(u64) -> T, print: impl FnOnce(&[T])) -> Vec<T> {
         let (mut played, mut failed) = (Vec::new(), Vec::new());
-        for seed in self.range.clone().step_by(self.step) {
+        for seed in self.range.clone().step_by(self.step).chain(self.pinned.iter().copied()) {
             match catch_unwind(AssertUnwindSafe(|| play(seed))) {
                 Ok(report) => played.push(report),
                 Err(_) => failed.push(seed),

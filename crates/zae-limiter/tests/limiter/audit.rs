@@ -14,7 +14,7 @@ async fn events(limiter: &RateLimiter, entity: &str) -> Vec<AuditEvent> {
 fn rows(events: &[AuditEvent]) -> Vec<(AuditAction, Option<&str>, Option<&str>, String)> {
     let one = |event: &AuditEvent| {
         let resource = event.resource.as_ref().map(|name| name.as_str().to_owned());
-        (event.action, event.principal.clone(), resource, details(event))
+        (event.action.clone(), event.principal.clone(), resource, details(event))
     };
     let all: Vec<_> = events.iter().map(one).collect();
     // Leaked, so that the expected values can be written as text.
@@ -96,10 +96,10 @@ fn changes_of_defaults_are_recorded_for_the_system_and_the_resource() {
         let of = async |subject: AuditSubject| {
             let events = limiter.audit_events_of(subject.clone()).all().await.unwrap();
             assert!(events.iter().all(|event| event.subject == subject));
-            events.iter().map(|event| (event.action, details(event))).collect::<Vec<_>>()
+            events.iter().map(|event| (event.action.clone(), details(event))).collect::<Vec<_>>()
         };
         let system = of(AuditSubject::System).await;
-        let actions: Vec<AuditAction> = system.iter().map(|(action, _)| *action).collect();
+        let actions: Vec<AuditAction> = system.iter().map(|(action, _)| action.clone()).collect();
         assert_eq!(
             actions,
             [AuditAction::LimitsDeleted, AuditAction::LimitsSet, AuditAction::NamespaceRegistered]

@@ -1,14 +1,17 @@
 //! Stored limits are read once and cached.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use zae_limiter::testing::Clock as _;
+use zae_limiter::store::{BoxFuture, StoreErrorKind};
+use zae_limiter::testing::{Clock, ManualClock};
 use zae_limiter::{Error, RateLimiter, Timestamp};
 use zae_limiter_testkit::{Call, Fault, Gate};
 
 use crate::world::{
-    NOW, World, child, finish, left, ms, on_every_store, own_limits, per_minute, refusal, secs,
-    settle_down, spend, turn, without_refill,
+    NOW, World, child, drive, finish, left, ms, on_every_store, own_limits, per_minute, refusal,
+    secs, settle_down, spend, turn, without_refill,
 };
 
 async fn reads(world: &World, during: impl AsyncFnOnce()) -> usize {
@@ -31,6 +34,71 @@ fn a_miss_is_one_read_and_a_hit_is_none() {
         world.advance(ms(1));
         assert_eq!(reads(&world, one).await, 1, "when the time is over");
         assert_eq!(reads(&world, one).await, 0);
+    });
+}
+
+/// A clock that counts how often a moment was read: once for each plan.
+#[derive(Debug)]
+struct CountingClock {
+    clock: Arc<ManualClock>,
+    reads: AtomicUsize,
+}
+
+impl Clock for CountingClock {
+    fn now(&self) -> Timestamp {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.clock.now()
+    }
+
+    fn sleep(&self, wait: Duration) -> BoxFuture<'_, ()> {
+        self.clock.sleep(wait)
+    }
+
+    fn stopwatch(&self) -> Duration {
+        self.clock.stopwatch()
+    }
+}
+
+#[test]
+fn a_call_looks_each_level_up_once_and_makes_one_plan() {
+    on_every_store(async |world| {
+        let clock = Arc::clone(&world.clock);
+        let clock = Arc::new(CountingClock { clock, reads: AtomicUsize::new(0) });
+        let builder = world.builder().clock(Arc::clone(&clock) as Arc<dyn Clock>);
+        let limiter = builder.open().await.unwrap();
+        limiter.set_system_defaults([without_refill("rpm", 100)], None).await.unwrap();
+        limiter.create_entity("org").await.unwrap();
+        child(&limiter, "team", "org").await;
+        child(&limiter, "key", "team").await;
+        // Hits, misses, and plans.
+        let counted = async |entity: &str| {
+            let (before, reads) = (limiter.cache_stats(), clock.reads.load(Ordering::Relaxed));
+            let lease = limiter.acquire(entity, "gpt-4").take("rpm", 1).await.unwrap();
+            let (after, now) = (limiter.cache_stats(), clock.reads.load(Ordering::Relaxed));
+            lease.commit().await.unwrap();
+            (after.hits - before.hits, after.misses - before.misses, now - reads)
+        };
+        assert_eq!(counted("org").await, (0, 1, 1), "nothing is cached");
+        assert_eq!(counted("org").await, (1, 0, 1));
+        assert_eq!(counted("key").await, (1, 2, 1), "one ancestor is cached");
+        assert_eq!(counted("key").await, (3, 0, 1));
+        world.advance(secs(60));
+        assert_eq!(counted("team").await, (0, 2, 1));
+        assert_eq!(counted("key").await, (2, 1, 1));
+    });
+}
+
+/// A retry is another attempt: it reads the clock and the cache again.
+#[test]
+fn a_retry_makes_a_plan_of_its_own() {
+    on_every_store(async |world| {
+        let limiter = world.limiter_with([without_refill("rpm", 100)]).await;
+        spend(&limiter, "key", "gpt-4", "rpm", 1).await;
+        let before = limiter.cache_stats().hits;
+        world.store.script(Call::Acquire, Fault::FailBefore(StoreErrorKind::Unavailable));
+        let call = async { spend(&limiter, "key", "gpt-4", "rpm", 1).await };
+        drive(&world, call).await;
+        assert_eq!(limiter.cache_stats().hits - before, 2);
     });
 }
 

@@ -88,7 +88,7 @@ fn deleting_an_entity_removes_what_is_its_own_and_keeps_its_audit_events() {
         assert!(world.bucket(&limiter, "key", "gpt-4").await.is_none());
         assert_eq!(usage("key").await, 0);
         let events = limiter.audit_events("key").unwrap().all().await.unwrap();
-        let actions: Vec<AuditAction> = events.iter().map(|event| event.action).collect();
+        let actions: Vec<AuditAction> = events.iter().map(|event| event.action.clone()).collect();
         assert_eq!(actions.len(), 4);
         assert_eq!(actions[0], AuditAction::EntityDeleted);
         // Defaults hold for it at once, with a full bucket.

@@ -148,7 +148,7 @@ fn a_deleted_namespace_frees_its_name_and_can_be_recovered() {
         let back = open(&world, "team").await.unwrap();
         assert_eq!(left(&back, "key", "gpt-4", "tpm").await, 5);
         let events = back.audit_events_of(AuditSubject::System).all().await.unwrap();
-        let actions: Vec<AuditAction> = events.iter().map(|event| event.action).collect();
+        let actions: Vec<AuditAction> = events.iter().map(|event| event.action.clone()).collect();
         assert_eq!(
             actions,
             [

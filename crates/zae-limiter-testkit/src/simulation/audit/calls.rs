@@ -79,6 +79,12 @@ pub(super) struct ClientRecord {
 }
 
 impl Call {
+    /// The ceiling of a limit under which it was made.
+    fn ceiling(&self, place: &Place) -> Option<i64> {
+        let limits = self.limits.iter().find(|one| one.bucket == place.0)?;
+        limits.rates.get(&place.1).map(|rate| rate.capacity().get())
+    }
+
     /// The call's effect on one limit, as far as it is known. A charge always counts. A refund, by
     /// a settlement or by an acquire that takes nothing, is ignored if the limit no longer exists.
     fn outcome(&self, record: &ClientRecord, place: &Place, amount: i64) -> Outcome {
@@ -201,9 +207,19 @@ impl ClientRecord {
     }
 
     pub(super) fn lowest_ceiling(&self, place: &Place) -> Option<i64> {
-        let limits = self.calls.values().flat_map(|call| &call.limits);
-        let rates = limits.filter(|one| one.bucket == place.0);
-        rates.filter_map(|one| one.rates.get(&place.1)).map(|rate| rate.capacity().get()).min()
+        self.calls.values().filter_map(|call| call.ceiling(place)).min()
+    }
+
+    pub(super) fn highest_ceiling(&self, place: &Place) -> Option<i64> {
+        self.calls.values().filter_map(|call| call.ceiling(place)).max()
+    }
+
+    /// What its calls may take or charge under ceilings for which `is_one` holds.
+    pub(super) fn may_take_under(&self, place: &Place, is_one: impl Fn(i64) -> bool) -> i128 {
+        self.may(place, |call, amount| match call.ceiling(place).is_some_and(&is_one) {
+            true => amount.max(0),
+            false => 0,
+        })
     }
 
     /// Whether one of its calls deletes this bucket.

@@ -36,6 +36,9 @@ pub enum Excuse {
     LimitsAfterOwn,
     /// Calls under different limits went in one write, and the lowest ceiling cut the balance.
     LowestCeiling,
+    /// A batch created the bucket under a higher ceiling and took from it. Then a call of the same write lowered the
+    /// ceiling.
+    HigherCeiling,
     /// Less was refilled than earned, because a refund filled the bucket first.
     FullInBetween,
     /// The remainder was dropped, because a refund filled the bucket first.

@@ -107,6 +107,11 @@ impl Step<'_> {
                 excuses.count(Excuse::LowestCeiling);
                 return Ok(());
             }
+            // Or with a higher one, which a later call lowered. What was taken before that stays taken.
+            if (1..=self.taken_under_more(ceiling)).contains(&-credited) {
+                excuses.count(Excuse::HigherCeiling);
+                return Ok(());
+            }
             return self.same(
                 tokens + net,
                 ceiling,
@@ -164,10 +169,22 @@ impl Step<'_> {
 
     /// The lowest ceiling under which one of the client's calls was made.
     fn lowest(&self, ceiling: i128) -> i128 {
+        self.record.lowest_ceiling(self.place).map_or(ceiling, |whole| self.share_of(whole))
+    }
+
+    /// The most that the client's calls can have taken from above a ceiling, because they were made under a higher
+    /// one: at most the difference of the ceilings.
+    fn taken_under_more(&self, ceiling: i128) -> i128 {
+        let highest =
+            self.record.highest_ceiling(self.place).map_or(0, |whole| self.share_of(whole));
+        let taken = self.record.may_take_under(self.place, |whole| self.share_of(whole) > ceiling);
+        taken.min(highest - ceiling)
+    }
+
+    /// The shard's share of an amount of the whole bucket.
+    fn share_of(&self, whole: i64) -> i128 {
         let reading = self.new.0;
-        self.record.lowest_ceiling(self.place).map_or(ceiling, |whole| {
-            share(Millitokens::new(whole), reading.shard, reading.count).get().into()
-        })
+        share(Millitokens::new(whole), reading.shard, reading.count).get().into()
     }
 
     /// An item with an expiry must be full by then, because an absent bucket counts as full. The
