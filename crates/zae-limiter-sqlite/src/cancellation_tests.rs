@@ -255,7 +255,7 @@ fn submit_to_fail<'a>(
     gate.wait_until_reached();
     let mut settle = store.settle(settlements, NOW);
     submit(&mut settle);
-    store.shared.writer.put(Job::Fail).unwrap();
+    store.shared.writer.put(Job::Fail(StoreErrorKind::Unavailable)).unwrap();
     (settle, gate)
 }
 
@@ -326,4 +326,28 @@ async fn calls_in_a_forked_child_are_rejected() {
     assert!(!writer.is_closed() && !reader.is_closed(), "the queues are the parent's");
     writer.close();
     reader.close();
+}
+
+/// A job that fails a batch makes the writer repeat the others, each in a transaction of its own.
+#[tokio::test]
+async fn an_acquire_dropped_between_a_failed_batch_and_its_repetition_credits_nothing() {
+    let (_folder, store) = open();
+    let target = target("key-1");
+    let taken = plan(&[&target], 4);
+    store.acquire(&taken).await.unwrap();
+    let first = Gate::put(&store);
+    first.wait_until_reached();
+    let other = plan(&[&target], 3);
+    let mut acquire = store.acquire(&other);
+    submit(&mut acquire);
+    // In one batch: the acquire, a gate in which it is dropped, and what fails the batch.
+    let within = Gate::put(&store);
+    store.shared.writer.put(Job::Fail(StoreErrorKind::Corrupt)).unwrap();
+    first.open();
+    within.wait_until_reached();
+    drop(acquire);
+    within.open();
+    barrier(&store).await;
+    barrier(&store).await;
+    assert_eq!(tokens(&store, &target).await, Some(6), "4 of 10 stay taken, and nothing else");
 }
