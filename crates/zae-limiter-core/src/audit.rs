@@ -29,6 +29,7 @@ pub(crate) fn check_retention(days: u32) -> Result<(), Error> {
 }
 
 /// A change, as the audit trail records it.
+#[derive(Clone)]
 pub(crate) struct Change {
     pub(crate) subject: AuditSubject,
     pub(crate) action: AuditAction,

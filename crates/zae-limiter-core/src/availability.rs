@@ -211,7 +211,8 @@ impl RateLimiter {
         }
         let BucketKey { entity, resource, .. } = stored.key;
         // Above a hierarchy that has become too deep, or a circle, nothing is taken.
-        let chain = match self.inner.call(self.inner.chain(&entity, &resource, now)).await? {
+        let looked_up = self.inner.chain(&entity, &resource, Chain::new(), now);
+        let chain = match self.inner.call(looked_up).await? {
             Ok(chain) => chain,
             Err(_) => return Ok(None),
         };

@@ -98,39 +98,71 @@ impl RateLimiter {
     }
 
     async fn remove_entity(&self, id: &EntityId) -> Result<u64, Error> {
+        let own = Key::Entity(self.namespace_id().clone(), id.clone());
+        let retention = self.stored_retention().await?;
+        let audit = |items: u64| {
+            let change = Change {
+                subject: AuditSubject::Entity(id.clone()),
+                action: AuditAction::EntityDeleted,
+                resource: None,
+                details: json!({ "items": items }),
+            };
+            self.audit(change, retention)
+        };
+        if self.entity_by_id(id).await?.is_none() {
+            // It has buckets or limits, but was never created. Nothing of it can go last, so the audit event goes
+            // first: a deletion cut short and repeated may find nothing left.
+            let found = self.each_key_page(id, async |_| Ok(())).await?;
+            if found == 0 {
+                return Err(Error::NotFound(Object::Entity(id.clone())));
+            }
+            self.inner.call(self.store().write(&[audit(found)])).await?;
+            return self.delete_keys(id).await;
+        }
+        // The entity itself goes last, so that a deletion cut short can be repeated.
+        let removed = self.delete_keys(id).await? + 1;
+        let batch = [Write::Delete(own, Precondition::Always), audit(removed)];
+        self.inner.call(self.store().write(&batch)).await?;
+        Ok(removed)
+    }
+
+    /// Deletes everything of an entity but its own record, and returns how much that was.
+    async fn delete_keys(&self, id: &EntityId) -> Result<u64, Error> {
+        let delete = async |keys: &[Key]| self.inner.call(self.store().delete(keys)).await;
+        self.each_key_page(id, delete).await
+    }
+
+    /// Goes through the keys of everything of an entity but its own record, and returns their number.
+    async fn each_key_page(
+        &self,
+        id: &EntityId,
+        work: impl AsyncFn(&[Key]) -> Result<(), Error>,
+    ) -> Result<u64, Error> {
         let scope = Scope::Entity(self.namespace_id().clone(), id.clone());
         let own = Key::Entity(self.namespace_id().clone(), id.clone());
-        let mut removed = 0;
+        let mut found = 0;
         let mut request = PageRequest::first(crate::PAGE_MAX);
         loop {
             let page = self.inner.call(self.store().list_keys(&scope, &request)).await?;
-            // The entity itself goes last, so that a deletion cut short can be repeated.
             let keys: Vec<Key> = page.items.into_iter().filter(|key| *key != own).collect();
-            self.inner.call(self.store().delete(&keys)).await?;
-            removed += keys.len() as u64;
+            work(&keys).await?;
+            found += keys.len() as u64;
             match page.next {
                 Some(after) => request.after = Some(after),
-                None => break,
+                None => return Ok(found),
             }
         }
-        let exists = self.entity_by_id(id).await?.is_some();
-        if removed == 0 && !exists {
-            return Err(Error::NotFound(Object::Entity(id.clone())));
-        }
-        let change = Change {
-            subject: AuditSubject::Entity(id.clone()),
-            action: AuditAction::EntityDeleted,
-            resource: None,
-            details: json!({ "items": removed + u64::from(exists) }),
-        };
-        let retention = self.stored_retention().await?;
-        let batch = [Write::Delete(own, Precondition::Always), self.audit(change, retention)];
-        self.inner.call(self.store().write(&batch)).await?;
-        Ok(removed + u64::from(exists))
     }
 
-    /// Rejects a parent that does not exist, is below the entity, or makes the hierarchy too deep.
-    async fn check_parent(&self, entity: &EntityId, parent: &EntityId) -> Result<(), Error> {
+    /// Rejects a parent that does not exist, is below the entity, or makes the hierarchy too deep. Returns the checks
+    /// that keep it so until the entity is written; the first is about the parent.
+    async fn check_parent(
+        &self,
+        entity: &EntityId,
+        parent: &EntityId,
+    ) -> Result<Vec<Write>, Error> {
+        let key = |id: &EntityId| Key::Entity(self.namespace_id().clone(), id.clone());
+        let mut checks = vec![Write::Check(key(parent), Precondition::Present)];
         let mut above = Some(parent.clone());
         // The entity itself is the first level.
         let mut levels = 1;
@@ -147,11 +179,15 @@ impl RateLimiter {
                 None if current == *parent => {
                     return Err(Error::MissingParent { parent: parent.clone() });
                 }
-                // A grandparent that was deleted ends the chain.
-                None => None,
+                // A grandparent that was deleted ends the chain. Were it created meanwhile, the two could close a
+                // cycle.
+                None => {
+                    checks.push(Write::Check(key(&current), Precondition::Absent));
+                    None
+                }
             };
         }
-        Ok(())
+        Ok(checks)
     }
 }
 
@@ -271,23 +307,30 @@ impl<'a> CreateEntity<'a> {
             }),
         };
         let retention = limiter.stored_retention().await?;
-        let mut batch = vec![
-            Write::Put(Record::Entity(entity.clone()), Precondition::Absent),
-            limiter.audit(change, retention),
-        ];
-        if let Some(parent) = &parent {
-            limiter.check_parent(&id, parent).await?;
-            let key = Key::Entity(limiter.namespace_id().clone(), parent.clone());
-            batch.push(Write::Check(key, Precondition::Present));
+        for _ in 0..ATTEMPTS_MAX {
+            let mut batch = vec![
+                Write::Put(Record::Entity(entity.clone()), Precondition::Absent),
+                limiter.audit(change.clone(), retention),
+            ];
+            if let Some(parent) = &parent {
+                batch.extend(limiter.check_parent(&id, parent).await?);
+            }
+            let written = limiter.inner.call(limiter.store().write(&batch)).await;
+            // The cache may hold it without a parent. After an error too: it may have been written.
+            limiter.inner.cache.invalidate_entity(&id);
+            match (written?, parent.as_ref()) {
+                (Written::Done, _) => return Ok(entity),
+                (Written::Conflict(0 | 1), _) | (_, None) => {
+                    return Err(Error::AlreadyExists(Object::Entity(id)));
+                }
+                (Written::Conflict(2), Some(parent)) => {
+                    return Err(Error::MissingParent { parent: parent.clone() });
+                }
+                // Somebody has created the end of the chain.
+                (Written::Conflict(_), _) => {}
+            }
         }
-        let written = limiter.inner.call(limiter.store().write(&batch)).await;
-        // The cache may hold it without a parent. After an error too: it may have been written.
-        limiter.inner.cache.invalidate_entity(&id);
-        match (written?, parent) {
-            (Written::Done, _) => Ok(entity),
-            (Written::Conflict(at), Some(parent)) if at > 0 => Err(Error::MissingParent { parent }),
-            (Written::Conflict(_), _) => Err(Error::AlreadyExists(Object::Entity(id))),
-        }
+        Err(Error::Contended { attempts: ATTEMPTS_MAX })
     }
 }
 

@@ -39,8 +39,6 @@ pub(crate) struct BucketStates {
     hashing: foldhash::fast::RandomState,
     slots: Vec<Slot>,
     dirty: Vec<usize>,
-    // SQLite changes this number when another connection has written.
-    data_version: Option<i64>,
     // Reused for every encoding.
     encoded: Vec<u8>,
 }
@@ -53,18 +51,11 @@ impl BucketStates {
         self.dirty.clear();
     }
 
-    /// Starts a transaction: empties the cache if it may be stale or is full. Returns whether other
-    /// connections have written since the last transaction.
-    pub(crate) fn begin(&mut self, conn: &Connection) -> Result<bool, Failure> {
-        let version = conn
-            .prepare_cached("PRAGMA data_version")?
-            .query_row([], |row| row.get::<_, i64>(0))?;
-        let others_wrote = self.data_version.is_some_and(|last| last != version);
-        if self.data_version != Some(version) || self.slots.len() >= STATES_MAX {
+    /// Starts a transaction: empties the cache if it is stale or full.
+    pub(crate) fn begin(&mut self, is_stale: bool) {
+        if is_stale || self.slots.len() >= STATES_MAX {
             self.clear();
         }
-        self.data_version = Some(version);
-        Ok(others_wrote)
     }
 
     /// Finds a bucket state in the cache, or loads it from the file.

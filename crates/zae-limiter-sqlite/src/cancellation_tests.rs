@@ -255,7 +255,7 @@ fn submit_to_fail<'a>(
     gate.wait_until_reached();
     let mut settle = store.settle(settlements, NOW);
     submit(&mut settle);
-    store.shared.writer.put(Job::Fail).unwrap();
+    store.shared.writer.put(Job::Fail(StoreErrorKind::Unavailable)).unwrap();
     (settle, gate)
 }
 
@@ -340,4 +340,22 @@ async fn a_file_that_stays_locked_is_named_and_nothing_is_changed() {
     other.execute_batch("ROLLBACK").unwrap();
     let taken = store.acquire(&plan(&[&bucket], 1)).await.unwrap();
     assert!(matches!(taken, Admission::Taken(_)));
+}
+
+/// The writer repeats the jobs of a failed batch, each in a transaction of its own. A caller may leave in between.
+#[tokio::test]
+async fn an_acquire_that_was_undone_and_then_abandoned_gets_no_refund() {
+    let (_folder, store) = open();
+    let target = target("key-1");
+    let plan = plan(&[&target], 3);
+    let taken = store.acquire(&plan).await.unwrap();
+    assert!(matches!(taken, Admission::Taken(_)));
+    let (mut caller, reply) = Caller::new();
+    caller.decide(Ok(taken));
+    let mut job = Job::Acquire(plan, caller);
+    // Its transaction was rolled back, the caller leaves, and the transaction that skips it is committed.
+    job.reset();
+    drop(reply);
+    assert!(job.is_abandoned());
+    assert!(job.reply(job::Commit::Done, std::path::Path::new("limits.db")).is_none());
 }

@@ -38,6 +38,11 @@ impl<T> Caller<T> {
         (Self { reply, outcome: None }, receiver)
     }
 
+    /// Forgets the outcome, because its transaction was rolled back.
+    fn forget(&mut self) {
+        self.outcome = None;
+    }
+
     pub(crate) fn decide(&mut self, outcome: Result<T, Failure>) {
         self.outcome = Some(outcome.map_err(Arc::new));
     }
@@ -69,9 +74,9 @@ pub(crate) enum Job {
     /// Blocks the writer within a transaction until the test opens the gate.
     #[cfg(test)]
     Gate(std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>),
-    /// Fails the transaction like a disk that cannot be written.
+    /// Fails the transaction: with `Unavailable` like a disk that cannot be written, with `Corrupt` like one bad row.
     #[cfg(test)]
-    Fail,
+    Fail(zae_limiter_core::StoreErrorKind),
 }
 
 impl Job {
@@ -98,7 +103,25 @@ impl Job {
             Self::Write(_, caller) => caller.reply.is_closed(),
             Self::Book(_, _, caller) => caller.reply.is_closed(),
             #[cfg(test)]
-            Self::Gate(..) | Self::Fail => false,
+            Self::Gate(..) | Self::Fail(_) => false,
+        }
+    }
+
+    /// Makes the job ready for another transaction after its own was rolled back. A caller that leaves before that
+    /// must not get a refund for what was undone.
+    pub(crate) fn reset(&mut self) {
+        match self {
+            Self::Acquire(_, caller) => caller.forget(),
+            Self::Settle(_, _, caller) => {
+                if let Some(caller) = caller {
+                    caller.forget();
+                }
+            }
+            Self::Reconfigure(_, _, caller) | Self::Delete(_, caller) => caller.forget(),
+            Self::Write(_, caller) => caller.forget(),
+            Self::Book(_, _, caller) => caller.forget(),
+            #[cfg(test)]
+            Self::Gate(..) | Self::Fail(_) => {}
         }
     }
 
@@ -134,7 +157,7 @@ impl Job {
             Self::Write(_, caller) => drop(caller.reply(commit, file)),
             Self::Book(_, _, caller) => drop(caller.reply(commit, file)),
             #[cfg(test)]
-            Self::Gate(..) | Self::Fail => {}
+            Self::Gate(..) | Self::Fail(_) => {}
         }
         None
     }

@@ -27,6 +27,8 @@ mod job;
 mod keys;
 mod ledger;
 mod list;
+mod log;
+mod opened;
 mod options;
 mod queue;
 mod reader;

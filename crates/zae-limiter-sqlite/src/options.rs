@@ -8,6 +8,7 @@ use zae_limiter_core::{StoreError, StoreErrorKind, UsageSettings};
 
 use crate::error::Failure;
 use crate::ledger::Ledger;
+use crate::opened::OpenedFile;
 use crate::queue::Queue;
 use crate::writer::Writer;
 use crate::{Shared, SqliteStore, reader, schema};
@@ -103,9 +104,10 @@ impl SqliteOptions {
             read_thread: None,
             process: std::process::id(),
         };
-        let work = Writer::new(file.clone(), writer, Ledger::new(conn, self.usage));
+        let opened = OpenedFile::new(file);
+        let work = Writer::new(opened.clone(), writer, Ledger::new(conn, self.usage));
         shared.write_thread = Some(spawn("zael-write", move || work.run())?);
-        let read = move || reader::run(file, reader, read_conn);
+        let read = move || reader::run(opened, reader, read_conn);
         shared.read_thread = Some(spawn("zael-read", read)?);
         Ok(SqliteStore { shared: Arc::new(shared) })
     }

@@ -1,7 +1,6 @@
 //! The reader: one thread with one connection, so that no async worker waits for the disk.
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use zae_limiter_core::{Bucket, BucketKey, StoreError, Timestamp};
 
 use crate::codec::decode_state;
 use crate::error::Failure;
+use crate::opened::OpenedFile;
 use crate::queue::{EndOfThread, Queue};
 use crate::records::optional_time;
 
@@ -21,7 +21,7 @@ const BUSY_WAIT: Duration = Duration::from_millis(20);
 /// A read for the reader's queue.
 pub(crate) trait ReadJob: Send {
     /// Reads and replies. Returns `false` if the file was busy and the caller still waits.
-    fn run(&mut self, conn: &Connection, file: &std::path::Path) -> bool;
+    fn run(&mut self, conn: &Connection, file: &mut OpenedFile) -> bool;
 }
 
 struct Job<T, F> {
@@ -34,17 +34,17 @@ where
     T: Send,
     F: FnMut(&Connection) -> Result<T, Failure> + Send,
 {
-    fn run(&mut self, conn: &Connection, file: &std::path::Path) -> bool {
+    fn run(&mut self, conn: &Connection, file: &mut OpenedFile) -> bool {
         let Some(reply) = self.reply.take().filter(|reply| !reply.is_closed()) else {
             return true;
         };
-        match in_snapshot(conn, &mut self.read) {
+        match in_snapshot(conn, file, &mut self.read) {
             Err(failure) if failure.is_busy() => {
                 self.reply = Some(reply);
                 false
             }
             read => {
-                let read = read.map_err(|failure| Arc::new(failure).to_store_error(file));
+                let read = read.map_err(|failure| Arc::new(failure).to_store_error(file.path()));
                 // The caller may have left meanwhile.
                 let _ = reply.send(read);
                 true
@@ -64,10 +64,11 @@ pub(crate) fn read_job<T: Send + 'static>(
 /// Runs a read in a transaction, so that it sees the file as of one moment.
 fn in_snapshot<T>(
     conn: &Connection,
+    file: &mut OpenedFile,
     read: &mut impl FnMut(&Connection) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     conn.prepare_cached("BEGIN")?.execute([])?;
-    let result = read(conn);
+    let result = file.check(conn).and_then(|_| read(conn));
     if !conn.is_autocommit() {
         conn.prepare_cached("ROLLBACK")?.execute([])?;
     }
@@ -75,7 +76,7 @@ fn in_snapshot<T>(
 }
 
 /// Runs jobs until the queue is closed and empty.
-pub(crate) fn run(file: PathBuf, queue: Arc<Queue<Box<dyn ReadJob>>>, conn: Connection) {
+pub(crate) fn run(mut file: OpenedFile, queue: Arc<Queue<Box<dyn ReadJob>>>, conn: Connection) {
     let _end = EndOfThread(&queue);
     let mut pending: VecDeque<Box<dyn ReadJob>> = VecDeque::new();
     if let Err(failure) = conn.busy_timeout(BUSY_WAIT) {
@@ -84,7 +85,7 @@ pub(crate) fn run(file: PathBuf, queue: Arc<Queue<Box<dyn ReadJob>>>, conn: Conn
     while queue.wait() {
         queue.take(&mut pending);
         for mut job in pending.drain(..) {
-            while !job.run(&conn, &file) {
+            while !job.run(&conn, &mut file) {
                 if queue.is_closed() {
                     return;
                 }

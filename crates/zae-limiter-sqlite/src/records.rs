@@ -247,7 +247,8 @@ pub(crate) fn put(conn: &Connection, record: &Record) -> Result<(), Failure> {
     let run = |sql, params: &[&dyn ToSql]| conn.prepare_cached(sql)?.execute(params);
     match record {
         Record::Entity(it) => run(
-            "INSERT OR REPLACE INTO entity VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            "INSERT OR REPLACE INTO entity (ns, id, name, parent, cascade, metadata, created_at) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
             params![
                 it.namespace.as_str(),
                 it.id.as_str(),
@@ -261,7 +262,9 @@ pub(crate) fn put(conn: &Connection, record: &Record) -> Result<(), Failure> {
         Record::Config(it) => {
             let (level, entity, resource) = level_columns(&it.level);
             run(
-                "INSERT OR REPLACE INTO config VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+                "INSERT OR REPLACE INTO config \
+                 (ns, level, resource, entity, version, on_unavailable, limits, audit_retention_days) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
                 params![
                     it.namespace.as_str(),
                     level,
@@ -275,7 +278,9 @@ pub(crate) fn put(conn: &Connection, record: &Record) -> Result<(), Failure> {
             )
         }
         Record::Audit(it) => run(
-            "INSERT OR REPLACE INTO audit VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+            "INSERT OR REPLACE INTO audit \
+             (ns, subject, id, at, action, principal, resource, details, expires_at) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
             params![
                 it.namespace.as_str(),
                 it.subject.to_string(),
@@ -289,7 +294,9 @@ pub(crate) fn put(conn: &Connection, record: &Record) -> Result<(), Failure> {
             ],
         ),
         Record::Usage(it) => run(
-            "INSERT OR REPLACE INTO usage VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+            "INSERT OR REPLACE INTO usage \
+             (ns, entity, window, resource, start, events, consumed, expires_at) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
             params![
                 it.key.namespace.as_str(),
                 it.key.entity.as_str(),
@@ -302,7 +309,7 @@ pub(crate) fn put(conn: &Connection, record: &Record) -> Result<(), Failure> {
             ],
         ),
         Record::Namespace(it) => run(
-            "INSERT OR REPLACE INTO namespace VALUES (?1, ?2, ?3, ?4)",
+            "INSERT OR REPLACE INTO namespace (id, name, created_at, deleted_at) VALUES (?1, ?2, ?3, ?4)",
             params![
                 it.id.as_str(),
                 it.name.as_str(),
@@ -311,7 +318,7 @@ pub(crate) fn put(conn: &Connection, record: &Record) -> Result<(), Failure> {
             ],
         ),
         Record::NamespaceName(name, id) => run(
-            "INSERT OR REPLACE INTO namespace_name VALUES (?1, ?2)",
+            "INSERT OR REPLACE INTO namespace_name (name, id) VALUES (?1, ?2)",
             params![name.as_str(), id.as_str()],
         ),
     }?;

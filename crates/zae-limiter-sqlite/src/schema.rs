@@ -39,6 +39,9 @@ const PAGE_BYTES: u32 = 1_024;
 /// A page that changed often since the last checkpoint is copied once.
 const LOG_PAGES_MAX: u32 = 131_072;
 
+/// The size of the log at a checkpoint. After a longer one, SQLite cuts the log to this size.
+pub(crate) const LOG_BYTES_MAX: u64 = LOG_PAGES_MAX as u64 * PAGE_BYTES as u64;
+
 /// Page caches. A negative `cache_size` is in KiB.
 const WRITER_CACHE_KIB: i32 = 64 << 10;
 const READER_CACHE_KIB: i32 = 8 << 10;
@@ -163,7 +166,8 @@ fn try_open_writer(path: &Path, durability: Durability) -> Result<Connection, Fa
     conn.execute_batch(&format!(
         "PRAGMA synchronous = {synchronous};
          PRAGMA cache_size = -{WRITER_CACHE_KIB};
-         PRAGMA wal_autocheckpoint = {LOG_PAGES_MAX};"
+         PRAGMA wal_autocheckpoint = {LOG_PAGES_MAX};
+         PRAGMA journal_size_limit = {LOG_BYTES_MAX};"
     ))?;
     // From here on the writer itself waits for locks, so that callers can leave meanwhile.
     conn.busy_timeout(Duration::ZERO)?;
@@ -250,6 +254,14 @@ fn check_header(path: &Path) -> Result<(), Failure> {
         (APPLICATION_ID, version) if version > SCHEMA_VERSION => Err(NEWER),
         (APPLICATION_ID | 0, _) => Ok(()),
         _ => Err(FOREIGN),
+    }
+}
+
+/// Fails if another program has changed the version of the tables since the file was opened.
+pub(crate) fn check_version(conn: &Connection) -> Result<(), Failure> {
+    match recognise(conn)? {
+        Found::Current => Ok(()),
+        Found::Empty | Found::Older => Err(FOREIGN),
     }
 }
 

@@ -1,7 +1,6 @@
 //! The writer: one thread with one connection, which puts many jobs into one transaction.
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +9,8 @@ use zae_limiter_core::Timestamp;
 use crate::error::Failure;
 use crate::job::{Commit, Job};
 use crate::ledger::Ledger;
+use crate::log::Log;
+use crate::opened::OpenedFile;
 use crate::queue::{EndOfThread, Queue};
 use crate::sweep::Sweeper;
 
@@ -40,9 +41,10 @@ const BUSY_TRIES_MAX: u32 = if cfg!(test) { 200 } else { 1_100 };
 /// The writer's state.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    file: PathBuf,
+    file: OpenedFile,
     queue: Arc<Queue<Job>>,
     ledger: Ledger,
+    log: Log,
     sweeper: Sweeper,
     // Taken from the queue, but not carried out yet.
     pending: VecDeque<Job>,
@@ -56,9 +58,11 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    pub(crate) fn new(file: PathBuf, queue: Arc<Queue<Job>>, ledger: Ledger) -> Self {
+    pub(crate) fn new(file: OpenedFile, queue: Arc<Queue<Job>>, ledger: Ledger) -> Self {
+        let log = Log::new(file.log().to_owned(), crate::schema::LOG_BYTES_MAX);
         Self {
             file,
+            log,
             queue,
             ledger,
             sweeper: Sweeper::default(),
@@ -141,11 +145,12 @@ impl Writer {
     /// Returns whether others have written since the last transaction.
     fn try_begin(&mut self) -> Result<bool, Failure> {
         self.ledger.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-        let begun = self.ledger.states.begin(&self.ledger.conn);
-        if begun.is_err() {
-            self.roll_back();
+        let checked = self.file.check(&self.ledger.conn);
+        match checked {
+            Ok(others_wrote) => self.ledger.states.begin(others_wrote),
+            Err(_) => self.roll_back(),
         }
-        begun
+        checked
     }
 
     /// Carries out a batch in the transaction that has begun, ends it, and replies.
@@ -170,6 +175,7 @@ impl Writer {
                 if batch.len() > 1 && !failure.is_outage() {
                     // One job has failed the others: each now gets a transaction of its own.
                     self.one_by_one = batch.len();
+                    batch.iter_mut().for_each(Job::reset);
                     batch.append(&mut self.pending);
                     self.pending = batch;
                 } else {
@@ -178,10 +184,11 @@ impl Writer {
             }
         }
         self.transactions += 1;
-        if self.transactions.is_multiple_of(SWEEP_EVERY)
-            && let Some(now) = now
-        {
-            self.sweep(now);
+        if self.transactions.is_multiple_of(SWEEP_EVERY) {
+            if let Some(now) = now {
+                self.sweep(now);
+            }
+            self.log.bound(&self.ledger.conn);
         }
     }
 
@@ -223,10 +230,9 @@ impl Writer {
                     let _ = open.recv();
                 }
                 #[cfg(test)]
-                Job::Fail => {
+                Job::Fail(kind) => {
                     let message = "cannot be written, on purpose";
-                    let kind = zae_limiter_core::StoreErrorKind::Unavailable;
-                    return Err(Failure::Unusable(kind, message));
+                    return Err(Failure::Unusable(*kind, message));
                 }
             }
         }
@@ -260,7 +266,7 @@ impl Writer {
     }
 
     fn reply(&mut self, batch: VecDeque<Job>, commit: Commit<'_>) {
-        let left = batch.into_iter().filter_map(|job| job.reply(commit, &self.file));
+        let left = batch.into_iter().filter_map(|job| job.reply(commit, self.file.path()));
         match commit {
             Commit::Done => self.pending.extend(left),
             Commit::Undone(_) | Commit::Unknown(_) => self.retries.extend(left),

@@ -332,3 +332,84 @@ async fn a_full_disk_is_reported_and_loses_no_completed_call() {
     drop(store);
     check_unchanged(&folder).await;
 }
+
+/// Others replace, remove or upgrade the file while the store has it open.
+mod while_open {
+    use super::*;
+
+    async fn error_of_take(store: &SqliteStore) -> zae_limiter_core::StoreError {
+        store.acquire(&plan(&target("key-1", 10), 1)).await.unwrap_err()
+    }
+
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn a_replaced_file_is_noticed_before_the_next_write() {
+        let folder = Folder::new();
+        let store = SqliteStore::open(folder.file()).unwrap();
+        assert!(take(&store, &plan(&target("key-1", 10), 3)).await);
+        let aside = folder.file().with_extension("old");
+        fs::rename(folder.file(), &aside).unwrap();
+
+        for kept in ["removed", "replaced"] {
+            let error = error_of_take(&store).await;
+            assert_eq!(error.kind(), StoreErrorKind::Denied, "{kept}");
+            assert!(error.to_string().contains("was replaced or removed"), "{error}");
+            let settled = store.settle(&[charge(&target("key-1", 10), 1)], NOW).await;
+            assert_eq!(settled.unwrap_err().kind(), StoreErrorKind::Denied);
+            let read = store.peek(&[bucket_key("key-1", "gpt-4")], NOW).await;
+            assert_eq!(
+                read.unwrap_err().kind(),
+                StoreErrorKind::Denied,
+                "nor does it read stale data"
+            );
+            if kept == "removed" {
+                // A second store makes a file of its own.
+                let other = SqliteStore::open(folder.file()).unwrap();
+                assert!(take(&other, &plan(&target("key-1", 10), 10)).await);
+            }
+        }
+        fs::rename(&aside, folder.file()).unwrap();
+        let error = error_of_take(&store).await;
+        assert_eq!(error.kind(), StoreErrorKind::Denied, "its log is gone, and commits with it");
+    }
+
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn a_removed_log_is_noticed_before_the_next_write() {
+        let folder = Folder::new();
+        // Through a link: the log is next to the file itself.
+        let link = folder.file().with_extension("link");
+        std::os::unix::fs::symlink(folder.file(), &link).unwrap();
+        let store = SqliteStore::open(&link).unwrap();
+        assert!(take(&store, &plan(&target("key-1", 10), 3)).await);
+        fs::remove_file(folder.file().with_extension("db-wal")).unwrap();
+        assert_eq!(error_of_take(&store).await.kind(), StoreErrorKind::Denied);
+    }
+
+    #[tokio::test]
+    async fn a_file_of_a_later_release_is_not_called_damaged() {
+        let folder = Folder::new();
+        let store = SqliteStore::open(folder.file()).unwrap();
+        assert!(take(&store, &plan(&target("key-1", 10), 3)).await);
+        let later = Connection::open(folder.file()).unwrap();
+        let sql = "ALTER TABLE bucket ADD COLUMN more TEXT; ALTER TABLE audit ADD COLUMN more TEXT; \
+                   PRAGMA user_version = 99";
+        later.execute_batch(sql).unwrap();
+        for _ in 0..2 {
+            let error = error_of_take(&store).await;
+            assert_eq!(error.kind(), StoreErrorKind::Incompatible);
+            assert!(error.to_string().contains("later release"), "{error}");
+            let read = store.peek(&[bucket_key("key-1", "gpt-4")], NOW).await;
+            assert_eq!(read.unwrap_err().kind(), StoreErrorKind::Incompatible);
+        }
+        later.execute_batch("PRAGMA user_version = 2").unwrap();
+        let target = target("key-1", 10);
+        assert!(
+            take(&store, &plan(&target, 1)).await,
+            "columns that it does not know do not disturb it"
+        );
+        let namespace = zae_limiter_core::Record::NamespaceName("a".parse().unwrap(), ns());
+        let put = zae_limiter_core::Write::Put(namespace, zae_limiter_core::Precondition::Always);
+        store.write(&[put]).await.unwrap();
+    }
+}

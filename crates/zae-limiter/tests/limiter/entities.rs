@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use zae_limiter::model::AuditAction;
 use zae_limiter::{Error, RateLimiter, Window};
-use zae_limiter_testkit::{Call, Fault};
+use zae_limiter_testkit::{Call, Fault, Gate};
 
 use crate::world::{
-    Kind, NOW, child, entity_id, left, ms, on_every_store, own_limits, per_minute, spend,
+    Kind, NOW, child, entity_id, finish, left, ms, on_every_store, own_limits, per_minute, spend,
     without_refill,
 };
 
@@ -188,5 +188,55 @@ fn what_was_changed_before_an_error_is_enforced_here_at_once() {
         limiter.delete_entity("key").await.unwrap_err();
         let limits = limiter.effective_limits("key", "gpt-4").await.unwrap().limits;
         assert_eq!(limits[0].capacity, 100, "its limits are deleted, its record is not");
+    });
+}
+
+/// Buckets and limits alone make an entity that can be deleted, although it was never created.
+#[test]
+fn a_deletion_cut_short_and_repeated_leaves_an_audit_event_also_of_an_entity_never_created() {
+    for cut in [Call::Delete, Call::Write, Call::ListKeys] {
+        on_every_store(async |world| {
+            let limiter = world.limiter_with([without_refill("rpm", 10)]).await;
+            for on in ["a", "b"] {
+                spend(&limiter, "key", on, "rpm", 1).await;
+            }
+            let lost = Fault::FailAfter(zae_limiter::store::StoreErrorKind::Denied);
+            world.store.script(cut, lost);
+            limiter.delete_entity("key").await.unwrap_err();
+            // The repetition finds the rest, or nothing.
+            let _ = limiter.delete_entity("key").await;
+            let events = limiter.audit_events("key").unwrap().all().await.unwrap();
+            let deleted = events.iter().filter(|event| event.action == AuditAction::EntityDeleted);
+            assert!(deleted.count() >= 1, "cut at {cut:?}");
+            let none = limiter.delete_entity("key").await;
+            assert!(matches!(none, Err(Error::NotFound(_))), "{none:?}");
+        });
+    }
+}
+
+/// Two parents that were deleted are created again at the same time, each below a child of the other.
+#[test]
+fn parents_created_again_at_once_close_no_cycle() {
+    on_every_store(async |world| {
+        let limiter = world.limiter().await;
+        for (gone, orphan) in [("x", "y"), ("v", "w")] {
+            limiter.create_entity(gone).await.unwrap();
+            limiter.create_entity(orphan).parent(gone).await.unwrap();
+            limiter.delete_entity(gone).await.unwrap();
+        }
+        let gate = Gate::new();
+        world.store.script(Call::Write, Fault::HoldBefore(gate.clone()));
+        let mut first = Box::pin(async { limiter.create_entity("x").parent("w").await });
+        let mut checked = Box::pin(gate.reached());
+        finish(std::future::poll_fn(|context| {
+            assert!(first.as_mut().poll(context).is_pending());
+            checked.as_mut().poll(context)
+        }))
+        .await;
+        limiter.create_entity("v").parent("y").await.unwrap();
+        gate.open();
+        let created = first.await;
+        assert!(matches!(created, Err(Error::Cycle { .. })), "{created:?}");
+        assert_eq!(limiter.entity("x").await.unwrap(), None);
     });
 }
