@@ -1,6 +1,7 @@
 //! What an admitted acquire reports as available on a bucket of several shards: what a read of all shards would
 //! say, from snapshots and without that read.
 
+#[expect(dead_code, reason = "shared with other tests")]
 mod one_bucket;
 
 use std::sync::Arc;

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use zae_limiter_core::{
-    Admission, Leg, Lifetime, Limit, LimitSet, LimitStatus, Millitokens, Placement, Plan,
-    Settlement, Store, Take, Target, Timestamp,
+    Admission, Lifetime, Limit, LimitSet, LimitStatus, Millitokens, Placement, Settlement, Store,
+    Take, Target, Timestamp,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{Action, BucketItemKey, Change, Item, Table, Transacted, Update, Value};

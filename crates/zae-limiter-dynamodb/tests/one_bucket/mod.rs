@@ -15,7 +15,6 @@ pub(crate) fn key() -> BucketKey {
     }
 }
 
-#[allow(dead_code, reason = "not every test needs it")]
 pub(crate) fn target(limit: Limit) -> Arc<Target> {
     let limits = LimitSet::new([limit]).expect("valid limits");
     Arc::new(Target::new(key(), Arc::new(limits), Lifetime::Forever))
@@ -25,7 +24,6 @@ pub(crate) fn at(millis: i64) -> Timestamp {
     Timestamp::from_millis(1_794_751_200_000 + millis)
 }
 
-#[allow(dead_code, reason = "not every test needs it")]
 pub(crate) fn plan(target: &Arc<Target>, millitokens: i64, now: Timestamp) -> Plan {
     let takes = [Take { cell: 0, amount: Millitokens::new(millitokens) }].into_iter().collect();
     let leg = Leg { target: Arc::clone(target), takes };
