@@ -14,6 +14,7 @@ use crate::limits::ATTEMPTS_MAX;
 use crate::page::PageRequest;
 use crate::pages::Pages;
 use crate::record::{AuditAction, AuditSubject, Entity, Key, Record};
+use crate::stale::{Entries, Stale};
 use crate::store::{Precondition, Query, Scope, Write, Written};
 
 impl RateLimiter {
@@ -91,10 +92,10 @@ impl RateLimiter {
     /// be repeated.
     pub async fn delete_entity(&self, id: &str) -> Result<u64, Error> {
         let id = EntityId::new(id)?;
-        let removed = self.remove_entity(&id).await;
-        // After an error too: part of it may have been deleted.
-        self.inner.cache.invalidate_entity(&id);
-        removed
+        let stale = Stale::new(&self.inner, Entries::Of(id.clone()));
+        let removed = self.remove_entity(&id).await?;
+        stale.answered();
+        Ok(removed)
     }
 
     async fn remove_entity(&self, id: &EntityId) -> Result<u64, Error> {
@@ -315,10 +316,11 @@ impl<'a> CreateEntity<'a> {
             if let Some(parent) = &parent {
                 batch.extend(limiter.check_parent(&id, parent).await?);
             }
-            let written = limiter.inner.call(limiter.store().write(&batch)).await;
-            // The cache may hold it without a parent. After an error too: it may have been written.
-            limiter.inner.cache.invalidate_entity(&id);
-            match (written?, parent.as_ref()) {
+            // The cache may hold it without a parent.
+            let stale = Stale::new(&limiter.inner, Entries::Of(id.clone()));
+            let written = limiter.inner.call(limiter.store().write(&batch)).await?;
+            stale.answered();
+            match (written, parent.as_ref()) {
                 (Written::Done, _) => return Ok(entity),
                 (Written::Conflict(0 | 1), _) | (_, None) => {
                     return Err(Error::AlreadyExists(Object::Entity(id)));

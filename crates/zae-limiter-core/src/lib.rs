@@ -24,6 +24,7 @@ mod page;
 mod pages;
 mod plan;
 mod record;
+mod stale;
 mod store;
 mod telemetry;
 mod usage;

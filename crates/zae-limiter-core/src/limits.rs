@@ -10,6 +10,7 @@ use crate::page::PageRequest;
 use crate::pages::Pages;
 use crate::plan::Source;
 use crate::record::{AuditAction, AuditSubject, Config, ConfigLevel, Key, OnUnavailable, Record};
+use crate::stale::{Entries, Stale};
 use crate::store::{BucketQuery, Precondition, Query, ResourceList, Write, Written};
 
 /// The most attempts of a change while other clients change the same record.
@@ -390,7 +391,7 @@ impl RateLimiter {
                 Some(stored) if same == Same::Keep && is_same(&stored) => {
                     // As after a change: this process goes by what is stored now.
                     self.remember_system(&stored);
-                    self.forget(&level);
+                    Entries::from(&level).forget(&self.inner);
                     return Ok((stored, false));
                 }
                 current => current,
@@ -454,10 +455,10 @@ impl RateLimiter {
         change: Write,
         audit: Write,
     ) -> Result<bool, Error> {
-        let written = self.inner.call(self.store().write(&[change, audit])).await;
-        // After an error too: the change may have been made.
-        self.forget(level);
-        Ok(written? == Written::Done)
+        let stale = Stale::new(&self.inner, level.into());
+        let written = self.inner.call(self.store().write(&[change, audit])).await?;
+        stale.answered();
+        Ok(written == Written::Done)
     }
 
     fn remember_system(&self, config: &Config) {
@@ -484,16 +485,6 @@ impl RateLimiter {
             }
         };
         self.audit(Change { subject, action, resource, details }, retention)
-    }
-
-    /// Drops the cache entries that a change of the level affects.
-    fn forget(&self, level: &ConfigLevel) {
-        match level {
-            ConfigLevel::Entity(entity) | ConfigLevel::EntityResource(entity, _) => {
-                self.inner.cache.invalidate_entity(entity);
-            }
-            ConfigLevel::System | ConfigLevel::Resource(_) => self.inner.cache.invalidate_all(),
-        }
     }
 
     /// Changes the existing buckets of an entity to its limits. Without this they would change with their

@@ -55,7 +55,8 @@ impl Machine {
     fn download(&mut self, name: &str, program: &[u8]) {
         self.put("built", program);
         let (from, to) = (self.path("built"), self.path(name));
-        let line = format!("lambda-export --force '{}' --bootstrap '{}'", to.display(), from.display());
+        let line =
+            format!("lambda-export --force '{}' --bootstrap '{}'", to.display(), from.display());
         let (status, _, stderr) = self.session.run_unseen(&line, usize::MAX);
         assert_eq!(status, 0, "{stderr}");
     }

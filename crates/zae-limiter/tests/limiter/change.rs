@@ -5,7 +5,7 @@ use std::pin::pin;
 use zae_limiter::model::ConfigLevel;
 use zae_limiter::store::StoreErrorKind;
 use zae_limiter::testing::Clock as _;
-use zae_limiter::{Error, Limit};
+use zae_limiter::{Error, Limit, RateLimiter};
 use zae_limiter_testkit::{Call, Fault, Gate};
 
 use crate::world::{
@@ -320,5 +320,44 @@ fn limits_are_replaced_only_if_they_are_still_those_that_were_read() {
         }
         let nothing = limiter.replace_limits(&ConfigLevel::System, None, [], None).await;
         assert!(matches!(nothing, Err(Error::Invalid(_))), "{nothing:?}");
+    });
+}
+
+async fn capacity(limiter: &RateLimiter, entity: &str) -> u64 {
+    limiter.effective_limits(entity, "gpt-4").await.unwrap().limits[0].capacity
+}
+
+/// The caller of `set_limits` goes away while the store writes.
+#[test]
+fn a_change_of_limits_that_is_dropped_is_enforced_here_once_it_is_written() {
+    on_every_store(async |world| {
+        for is_written in [true, false] {
+            let limiter = world.limiter_with([without_refill("tpm", 100)]).await;
+            let entity = if is_written { "before" } else { "after" };
+            spend(&limiter, entity, "gpt-4", "tpm", 1).await;
+            let gate = Gate::new();
+            let hold = if is_written { Fault::HoldAfter } else { Fault::HoldBefore };
+            world.store.script(Call::Write, hold(gate.clone()));
+            {
+                let limits = [without_refill("tpm", 7)];
+                let mut change = Box::pin(limiter.set_limits(entity, None, limits));
+                let mut at_work = Box::pin(gate.reached());
+                finish(std::future::poll_fn(|context| {
+                    assert!(change.as_mut().poll(context).is_pending());
+                    at_work.as_mut().poll(context)
+                }))
+                .await;
+            }
+            gate.open();
+            if !is_written {
+                spend(&limiter, entity, "gpt-4", "tpm", 1).await;
+                // The store writes after the caller has gone. Nothing tells this limiter of it.
+                let other = world.limiter().await;
+                own_limits(&other, entity, [without_refill("tpm", 7)]).await;
+                assert_eq!(capacity(&limiter, entity).await, 100, "it is cached");
+                world.advance(secs(30));
+            }
+            soon("the change is enforced", async || capacity(&limiter, entity).await == 7).await;
+        }
     });
 }
