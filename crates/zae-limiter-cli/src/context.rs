@@ -262,12 +262,12 @@ impl Context {
     /// # Errors
     ///
     /// When stdin is not a terminal, or the answer is no.
-    pub(crate) fn confirm(&mut self, yes: Yes, what: &str) -> Result<(), Failure> {
+    pub(crate) async fn confirm(&mut self, yes: Yes, what: &str) -> Result<(), Failure> {
         if yes.yes {
             return Ok(());
         }
         self.check_can_ask(&format!("pass --yes to confirm: {what}"))?;
-        self.ask(what)
+        self.ask(what).await
     }
 
     /// As [`confirm`](Self::confirm), but goes ahead if nobody can answer. Returns whether it asked.
@@ -275,11 +275,15 @@ impl Context {
     /// # Errors
     ///
     /// When the answer is no.
-    pub(crate) fn confirm_if_possible(&mut self, yes: Yes, what: &str) -> Result<bool, Failure> {
+    pub(crate) async fn confirm_if_possible(
+        &mut self,
+        yes: Yes,
+        what: &str,
+    ) -> Result<bool, Failure> {
         if yes.yes || self.check_can_ask("").is_err() {
             return Ok(false);
         }
-        self.ask(what).map(|()| true)
+        self.ask(what).await.map(|()| true)
     }
 
     fn check_can_ask(&self, hint: &str) -> Result<(), Failure> {
@@ -292,19 +296,35 @@ impl Context {
         Err(Failure::usage(format!("cannot ask for confirmation: {why}")).hint(hint))
     }
 
-    fn ask(&mut self, what: &str) -> Result<(), Failure> {
-        self.printer.write_err(&format!("{what}. Go ahead? [y/N] "));
-        let mut answer = String::new();
-        // An unreadable stream leaves the answer empty, and empty means no.
-        let _ = self.stdin.read_line(&mut answer);
-        if !answer.ends_with('\n') {
-            // At the end of input no Enter has ended the prompt's line.
-            self.printer.write_err("\n");
-        }
+    async fn ask(&mut self, what: &str) -> Result<(), Failure> {
+        let answer = self.answer(&format!("{what}. Go ahead? [y/N] ")).await;
         if matches!(answer.trim(), "y" | "Y" | "yes" | "Yes") {
             return Ok(());
         }
         Err(Failure::new(ExitStatus::Error, "not confirmed: nothing was changed"))
+    }
+
+    /// Prompts, and reads a line. An unreadable stream leaves the answer empty.
+    async fn answer(&mut self, prompt: &str) -> String {
+        self.printer.write_err(prompt);
+        // On a thread of its own, so that Ctrl-C ends a command that waits for an answer. That leaves the thread to the
+        // end of the process.
+        let mut stdin = std::mem::replace(&mut self.stdin, Box::new(std::io::empty()));
+        let (send, line) = tokio::sync::oneshot::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let _ = stdin.read_line(&mut line);
+            let _ = send.send((stdin, line));
+        });
+        let mut answer = String::new();
+        if let Ok((stdin, line)) = line.await {
+            (self.stdin, answer) = (stdin, line);
+        }
+        if !answer.ends_with('\n') {
+            // At the end of input no Enter has ended the prompt's line.
+            self.printer.write_err("\n");
+        }
+        answer
     }
 
     /// Sleeps.

@@ -74,7 +74,7 @@ impl Interrupts {
 }
 
 /// Sends interrupts to [`Interrupts`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Interrupter(watch::Sender<(u64, Interrupt)>);
 
 impl Interrupter {

@@ -65,7 +65,9 @@ pub(crate) async fn replace(
         let above = inherited(&level, limiter).await?;
         let dropped = Dropped::between(&own, above, &new);
         let asked = !dropped.limits.is_empty()
-            && context.confirm_if_possible(yes, &dropped.words(&level, "will no longer hold"))?;
+            && context
+                .confirm_if_possible(yes, &dropped.words(&level, "will no longer hold"))
+                .await?;
         // What was shown is what is replaced: if the stored limits have changed since, compare again.
         let replaced = limiter.replace_limits(&level, stored.as_ref(), new, on_unavailable).await?;
         if let Some(config) = replaced {

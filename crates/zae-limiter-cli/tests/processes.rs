@@ -432,3 +432,27 @@ fn a_source_of_credentials_that_does_not_answer_is_named() {
         "{said}"
     );
 }
+
+#[test]
+fn the_status_is_that_of_the_command_also_if_the_tokens_cannot_be_settled() {
+    for code in [0, 7] {
+        let folder = tempfile::tempdir().unwrap();
+        let script = format!("rm {}/limits.db*; exit {code}", folder.path().display());
+        let args = ["acquire", "k", "g", "-c", "rpm:3", "-l", "rpm:9", "--adjust", "rpm:1"];
+        let mut command = zael(folder.path(), &args);
+        let output = command.args(["--", "sh", "-c", &script]).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains("was replaced or removed while it was open"), "{stderr}");
+    }
+}
+
+#[test]
+fn only_the_owner_can_read_a_new_file_behind_a_link() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("target.db");
+    std::os::unix::fs::symlink(&target, folder.path().join("limits.db")).unwrap();
+    assert!(zael(folder.path(), &["resource", "list"]).output().unwrap().status.success());
+    assert_eq!(target.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+}

@@ -196,7 +196,13 @@ pub(crate) fn create_private(path: &Path) -> Result<(), Failure> {
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     match options.open(path) {
         Ok(_) => Ok(()),
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            // A link to a file that does not exist yet.
+            if !path.exists() {
+                let _ = options.create_new(false).create(true).open(path);
+            }
+            Ok(())
+        }
         Err(error) if error.kind() == std::io::ErrorKind::StorageFull => Err(Failure::Unusable(
             StoreErrorKind::Full,
             "cannot be created: there is no space left; free some",

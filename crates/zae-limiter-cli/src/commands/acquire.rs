@@ -85,7 +85,11 @@ enum Taken {
 
 pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     check_adjustments(&args)?;
-    let limiter = context.limiter().await?;
+    let mut interrupts = context.interrupts.clone();
+    let limiter = tokio::select! {
+        limiter = context.limiter() => limiter?,
+        interrupt = interrupts.next() => return Ok(interrupt.status()),
+    };
     let mut lease = match take(&args, &limiter, context).await? {
         Taken::Admitted(lease) => lease,
         Taken::Refused(refusal) => {
@@ -109,23 +113,24 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
         return Ok(ExitStatus::Done);
     }
     print(&args, context, Outcome::admitted(&lease, &statuses));
-    match child::run(&args.command, context).await {
+    let ran = child::run(&args.command, context).await;
+    let settled = match ran {
         Ok(ExitStatus::Done) => {
             adjust(&args, &mut lease)?;
-            lease.commit().await?;
-            Ok(ExitStatus::Done)
+            lease.commit().await
         }
-        Ok(status) => {
-            lease.rollback().await?;
+        _ => lease.rollback().await,
+    };
+    match (&ran, settled) {
+        // The status says what the command did, also where the tokens could not be settled.
+        (_, Err(error)) => context.printer.failure(&error.into()),
+        (Ok(ExitStatus::Done) | Err(_), Ok(())) => {}
+        (Ok(status), Ok(())) => {
             let code = status.code();
             context.printer.detail(format!("refunded: the command exited with status {code}"));
-            Ok(status)
-        }
-        Err(failure) => {
-            lease.rollback().await?;
-            Err(failure)
         }
     }
+    ran
 }
 
 /// The sum of the adjustments of each limit. A lease gets one difference for each: on the way to the sum, it could

@@ -53,7 +53,7 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
             context.printer.say(line);
         }
     }
-    context.confirm_name(args.yes, &address.table)?;
+    context.confirm_name(args.yes, &address.table).await?;
     let wait = if args.no_wait { Wait::No } else { Wait::UntilDone };
     let mut progress = ProgressPrinter::of_stack(&mut context.printer, &address.table);
     let deleted = account.deployer.delete(&state, wait, &mut progress).await?;

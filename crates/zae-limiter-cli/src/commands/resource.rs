@@ -151,7 +151,7 @@ async fn delete(args: DeleteArgs, context: &mut Context) -> Result<ExitStatus, F
     let limiter = context.limiter().await?;
     let stored = limiter.resource_defaults(args.resource.as_str()).await?;
     let config = stored.ok_or_else(|| nothing(&args.resource))?;
-    context.confirm(args.yes, &stored::deletion(&config))?;
+    context.confirm(args.yes, &stored::deletion(&config)).await?;
     limiter.delete_resource_defaults(args.resource.as_str()).await?;
     stored::print_deleted(&mut context.printer, &config);
     Ok(ExitStatus::Done)

@@ -161,7 +161,7 @@ async fn delete(args: DeleteArgs, context: &mut Context) -> Result<ExitStatus, F
     let limiter = context.limiter().await?;
     let config = limiter.system_defaults().await?;
     let config = config.filter(|config| !config.sets_nothing()).ok_or_else(nothing)?;
-    context.confirm(args.yes, &stored::deletion(&config))?;
+    context.confirm(args.yes, &stored::deletion(&config)).await?;
     limiter.delete_system_defaults().await?;
     stored::print_deleted(&mut context.printer, &config);
     Ok(ExitStatus::Done)

@@ -149,18 +149,12 @@ impl Context {
     /// # Errors
     ///
     /// When stdin is not a terminal, or the answer is not the name.
-    pub(crate) fn confirm_name(&mut self, yes: Yes, name: &str) -> Result<(), Failure> {
+    pub(crate) async fn confirm_name(&mut self, yes: Yes, name: &str) -> Result<(), Failure> {
         if yes.yes {
             return Ok(());
         }
         self.check_can_ask(&format!("pass --yes to confirm that {name} will be deleted"))?;
-        self.printer.write_err(&format!("Type {name} to go ahead: "));
-        let mut answer = String::new();
-        // An unreadable stream leaves the answer empty, and empty is not the name.
-        let _ = self.stdin.read_line(&mut answer);
-        if !answer.ends_with('\n') {
-            self.printer.write_err("\n");
-        }
+        let answer = self.answer(&format!("Type {name} to go ahead: ")).await;
         if answer.trim() == name {
             return Ok(());
         }

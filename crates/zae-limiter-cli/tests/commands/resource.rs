@@ -206,3 +206,16 @@ fn a_resource_without_limits_has_no_capacity() {
     assert!(stderr.contains("no limits are stored for api"), "{stderr}");
     assert!(!stderr.contains("the first call creates it"), "{stderr}");
 }
+
+#[test]
+fn ctrl_c_ends_a_command_that_waits_for_an_answer() {
+    let mut session = Session::new();
+    assert_eq!(session.run("resource set-defaults gpt-4 -l rpm:5 -l tpm:10"), 0);
+    let mut session = session.on_a_terminal("");
+    session.interrupt_at_prompt = true;
+    for line in ["set-defaults gpt-4 -l rpm:6", "delete-defaults gpt-4"] {
+        assert_eq!(session.run(&format!("resource {line}")), 130, "{}", session.transcript);
+    }
+    let (_, stdout, _) = session.run_unseen("resource get-defaults gpt-4 -o json", usize::MAX);
+    assert!(stdout.contains("tpm"), "{stdout}");
+}

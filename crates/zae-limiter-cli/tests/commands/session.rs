@@ -1,7 +1,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{self, Write};
+use std::io::{self, BufRead, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -33,6 +33,8 @@ pub struct Session {
     pub transcript: String,
     /// Whether every deadline of the limiter passes as soon as a call has to wait.
     pub impatient: bool,
+    /// Sends Ctrl-C when a command waits for an answer, which never comes.
+    pub interrupt_at_prompt: bool,
     /// Sends Ctrl-C when a command has waited this long.
     pub interrupt_after: Option<Duration>,
     runs: u64,
@@ -49,6 +51,7 @@ impl Session {
             terminal: Terminal::default(),
             transcript: String::new(),
             impatient: false,
+            interrupt_at_prompt: false,
             interrupt_after: None,
             runs: 0,
         }
@@ -90,6 +93,10 @@ impl Session {
         let (interrupter, interrupts) = Interrupts::by_hand();
         let interrupt_at = self.interrupt_after.map(|wait| self.clock.now().saturating_add(wait));
         let clock = Arc::clone(&self.clock);
+        let stdin: Box<dyn BufRead + Send> = match self.interrupt_at_prompt {
+            true => Box::new(InterruptedPrompt(interrupter.clone())),
+            false => Box::new(self.stdin.as_bytes()),
+        };
         let pace = Arc::new(JumpingClock { clock, interrupt_at, interrupter });
         let limiters: Arc<dyn Clock> = match self.impatient {
             true => Arc::new(ImpatientClock(Arc::clone(&self.clock))),
@@ -103,7 +110,7 @@ impl Session {
             clock: limiters,
             pace,
             entropy: || Entropy::seeded(SEED.get()),
-            stdin: Box::new(self.stdin.as_bytes()),
+            stdin,
             stdout: Box::new(stdout.clone()),
             stderr: Box::new(stderr.clone()),
             terminal: self.terminal.clone(),
@@ -132,6 +139,26 @@ impl Session {
             writeln!(self.transcript, "{}", format!("{mark}{line}").trim_end()).unwrap();
         }
     }
+}
+
+/// A terminal whose user presses Ctrl-C instead of answering.
+struct InterruptedPrompt(Interrupter);
+
+impl Read for InterruptedPrompt {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        self.fill_buf().map(<[u8]>::len)
+    }
+}
+
+impl BufRead for InterruptedPrompt {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.0.send(Interrupt::Interrupt);
+        loop {
+            std::thread::park();
+        }
+    }
+
+    fn consume(&mut self, _: usize) {}
 }
 
 fn words(line: &str) -> Vec<String> {

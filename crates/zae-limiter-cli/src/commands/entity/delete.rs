@@ -42,13 +42,15 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let has_children = limiter.children(id)?.page_size(1).next_page().await?.is_some();
     let children = if has_children { "; its children stay" } else { "" };
     let namespace = limiter.namespace();
-    context.confirm(
-        args.yes,
-        &format!(
-            "{id} in namespace {namespace} will be deleted with its limits, balances and usage \
+    context
+        .confirm(
+            args.yes,
+            &format!(
+                "{id} in namespace {namespace} will be deleted with its limits, balances and usage \
              records{children}"
-        ),
-    )?;
+            ),
+        )
+        .await?;
     context.printer.progress(format!("deleting {id}"));
     let items = limiter.delete_entity(id).await?;
     let deleted = EntityDeleted { entity_id: id.to_owned(), items };

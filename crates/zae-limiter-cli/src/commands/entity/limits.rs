@@ -194,7 +194,7 @@ pub(super) async fn delete(args: DeleteArgs, context: &mut Context) -> Result<Ex
     let whose = &args.whose;
     let stored = limiter.limits(whose.id.as_str(), whose.resource()).await?;
     let Some(config) = stored else { return Err(whose.nothing()) };
-    context.confirm(args.yes, &stored::deletion(&config))?;
+    context.confirm(args.yes, &stored::deletion(&config)).await?;
     limiter.delete_limits(whose.id.as_str(), whose.resource()).await?;
     stored::print_deleted(&mut context.printer, &config);
     Ok(ExitStatus::Done)

@@ -58,7 +58,7 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
             "namespace {} will be deleted; its items stay until they are purged",
             args.name
         );
-        context.confirm(args.yes, &question)?;
+        context.confirm(args.yes, &question).await?;
     }
     let namespace = namespaces.delete(args.name.as_str()).await?;
     let (name, id) = (&namespace.name, &namespace.id);

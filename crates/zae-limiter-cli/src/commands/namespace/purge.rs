@@ -52,7 +52,7 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
              {}, will be removed permanently",
             format_time(deleted_at)
         );
-        context.confirm(args.yes, &question)?;
+        context.confirm(args.yes, &question).await?;
     }
     let printer = &mut context.printer;
     printer.progress(format!("purging {name}"));
