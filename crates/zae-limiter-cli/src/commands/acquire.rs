@@ -107,11 +107,14 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
             lease.commit().await?;
             return Err(error.into());
         }
-        show_adjusted(&args, &mut statuses);
+        if !read_left(&args, &limiter, context, &mut statuses).await {
+            show_adjusted(&args, &mut statuses);
+        }
         print(&args, context, Outcome::admitted(&lease, &statuses));
         lease.commit().await?;
         return Ok(ExitStatus::Done);
     }
+    read_left(&args, &limiter, context, &mut statuses).await;
     print(&args, context, Outcome::admitted(&lease, &statuses));
     let ran = child::run(&args.command, context).await;
     let settled = match ran {
@@ -226,6 +229,32 @@ fn adjust(args: &Args, lease: &mut Lease) -> Result<(), Failure> {
         lease.adjust(limit, difference)?;
     }
     Ok(())
+}
+
+/// Reads the printed balances on DynamoDB, where this process has seen only one shard of a bucket. Returns `false` if
+/// that is not needed or not possible; then the lease's own figures are printed.
+async fn read_left(
+    args: &Args,
+    limiter: &RateLimiter,
+    context: &Context,
+    statuses: &mut [LimitStatus],
+) -> bool {
+    // With limits of its own, a call does not go by the stored ones.
+    let is_sharded = context.store_url().is_ok_and(|url| url.starts_with("dynamodb:"));
+    if !is_sharded || !args.limits.is_empty() {
+        return false;
+    }
+    let (entity, resource) = (args.entity.as_str(), args.resource.as_str());
+    let Ok(read) = limiter.available(entity, resource, &[]).await else { return false };
+    for status in statuses {
+        let same = |other: &&LimitStatus| {
+            other.entity_id == status.entity_id && other.limit_name == status.limit_name
+        };
+        if let Some(other) = read.iter().find(same) {
+            status.available = other.available;
+        }
+    }
+    true
 }
 
 /// Applies the adjustments to the printed balances, which saves another read.

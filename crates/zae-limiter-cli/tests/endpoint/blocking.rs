@@ -67,3 +67,39 @@ fn threads_without_a_runtime_share_one_table() {
     let admitted: i32 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
     assert_eq!(admitted, 20);
 }
+
+/// Each command is a new process, which has seen nothing of the other shards.
+#[test]
+fn acquire_and_available_agree_on_a_bucket_of_several_shards() {
+    let limiter = open("agreeing");
+    let url = format!("dynamodb:agreeing?region=us-east-1&endpoint={}", endpoint::address());
+    let run = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_zae-limiter"));
+        command.args(["--store", &url, "-o", "json"]).args(args);
+        let output = command.output().unwrap();
+        let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        document["limits"][0]["available"].clone()
+    };
+    let call = limiter.acquire("key-1", "gpt-4").take("runs", 1);
+    blocking::wait(blocking::wait(call).unwrap().commit()).unwrap();
+    split(&limiter, "agreeing", 4);
+    for tokens in ["runs:1", "runs:30", "runs:1"] {
+        let after = run(&["acquire", "key-1", "gpt-4", "-c", tokens]);
+        assert_eq!(after, run(&["available", "key-1", "gpt-4"]), "after {tokens}");
+    }
+}
+
+fn split(limiter: &RateLimiter, table: &str, shards: u32) {
+    use zae_limiter::testing::{Clock as _, SystemClock};
+    let bucket = zae_limiter::store::BucketKey {
+        namespace: limiter.namespace_id().clone(),
+        entity: "key-1".parse().unwrap(),
+        resource: "gpt-4".parse().unwrap(),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let table = std::sync::Arc::new(endpoint::existing(table).await);
+        let store = zae_limiter::DynamoStore::new(table, zae_limiter::DynamoOptions::default());
+        store.split_to(&bucket, shards, SystemClock.now()).await.unwrap();
+    });
+}

@@ -40,14 +40,22 @@ pub(crate) fn address() -> &'static str {
     &ENDPOINT.address
 }
 
-/// A new table with a stream.
-pub(crate) async fn table(name: &str) -> AwsTable {
-    let place = DynamoAddress {
+fn place(name: &str) -> DynamoAddress {
+    DynamoAddress {
         table: name.to_owned(),
         region: Some("us-east-1".to_owned()),
         endpoint: Some(address().to_owned()),
-    };
-    let client = place.client().await;
+    }
+}
+
+/// A table that exists.
+pub(crate) async fn existing(name: &str) -> AwsTable {
+    AwsTable::new(place(name).client().await, name, Arc::new(SystemClock))
+}
+
+/// A new table with a stream.
+pub(crate) async fn table(name: &str) -> AwsTable {
+    let client = place(name).client().await;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let table = CreateTable::new(name).with_stream();
     table.create(&client, &clock).await.expect("a table can be made");
