@@ -1,0 +1,204 @@
+use serde_json::Value;
+
+use crate::session::Session;
+
+impl Session {
+    fn seen(&mut self, line: &str) -> (u8, String, String) {
+        self.run_unseen(line, usize::MAX)
+    }
+
+    fn json(&mut self, line: &str) -> Value {
+        let (status, stdout, stderr) = self.seen(&format!("{line} -o json"));
+        assert_eq!(status, 0, "{line}: {stderr}");
+        serde_json::from_str(&stdout).unwrap()
+    }
+}
+
+fn names(limits: &Value) -> Vec<&str> {
+    limits.as_array().unwrap().iter().map(|limit| limit["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn limits_of_an_entity_on_all_resources_name_the_system_defaults_that_no_longer_hold() {
+    let mut session = Session::new();
+    session.seen("system set-defaults -l rpm:60 -l tpm:5000");
+    let (_, _, stderr) = session.seen("entity set-limits key-1 -l rpm:10");
+    assert!(stderr.contains("warning: tpm:5000/min no longer holds for key-1"), "{stderr}");
+    let set = session.json("entity set-limits key-2 -l rpm:10");
+    assert_eq!(names(&set["dropped"]), ["tpm"]);
+}
+
+#[test]
+fn limits_of_an_entity_on_all_resources_name_the_resource_defaults_that_no_longer_hold() {
+    let mut session = Session::new();
+    session.seen("resource set-defaults gpt-4 -l rpm:60 -l tpm:5000");
+    let (_, _, stderr) = session.seen("entity set-limits key-1 -l rpm:10");
+    assert!(stderr.contains("tpm:5000/min") && stderr.contains("gpt-4"), "{stderr}");
+}
+
+#[test]
+fn limits_of_an_entity_on_all_resources_are_confirmed_on_a_terminal_if_defaults_end() {
+    let mut session = Session::new().on_a_terminal("n\n");
+    session.seen("system set-defaults -l rpm:60 -l tpm:5000");
+    let (status, ..) = session.seen("entity set-limits key-1 -l rpm:10");
+    assert_eq!(status, 1);
+    assert_eq!(session.seen("entity get-limits key-1").0, 4);
+}
+
+#[test]
+fn no_hint_drops_the_defaults_of_the_system() {
+    let mut session = Session::new();
+    session.seen("system set-defaults -l rpm:60 -l tpm:5000");
+    for line in
+        ["resource get-defaults gpt-4", "resource delete-defaults gpt-4 -y", "resource list"]
+    {
+        let (_, _, stderr) = session.seen(line);
+        assert!(!stderr.contains("set-defaults gpt-4 -l rpm:100"), "{line}: {stderr}");
+        assert!(!stderr.contains("set-defaults RESOURCE -l rpm:100"), "{line}: {stderr}");
+    }
+}
+
+#[test]
+fn capacity_counts_tokens_below_an_ancestor_without_a_balance() {
+    let mut session = Session::new();
+    session.seen("resource set-defaults api -l rpm:60");
+    session.seen("entity create project");
+    session.seen("entity create key-1 --parent project --cascade");
+    session.seen("acquire key-1 api -c rpm:10");
+    session.seen("entity delete project -y");
+    let capacity = session.json("resource capacity api rpm");
+    let listed: i64 = capacity["entities"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entity| entity["available"].as_i64().unwrap())
+        .sum();
+    assert!(listed > 0, "{capacity}");
+    assert_ne!(capacity["total_available"], 0, "{capacity}");
+    assert_ne!(capacity["total_capacity"], 0, "{capacity}");
+}
+
+#[test]
+fn a_look_further_back_is_further_back() {
+    let mut session = Session::new();
+    let (_, _, stderr) = session.seen("usage list -e key-1 -w monthly");
+    assert!(!stderr.contains("--start 90d"), "twelve months are more than 90 days: {stderr}");
+}
+
+#[test]
+fn hints_keep_the_options_that_select_the_store() {
+    let mut session = Session::new();
+    let store = format!("sqlite:{}/other.db", session.folder().display());
+    session.seen(&format!("--store {store} resource list"));
+    session.env.insert("AWS_REGION".to_owned(), "us-east-1".to_owned());
+    session.env.insert("AWS_ACCESS_KEY_ID".to_owned(), "x".to_owned());
+    session.env.insert("AWS_SECRET_ACCESS_KEY".to_owned(), "y".to_owned());
+    let url = tables_without_items();
+    let (_, _, stderr) =
+        session.seen(&format!("usage list -e key-1 -n my-app --endpoint-url {url}"));
+    let hint = stderr.rsplit("zae-limiter ").next().unwrap();
+    assert!(stderr.contains("aggregate --once"), "{stderr}");
+    assert!(hint.contains("-n my-app") && hint.contains(&url), "{stderr}");
+}
+
+/// An endpoint that answers every call with an empty JSON object.
+fn tables_without_items() -> String {
+    use std::io::{Read as _, Write as _};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            std::thread::spawn(move || {
+                let mut stream = stream.unwrap();
+                let mut request = [0; 65_536];
+                while stream.read(&mut request).is_ok_and(|read| read > 0) {
+                    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+                    let _ = stream.write_all(answer);
+                }
+            });
+        }
+    });
+    url
+}
+
+fn program(line: &str, env: &[(&str, &str)]) -> (Option<i32>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_zae-limiter"))
+        .args(line.split(' '))
+        .env_clear()
+        .env("HOME", folder.path())
+        .env("AWS_EC2_METADATA_DISABLED", "true")
+        .env("AWS_ACCESS_KEY_ID", "x")
+        .env("AWS_SECRET_ACCESS_KEY", "y")
+        .envs(env.iter().copied())
+        .output()
+        .unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn aggregate_checks_the_region_before_any_call() {
+    let region = [("AWS_REGION", "not a region")];
+    let (status, stderr) = program("aggregate --once -n my-app", &region);
+    assert_eq!(status, Some(2), "{stderr}");
+    assert!(stderr.contains("AWS_REGION"), "{stderr}");
+}
+
+#[test]
+fn an_empty_region_is_checked_before_any_call() {
+    let (_, stderr) = program("list", &[("AWS_REGION", "")]);
+    assert!(!stderr.contains("failed to construct request"), "{stderr}");
+}
+
+#[test]
+fn aggregate_names_the_call_and_the_endpoint_that_does_not_answer() {
+    let mut session = Session::new();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    for (name, value) in [
+        ("ZAEL_AWS_TIMEOUT", "150ms"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", "x"),
+        ("AWS_SECRET_ACCESS_KEY", "y"),
+    ] {
+        session.env.insert(name.to_owned(), value.to_owned());
+    }
+    let (status, _, stderr) =
+        session.seen(&format!("aggregate --once -n my-app --endpoint-url {url}"));
+    assert_eq!(status, 3, "{stderr}");
+    assert!(stderr.contains(&url) && stderr.contains("150 ms"), "{stderr}");
+    assert!(!stderr.contains("TimeoutError {"), "{stderr}");
+}
+
+#[cfg(unix)]
+#[test]
+fn only_the_owner_can_read_a_new_file_behind_a_link() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mut session = Session::new();
+    let (link, target) = (session.folder().join("link.db"), session.folder().join("target.db"));
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    let (status, _, stderr) =
+        session.seen(&format!("--store sqlite:{} resource list", link.display()));
+    assert_eq!(status, 0, "{stderr}");
+    assert_eq!(target.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[tokio::test]
+async fn the_cache_counts_one_hit_or_miss_for_each_level_of_a_call() {
+    let session = Session::new();
+    let limiter = session.limiter().await;
+    limiter
+        .ensure_resource_defaults("api", [zae_limiter::Limit::per_day("rpm", 60)])
+        .await
+        .unwrap();
+    limiter.ensure_entity("project").await.unwrap();
+    limiter.ensure_entity("key-1").parent("project").cascade().await.unwrap();
+    limiter.invalidate_cache();
+    let before = limiter.cache_stats();
+    limiter.acquire("key-1", "api").take("rpm", 1).await.unwrap().commit().await.unwrap();
+    let cold = limiter.cache_stats();
+    limiter.acquire("key-1", "api").take("rpm", 1).await.unwrap().commit().await.unwrap();
+    let warm = limiter.cache_stats();
+    assert_eq!((cold.hits - before.hits, cold.misses - before.misses), (0, 2));
+    assert_eq!((warm.hits - cold.hits, warm.misses - cold.misses), (2, 0));
+}
