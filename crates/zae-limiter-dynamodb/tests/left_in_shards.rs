@@ -135,20 +135,6 @@ async fn a_new_process_takes_the_other_shards_to_be_as_full_as_its_own() {
     assert_eq!(left, [380_000, 10_005_000]);
 }
 
-#[tokio::test]
-async fn a_new_process_on_a_quiet_bucket_reports_what_is_left() {
-    let table = SimTable::default();
-    let first = process(&table, 1);
-    take(&first, [1, 0], at(0)).await.expect("admitted");
-    first.split_to(&key(), 8, at(0)).await.expect("split");
-    settle_down().await;
-    take(&first, [200, 0], at(0)).await.expect("admitted");
-    for seed in 2..30 {
-        let (_, left) = take(&process(&table, seed), [1, 0], at(0)).await.expect("admitted");
-        assert_eq!(left[0], available(&first, at(0)).await[0], "seed {seed}");
-    }
-}
-
 /// Many processes, each with old snapshots of what the others do.
 #[tokio::test]
 async fn beside_other_processes_no_reply_claims_more_than_the_capacity() {
