@@ -36,6 +36,34 @@ fn limits_of_an_entity_on_all_resources_name_the_resource_defaults_that_no_longe
     assert!(stderr.contains("tpm:5000/min") && stderr.contains("gpt-4"), "{stderr}");
 }
 
+/// Defaults that did not hold for the entity before are not dropped.
+#[test]
+fn limits_of_an_entity_on_all_resources_drop_only_defaults_that_held() {
+    let mut session = Session::new();
+    session.seen("system set-defaults -l rpm:60 -l tpm:5000");
+    session.seen("resource set-defaults gpt-4 -l rpm:60 -l images:5");
+    session.seen("resource set-defaults gpt-5 -l rpm:60");
+    session.seen("resource set-defaults o1 -l rpm:60 -l thoughts:5");
+    session.seen("entity set-limits key-1 -r o1 -l rpm:1");
+    let set = session.json("entity set-limits key-1 -l rpm:10");
+    let dropped: Vec<[&Value; 3]> = set["dropped"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|limit| [&limit["name"], &limit["level"], &limit["resource"]])
+        .collect();
+    let wanted = serde_json::json!([["tpm", "system", null], ["images", "resource", "gpt-4"]]);
+    assert_eq!(serde_json::json!(dropped), wanted);
+    // Now the limits of the entity hold, and nothing above them.
+    let (_, _, stderr) = session.seen("entity set-limits key-1 -l rpm:20");
+    assert!(!stderr.contains("no longer"), "{stderr}");
+    let (_, _, stderr) = session.seen("entity set-limits key-2 -r gpt-4 -l rpm:1 -l images:1");
+    assert!(!stderr.contains("no longer"), "{stderr}");
+    let (_, _, stderr) = session.seen("entity set-limits key-2 -l rpm:1 -l tpm:1");
+    assert!(stderr.contains("thoughts:5/min no longer holds for key-2 on o1"), "{stderr}");
+    assert!(!stderr.contains("gpt-4") && !stderr.contains("system"), "{stderr}");
+}
+
 #[test]
 fn limits_of_an_entity_on_all_resources_are_confirmed_on_a_terminal_if_defaults_end() {
     let mut session = Session::new().on_a_terminal("n\n");
@@ -47,14 +75,24 @@ fn limits_of_an_entity_on_all_resources_are_confirmed_on_a_terminal_if_defaults_
 
 #[test]
 fn no_hint_drops_the_defaults_of_the_system() {
+    let lines =
+        ["resource get-defaults gpt-4", "resource delete-defaults gpt-4 -y", "resource list"];
     let mut session = Session::new();
-    session.seen("system set-defaults -l rpm:60 -l tpm:5000");
-    for line in
-        ["resource get-defaults gpt-4", "resource delete-defaults gpt-4 -y", "resource list"]
-    {
+    for line in lines {
         let (_, _, stderr) = session.seen(line);
-        assert!(!stderr.contains("set-defaults gpt-4 -l rpm:100"), "{line}: {stderr}");
-        assert!(!stderr.contains("set-defaults RESOURCE -l rpm:100"), "{line}: {stderr}");
+        assert!(stderr.contains("zae-limiter resource set-defaults"), "{line}: {stderr}");
+    }
+    // A policy hides nothing.
+    session.seen("system set-defaults --on-unavailable allow");
+    for line in lines {
+        let (_, _, stderr) = session.seen(line);
+        assert!(stderr.contains("zae-limiter resource set-defaults"), "{line}: {stderr}");
+    }
+    session.seen("system set-defaults -l rpm:60 -l tpm:5000");
+    for line in lines {
+        let (_, _, stderr) = session.seen(line);
+        assert!(!stderr.contains("resource set-defaults"), "{line}: {stderr}");
+        assert!(stderr.contains("the system's defaults apply"), "{line}: {stderr}");
     }
 }
 
