@@ -103,17 +103,16 @@ fn capacity_counts_tokens_below_an_ancestor_without_a_balance() {
     session.seen("entity create project");
     session.seen("entity create key-1 --parent project --cascade");
     session.seen("acquire key-1 api -c rpm:10");
+    let within = |capacity: &Value, at: usize| capacity["entities"][at]["within"].clone();
+    let capacity = session.json("resource capacity api rpm");
+    assert_eq!(within(&capacity, 0), "project", "{capacity}");
+    assert_eq!(capacity["total_available"], 50, "{capacity}");
     session.seen("entity delete project -y");
     let capacity = session.json("resource capacity api rpm");
-    let listed: i64 = capacity["entities"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|entity| entity["available"].as_i64().unwrap())
-        .sum();
-    assert!(listed > 0, "{capacity}");
-    assert_ne!(capacity["total_available"], 0, "{capacity}");
-    assert_ne!(capacity["total_capacity"], 0, "{capacity}");
+    assert_eq!(capacity["entities"].as_array().unwrap().len(), 1, "{capacity}");
+    assert_eq!(within(&capacity, 0), Value::Null, "{capacity}");
+    assert_eq!(capacity["total_available"], 50, "{capacity}");
+    assert_eq!(capacity["total_capacity"], 60, "{capacity}");
 }
 
 #[test]
