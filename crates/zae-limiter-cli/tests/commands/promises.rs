@@ -118,44 +118,115 @@ fn capacity_counts_tokens_below_an_ancestor_without_a_balance() {
 #[test]
 fn a_look_further_back_is_further_back() {
     let mut session = Session::new();
-    let (_, _, stderr) = session.seen("usage list -e key-1 -w monthly");
-    assert!(!stderr.contains("--start 90d"), "twelve months are more than 90 days: {stderr}");
+    for (window, default) in [("hourly", "24h"), ("daily", "30d"), ("monthly", "365d")] {
+        let line = format!("usage list -e key-1 -w {window}");
+        let (_, _, stderr) = session.seen(&line);
+        let (_, further) = stderr.trim_end().split_once("further back: --start ").unwrap();
+        let (_, _, without) = session.seen(&format!("{line} --start {default}"));
+        let (_, _, with) = session.seen(&format!("{line} --start {further}"));
+        assert!(stderr.starts_with(without.trim_end()), "{stderr}{without}");
+        let start = |text: &str| text.split_once(" from ").unwrap().1[..10].to_owned();
+        assert!(start(&with) < start(&stderr), "{window}: {with}{stderr}");
+    }
+}
+
+/// A session with credentials for an endpoint.
+fn session_with_credentials() -> Session {
+    let mut session = Session::new();
+    for (name, value) in
+        [("AWS_REGION", "us-east-1"), ("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "y")]
+    {
+        session.env.insert(name.to_owned(), value.to_owned());
+    }
+    session
 }
 
 #[test]
 fn hints_keep_the_options_that_select_the_store() {
-    let mut session = Session::new();
-    let store = format!("sqlite:{}/other.db", session.folder().display());
-    session.seen(&format!("--store {store} resource list"));
-    session.env.insert("AWS_REGION".to_owned(), "us-east-1".to_owned());
-    session.env.insert("AWS_ACCESS_KEY_ID".to_owned(), "x".to_owned());
-    session.env.insert("AWS_SECRET_ACCESS_KEY".to_owned(), "y".to_owned());
-    let url = tables_without_items();
+    let mut session = session_with_credentials();
+    let url = endpoint(|_| (200, "{}"));
     let (_, _, stderr) =
         session.seen(&format!("usage list -e key-1 -n my-app --endpoint-url {url}"));
-    let hint = stderr.rsplit("zae-limiter ").next().unwrap();
-    assert!(stderr.contains("aggregate --once"), "{stderr}");
-    assert!(hint.contains("-n my-app") && hint.contains(&url), "{stderr}");
+    let command = format!("zae-limiter -n my-app --endpoint-url {url} aggregate --once");
+    assert!(stderr.contains(&command), "{stderr}");
+
+    let url = endpoint(|request| match is_for_tables(request) {
+        true => (400, NO_TABLE),
+        false => (400, NO_STACK),
+    });
+    let (status, _, stderr) = session.seen(&format!("status -n nope --endpoint-url {url}"));
+    assert_eq!(status, 4, "{stderr}");
+    let command = format!("hint: zae-limiter --endpoint-url {url} list shows");
+    assert!(stderr.contains(&command), "{stderr}");
+    let (_, _, stderr) = session.seen(&format!("check -n nope --endpoint-url {url}"));
+    let command = format!("hint: zae-limiter -n nope --endpoint-url {url} deploy creates one");
+    assert!(stderr.contains(&command), "{stderr}");
 }
 
-/// An endpoint that answers every call with an empty JSON object.
-fn tables_without_items() -> String {
+#[test]
+fn no_hint_needs_a_service_that_the_endpoint_lacks() {
+    let mut session = session_with_credentials();
+    let url = endpoint(|request| match is_for_tables(request) {
+        true => (400, NO_TABLE),
+        false => (400, "{}"),
+    });
+    for command in ["status", "check", "upgrade"] {
+        let (status, _, stderr) = session.seen(&format!("{command} -n nope --endpoint-url {url}"));
+        assert_eq!(status, 4, "{stderr}");
+        let (_, hint) = stderr.split_once("hint:").unwrap();
+        assert!(hint.contains("zae-limiter local up --name nope"), "{command}: {stderr}");
+        assert!(!hint.contains(" deploy") && !hint.contains(" list"), "{command}: {stderr}");
+    }
+    let url = endpoint(|_| (404, "nothing here"));
+    for command in ["status", "check", "upgrade"] {
+        let (_, _, stderr) = session.seen(&format!("{command} -n nope --endpoint-url {url}"));
+        let (_, hint) = stderr.split_once("hint:").unwrap();
+        assert!(hint.contains("check the endpoint"), "{command}: {stderr}");
+        assert!(!hint.contains("zae-limiter"), "{command}: {stderr}");
+    }
+}
+
+const NO_TABLE: &str =
+    r#"{"__type":"com.amazonaws.dynamodb.v20120810#ResourceNotFoundException","message":"none"}"#;
+const NO_STACK: &str = "<ErrorResponse><Error><Code>ValidationError</Code>\
+                        <Message>Stack with id nope does not exist</Message></Error></ErrorResponse>";
+
+fn is_for_tables(request: &str) -> bool {
+    request.to_ascii_lowercase().contains("x-amz-target: dynamodb_")
+}
+
+/// An endpoint that answers every request with a status and a body.
+fn endpoint(answer: fn(&str) -> (u16, &'static str)) -> String {
     use std::io::{Read as _, Write as _};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             std::thread::spawn(move || {
-                let mut stream = stream.unwrap();
-                let mut request = [0; 65_536];
-                while stream.read(&mut request).is_ok_and(|read| read > 0) {
-                    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
-                    let _ = stream.write_all(answer);
+                let (mut stream, mut request) = (stream.unwrap(), String::new());
+                let mut read = [0; 65_536];
+                while let Ok(length @ 1..) = stream.read(&mut read) {
+                    request.push_str(&String::from_utf8_lossy(&read[..length]));
+                    if !is_whole(&request) {
+                        continue;
+                    }
+                    let (status, body) = answer(&std::mem::take(&mut request));
+                    let length = body.len();
+                    let head = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n\r\n");
+                    let _ = stream.write_all(format!("{head}{body}").as_bytes());
                 }
             });
         }
     });
     url
+}
+
+/// Whether a request has arrived with its body.
+fn is_whole(request: &str) -> bool {
+    let Some((head, body)) = request.split_once("\r\n\r\n") else { return false };
+    let head = head.to_ascii_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    body.len() >= length.map_or(0, |length| length.parse().unwrap())
 }
 
 fn program(line: &str, env: &[(&str, &str)]) -> (Option<i32>, String) {

@@ -118,7 +118,9 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let listed: BTreeSet<&EntityId> = entities.iter().map(|entity| &entity.entity).collect();
     let items: Vec<CapacityJson> =
         entities.iter().map(|entity| CapacityJson::of(entity, &listed)).collect();
-    listing.print_with(printer, &items, (!items.is_empty()).then(|| total_row(&total)));
+    if !items.is_empty() {
+        listing.print_with(printer, &items, Some(total_row(&total)));
+    }
     if total.entities == 0 {
         printer.say_unless_json(match check_limit(&args, &limiter).await? {
             Holds::Somewhere => {
