@@ -12,6 +12,8 @@ use crate::failure::Failure;
 pub(crate) struct Place {
     /// `--store …`, or `-n`, `--region` and `--endpoint-url`.
     store: String,
+    /// The same without `-n`, for commands about the account and region.
+    account: String,
     /// `-N …`; the namespace commands do not need it.
     namespace: String,
 }
@@ -22,21 +24,20 @@ impl Place {
         let option = |name: &str, value: Option<&str>| {
             value.map(|value| format!(" {name} {}", quoted(value))).unwrap_or_default()
         };
+        let url = option("--store", globals.store.as_deref());
+        let name = option("-n", globals.name.as_ref().map(|name| name.as_str()));
+        let region = option("--region", globals.region.as_deref());
+        let endpoint = option("--endpoint-url", globals.endpoint_url.as_deref());
         Self {
-            store: [
-                option("--store", globals.store.as_deref()),
-                option("-n", globals.name.as_ref().map(|name| name.as_str())),
-                option("--region", globals.region.as_deref()),
-                option("--endpoint-url", globals.endpoint_url.as_deref()),
-            ]
-            .concat(),
+            store: format!("{url}{name}{region}{endpoint}"),
+            account: format!("{url}{region}{endpoint}"),
             namespace: option("-N", globals.namespace.as_ref().map(|name| name.as_str())),
         }
     }
 
     /// Adds the options to every command in the text.
     pub(crate) fn add_to(&self, text: &str) -> String {
-        let Self { store, namespace } = self;
+        let Self { store, account, namespace } = self;
         let mut text = text.to_owned();
         for command in ["acquire", "available", "entity", "resource", "system", "usage", "audit"] {
             text = text.replace(
@@ -44,13 +45,14 @@ impl Place {
                 &format!("zae-limiter{store}{namespace} {command} "),
             );
         }
-        for command in ["deploy", "delete", "status", "upgrade", "check"] {
+        for command in ["deploy", "delete", "status", "upgrade", "check", "aggregate", "bench"] {
             text = text.replace(
                 &format!("zae-limiter {command}"),
                 &format!("zae-limiter{store} {command}"),
             );
         }
         text.replace("zae-limiter namespace ", &format!("zae-limiter{store} namespace "))
+            .replace("zae-limiter list ", &format!("zae-limiter{account} list "))
     }
 }
 
@@ -105,6 +107,7 @@ mod tests {
     fn a_suggestion_keeps_the_store_and_the_namespace() {
         let place = Place {
             store: format!(" --store {}", quoted("sqlite:a b.db?durability=full")),
+            account: " --region eu-west-1".to_owned(),
             namespace: " -N team-a".to_owned(),
         };
         for (text, wanted) in [
@@ -116,6 +119,11 @@ mod tests {
                 "zae-limiter namespace orphans",
                 "zae-limiter --store 'sqlite:a b.db?durability=full' namespace orphans",
             ),
+            (
+                "zae-limiter aggregate --once",
+                "zae-limiter --store 'sqlite:a b.db?durability=full' aggregate --once",
+            ),
+            ("zae-limiter list shows them", "zae-limiter --region eu-west-1 list shows them"),
             ("created zae-limiter", "created zae-limiter"),
         ] {
             assert_eq!(place.add_to(text), wanted);

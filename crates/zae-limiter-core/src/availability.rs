@@ -1,5 +1,6 @@
 //! Balances, read without taking anything.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,13 +51,20 @@ pub struct EntityCapacity {
     pub capacity: Millitokens,
     /// The balance; negative is debt.
     pub available: Millitokens,
-    /// The nearest ancestor that calls of the entity also take this limit from. What the entity has left is then a part
-    /// of what that ancestor has left.
-    pub within: Option<EntityId>,
+    /// The ancestors that calls of the entity also take this limit from, nearest first. What the entity has left is a
+    /// part of what each of them has left. One that has no bucket is not listed itself.
+    pub ancestors: Vec<EntityId>,
+}
+
+impl EntityCapacity {
+    /// The nearest ancestor that is listed.
+    pub fn within<'a>(&'a self, listed: &BTreeSet<&EntityId>) -> Option<&'a EntityId> {
+        self.ancestors.iter().find(|ancestor| listed.contains(ancestor))
+    }
 }
 
 /// The sums of a limit's capacities and balances on a resource. They count a token once: entities whose calls also take
-/// from an ancestor with the limit ([`EntityCapacity::within`]) are not added to that ancestor.
+/// from a listed ancestor ([`EntityCapacity::within`]) are not added to that ancestor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ResourceCapacity {
@@ -69,13 +77,15 @@ pub struct ResourceCapacity {
 }
 
 impl ResourceCapacity {
-    /// Adds one entity.
-    pub fn add(&mut self, entity: &EntityCapacity) {
-        self.entities += 1;
-        if entity.within.is_none() {
-            self.capacity += i128::from(entity.capacity.whole_tokens());
-            self.available += i128::from(entity.available.whole_tokens());
+    /// Adds up all entities of a list.
+    pub fn of(entities: &[EntityCapacity]) -> Self {
+        let listed: BTreeSet<&EntityId> = entities.iter().map(|entity| &entity.entity).collect();
+        let mut total = Self { entities: entities.len() as u64, ..Self::default() };
+        for entity in entities.iter().filter(|entity| entity.within(&listed).is_none()) {
+            total.capacity += i128::from(entity.capacity.whole_tokens());
+            total.available += i128::from(entity.available.whole_tokens());
         }
+        total
     }
 
     /// The fraction of the capacity that is in use: 0 to 1, or more in debt.
@@ -219,19 +229,19 @@ impl RateLimiter {
         let has = |target: &Target| target.limits().position(limit).is_some();
         let (own, above) = chain.split_first().expect("the entity comes first");
         let mut statuses = statuses_of(0, own, Some(stored.bucket), &[], now)?.into_iter();
-        let within = above.iter().find(|target| has(target));
+        let ancestors = above.iter().filter(|target| has(target));
         Ok(statuses.find(|status| status.limit_name.as_str() == limit).map(|status| {
             EntityCapacity {
                 entity,
                 capacity: status.rate.capacity(),
                 available: status.available,
-                within: within.map(|target| target.key().entity.clone()),
+                ancestors: ancestors.map(|target| target.key().entity.clone()).collect(),
             }
         }))
     }
 
     /// The sums of a limit's capacities and balances over all entities with a bucket on a resource, without those within
-    /// others. Reads page by page.
+    /// others. Reads all of them into memory: an ancestor may come after its descendants.
     ///
     /// # Errors
     ///
@@ -241,12 +251,8 @@ impl RateLimiter {
         resource: &str,
         limit: &str,
     ) -> Result<ResourceCapacity, Error> {
-        let mut total = ResourceCapacity::default();
-        let mut pages = self.entity_capacities(resource, limit)?;
-        while let Some(entities) = pages.next_page().await? {
-            entities.iter().for_each(|entity| total.add(entity));
-        }
-        Ok(total)
+        let entities = self.entity_capacities(resource, limit)?.all().await?;
+        Ok(ResourceCapacity::of(&entities))
     }
 }
 

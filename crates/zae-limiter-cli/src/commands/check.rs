@@ -27,11 +27,12 @@ pub(crate) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStat
     let account = stack::connect(context, &address).await?;
     let name = &address.table;
     context.printer.progress(format!("reading the versions of {name}"));
-    let state = stack::find(&account, name).await?.into_stack();
-    if account.cloud.table(name).await?.is_none() {
-        let failure = Failure::new(ExitStatus::NotFound, format!("there is no table {name}"));
-        return Err(failure.hint("zae-limiter deploy creates one"));
+    let found = stack::find(&account, name).await?;
+    if stack::figures(&account, name).await?.is_none() {
+        let message = format!("there is no table {name}");
+        return Err(stack::no_table(message, name, &found, "zae-limiter deploy creates one"));
     }
+    let state = found.into_stack();
     let table = stack::table(context, &address).await?;
     let record = records::read_version(&table).await;
     let record = record.map_err(|error| unreadable(&address, &error))?;

@@ -1,8 +1,8 @@
 //! `resource`: the default limits of resources, and their remaining capacity.
 
 use clap::Subcommand;
-use zae_limiter::Limit;
 use zae_limiter::model::{ConfigLevel, ResourceList, ResourceName};
+use zae_limiter::{Limit, RateLimiter};
 
 use crate::context::{Context, Yes};
 use crate::exit::ExitStatus;
@@ -44,6 +44,8 @@ const LIST_AFTER_HELP: &str = "\
 Examples:
   zae-limiter resource list
   zae-limiter entity list-resources    resources on which some entity has limits of its own";
+
+const SYSTEM_APPLIES: &str = "the system's defaults apply: zae-limiter system get-defaults";
 
 /// Arguments of `resource`.
 #[derive(clap::Args, Debug)]
@@ -122,9 +124,19 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     }
 }
 
-fn nothing(resource: &ResourceName) -> Failure {
-    Failure::new(ExitStatus::NotFound, format!("no limits are stored for resource {resource}"))
-        .hint(format!("zae-limiter resource set-defaults {resource} -l rpm:100"))
+async fn nothing(resource: &ResourceName, limiter: &RateLimiter) -> Result<Failure, Failure> {
+    let message = format!("no limits are stored for resource {resource}");
+    let hint = match does_system_apply(limiter).await? {
+        true => SYSTEM_APPLIES.to_owned(),
+        false => format!("zae-limiter resource set-defaults {resource} -l rpm:100"),
+    };
+    Ok(Failure::new(ExitStatus::NotFound, message).hint(hint))
+}
+
+/// Whether the system has default limits. They apply to a resource without defaults; defaults of the resource would
+/// hide them, so no hint suggests some.
+async fn does_system_apply(limiter: &RateLimiter) -> Result<bool, Failure> {
+    Ok(limiter.system_defaults().await?.is_some_and(|config| !config.limits.is_empty()))
 }
 
 async fn set(args: SetArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
@@ -142,7 +154,7 @@ async fn set(args: SetArgs, context: &mut Context) -> Result<ExitStatus, Failure
 async fn get(args: GetArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
     let limiter = context.limiter().await?;
     let stored = limiter.resource_defaults(args.resource.as_str()).await?;
-    let config = stored.ok_or_else(|| nothing(&args.resource))?;
+    let Some(config) = stored else { return Err(nothing(&args.resource, &limiter).await?) };
     stored::print_stored(&mut context.printer, &config);
     Ok(ExitStatus::Done)
 }
@@ -150,7 +162,7 @@ async fn get(args: GetArgs, context: &mut Context) -> Result<ExitStatus, Failure
 async fn delete(args: DeleteArgs, context: &mut Context) -> Result<ExitStatus, Failure> {
     let limiter = context.limiter().await?;
     let stored = limiter.resource_defaults(args.resource.as_str()).await?;
-    let config = stored.ok_or_else(|| nothing(&args.resource))?;
+    let Some(config) = stored else { return Err(nothing(&args.resource, &limiter).await?) };
     context.confirm(args.yes, &stored::deletion(&config)).await?;
     limiter.delete_resource_defaults(args.resource.as_str()).await?;
     stored::print_deleted(&mut context.printer, &config);
@@ -161,10 +173,11 @@ async fn list(ListArgs {}: ListArgs, context: &mut Context) -> Result<ExitStatus
     let limiter = context.limiter().await?;
     let pages = limiter.resources(ResourceList::WithDefaults);
     if print_pages(&mut context.printer, pages, ResourceJson::from).await? == 0 {
-        context.printer.say_unless_json(
-            "no resource has default limits; \
-             set some: zae-limiter resource set-defaults RESOURCE -l rpm:100",
-        );
+        let next = match does_system_apply(&limiter).await? {
+            true => SYSTEM_APPLIES,
+            false => "set some: zae-limiter resource set-defaults RESOURCE -l rpm:100",
+        };
+        context.printer.say_unless_json(format!("no resource has default limits; {next}"));
     }
     Ok(ExitStatus::Done)
 }

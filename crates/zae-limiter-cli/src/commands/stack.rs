@@ -6,7 +6,7 @@ use zae_limiter::dynamodb::aws::{AwsTable, DynamoAddress};
 use zae_limiter_infra::aws::AwsCloud;
 use zae_limiter_infra::{
     Cloud, CloudError, CloudErrorKind, DeployError, Deployer, InvalidOption, Progress, StackEvent,
-    StackState, TableError, TableErrorKind,
+    StackState, TableError, TableErrorKind, TableFigures,
 };
 
 use crate::context::Context;
@@ -63,6 +63,31 @@ pub(crate) async fn find(account: &Account, name: &str) -> Result<Found, Failure
         Ok(None) => Ok(Found::Nothing),
         Err(error) if error.kind == CloudErrorKind::NoService => Ok(Found::NoCloudFormation(error)),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// The figures of a table, if it exists.
+pub(crate) async fn figures(
+    account: &Account,
+    name: &str,
+) -> Result<Option<TableFigures>, Failure> {
+    account.cloud.table(name).await.map_err(|error| match error.kind {
+        CloudErrorKind::NoService => {
+            Failure::from(error).hint("check the endpoint: it answers, but not as DynamoDB does")
+        }
+        _ => error.into(),
+    })
+}
+
+/// The failure if a table does not exist. `hint` is for accounts with CloudFormation.
+pub(crate) fn no_table(message: String, name: &str, found: &Found, hint: &str) -> Failure {
+    let failure = Failure::new(ExitStatus::NotFound, message);
+    match found {
+        Found::NoCloudFormation(_) => failure.hint(format!(
+            "check the name: this endpoint has no CloudFormation to create a table with; on this \
+             machine: zae-limiter local up --name {name}"
+        )),
+        Found::Stack(_) | Found::Nothing => failure.hint(hint),
     }
 }
 

@@ -95,11 +95,11 @@ pub(crate) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStat
     let account = stack::connect(context, &address).await?;
     context.printer.progress(format!("reading the status of {}", address.table));
     let found = stack::find(&account, &address.table).await?;
-    let table = account.cloud.table(&address.table).await?;
+    let table = stack::figures(&account, &address.table).await?;
     if found.stack().is_none() && table.is_none() {
         let message = format!("there is neither a stack nor a table {}", address.table);
-        let failure = Failure::new(ExitStatus::NotFound, message);
-        return Err(failure.hint("zae-limiter list shows the stacks of this account and region"));
+        let hint = "zae-limiter list shows the stacks of this account and region";
+        return Err(stack::no_table(message, &address.table, &found, hint));
     }
     let report = read_report(context, &account, &address, found.stack(), table).await?;
     if context.printer.is_json() {

@@ -96,11 +96,12 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let account = stack::connect(context, &address).await?;
     let name = address.table.clone();
     context.printer.progress(format!("reading the versions of {name}"));
-    let state = stack::find(&account, &name).await?.into_stack();
-    if account.cloud.table(&name).await?.is_none() {
-        let failure = Failure::new(ExitStatus::NotFound, format!("there is no table {name}"));
-        return Err(failure.hint("zae-limiter deploy creates one"));
+    let found = stack::find(&account, &name).await?;
+    if stack::figures(&account, &name).await?.is_none() {
+        let message = format!("there is no table {name}");
+        return Err(stack::no_table(message, &name, &found, "zae-limiter deploy creates one"));
     }
+    let state = found.into_stack();
     let counts = migrate_table(&args, context, &address).await?;
     let from = Versions::of(state.as_ref(), None).stack;
     let one_namespace = context.has_namespace();

@@ -119,6 +119,23 @@ fn windows() -> impl TypedValueParser<Value = Window> {
     PossibleValuesParser::new(Window::ALL.map(Window::as_str)).try_map(|word| word.parse())
 }
 
+/// How many days a range goes back.
+struct DaysBack {
+    /// Without `--start`.
+    default: u64,
+    /// As suggested where the default finds nothing.
+    further: u64,
+}
+
+fn days_back(window: Window) -> DaysBack {
+    let (default, further) = match window {
+        Window::Hourly => (1, 90),
+        Window::Daily => (30, 90),
+        Window::Monthly => (365, 3 * 365),
+    };
+    DaysBack { default, further }
+}
+
 /// The range of windows, in absolute times.
 struct Range {
     start: Timestamp,
@@ -127,11 +144,7 @@ struct Range {
 
 impl Which {
     fn range(&self, now: Timestamp) -> Result<Range, Failure> {
-        let back = match self.window {
-            Window::Hourly => Duration::from_secs(86_400),
-            Window::Daily => Duration::from_secs(30 * 86_400),
-            Window::Monthly => Duration::from_secs(365 * 86_400),
-        };
+        let back = Duration::from_secs(days_back(self.window).default * 86_400);
         let first = self.start.unwrap_or(Moment::Ago(back)).seen_from(now);
         // Includes the current window.
         let just_after_now = Timestamp::from_millis(now.as_millis().saturating_add(1));
@@ -170,7 +183,10 @@ impl Which {
             (None, None) => unreachable!("clap asks for one of them"),
         };
         // Only for the default range.
-        let back = if self.start.is_none() { "; look further back: --start 90d" } else { "" };
+        let back = match self.start {
+            None => format!("; look further back: --start {}d", days_back(self.window).further),
+            Some(_) => String::new(),
+        };
         let recorded = match context.store_url()?.starts_with("dynamodb:") {
             true => "; on DynamoDB the aggregator records usage: zae-limiter aggregate --once",
             false => "",

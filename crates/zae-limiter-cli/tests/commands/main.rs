@@ -17,6 +17,7 @@ mod entity;
 mod function;
 mod long_lists;
 mod namespace;
+mod promises;
 mod resource;
 mod session;
 mod system;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use zae_limiter::model::EntityCapacity;
 use zae_limiter::{Error, Limit, LimitStatus};
 
 use crate::world::{
@@ -220,14 +221,45 @@ fn the_tokens_of_an_ancestor_are_added_up_once() {
             spend(&limiter, entity, "gpt-4", "tpm", tokens).await;
         }
         let listed = limiter.entity_capacities("gpt-4", "tpm").unwrap().all().await.unwrap();
+        let ids = listed.iter().map(|one| &one.entity).collect();
         let within: Vec<(&str, Option<&str>)> = listed
             .iter()
-            .map(|one| (one.entity.as_str(), one.within.as_ref().map(|ancestor| ancestor.as_str())))
+            .map(|one| (one.entity.as_str(), one.within(&ids).map(|ancestor| ancestor.as_str())))
             .collect();
         let wanted =
             [("key-1", Some("org")), ("key-2", Some("org")), ("org", None), ("plain", None)];
         assert_eq!(within, wanted);
         let total = limiter.resource_capacity("gpt-4", "tpm").await.unwrap();
         assert_eq!((total.entities, total.capacity, total.available), (4, 250, 170));
+    });
+}
+
+/// A deleted entity has no balance, but its children still name it as their parent.
+#[test]
+fn tokens_below_an_ancestor_without_a_balance_are_added_up() {
+    on_every_store(async |world| {
+        let limiter = world.limiter().await;
+        limiter.set_resource_defaults("gpt-4", [without_refill("tpm", 100)]).await.unwrap();
+        limiter.create_entity("org").await.unwrap();
+        limiter.create_entity("team").parent("org").cascade().await.unwrap();
+        limiter.create_entity("key").parent("team").cascade().await.unwrap();
+        spend(&limiter, "key", "gpt-4", "tpm", 10).await;
+        let ancestors = async || {
+            let listed = limiter.entity_capacities("gpt-4", "tpm").unwrap().all().await.unwrap();
+            let names = |one: &EntityCapacity| {
+                let above = one.ancestors.iter().map(|it| it.as_str()).collect::<Vec<_>>();
+                format!("{}: {}", one.entity, above.join(" "))
+            };
+            listed.iter().map(names).collect::<Vec<_>>()
+        };
+        assert_eq!(ancestors().await, ["key: team org", "org: ", "team: org"]);
+        let total = limiter.resource_capacity("gpt-4", "tpm").await.unwrap();
+        assert_eq!((total.entities, total.capacity, total.available), (3, 100, 90));
+
+        // Above a deleted entity nothing is taken, so the organisation counts apart from the key.
+        limiter.delete_entity("team").await.unwrap();
+        assert_eq!(ancestors().await, ["key: team", "org: "]);
+        let total = limiter.resource_capacity("gpt-4", "tpm").await.unwrap();
+        assert_eq!((total.entities, total.capacity, total.available), (2, 200, 180));
     });
 }

@@ -18,8 +18,9 @@ Examples:
   zae-limiter entity set-limits key-1 -r gpt-4 -l rpm:100 -l tpm:10000/min:15000
   zae-limiter entity set-limits key-1 -l rpm:50     on all resources without limits for key-1
 
-The limits replace all stored limits of the same entity and resource. Balances are kept. On a
-terminal the command asks before a limit is dropped.";
+The limits replace all stored limits of the same entity and resource, and hide the defaults of the
+resource and the system. Balances are kept. On a terminal the command asks before a limit is
+dropped.";
 
 const GET_AFTER_HELP: &str = "\
 Examples:

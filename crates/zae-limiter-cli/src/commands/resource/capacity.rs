@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 use zae_limiter::RateLimiter;
-use zae_limiter::model::{EntityCapacity, LimitName, ResourceCapacity, ResourceName};
+use zae_limiter::model::{EntityCapacity, EntityId, LimitName, ResourceCapacity, ResourceName};
 
 use crate::columns::{Align, Cell};
 use crate::context::Context;
@@ -21,7 +21,7 @@ Examples:
   zae-limiter resource capacity gpt-4 tpm -o json | jq .utilization
 
 Only entities that have called have a balance. If the calls of an entity also take from an ancestor
-with the limit, the column WITHIN names it. The total counts such tokens once, with the ancestor.";
+in the list, the column WITHIN names it. The total counts such tokens once, with the ancestor.";
 
 /// Arguments of `resource capacity`.
 #[derive(clap::Args, Debug)]
@@ -56,17 +56,17 @@ struct CapacityJson {
     entity_id: String,
     capacity: i64,
     available: i64,
-    /// The nearest ancestor that has the limit and is taken from, too.
+    /// The nearest ancestor in the list that is taken from, too.
     within: Option<String>,
 }
 
-impl From<EntityCapacity> for CapacityJson {
-    fn from(entity: EntityCapacity) -> Self {
+impl CapacityJson {
+    fn of(entity: &EntityCapacity, listed: &BTreeSet<&EntityId>) -> Self {
         Self {
             entity_id: entity.entity.to_string(),
             capacity: entity.capacity.whole_tokens(),
             available: entity.available.whole_tokens(),
-            within: entity.within.map(|ancestor| ancestor.to_string()),
+            within: entity.within(listed).map(ToString::to_string),
         }
     }
 }
@@ -112,20 +112,14 @@ pub(super) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
     let (resource, limit) = (args.resource.as_str(), args.limit.as_str());
     let printer = &mut context.printer;
     let mut listing = Listing::inside(&Before { resource, limit_name: limit }, "entities");
-    let mut total = ResourceCapacity::default();
-    let mut pages = limiter.entity_capacities(resource, limit)?;
-    let mut next = pages.next_page().await?;
-    while let Some(entities) = next {
-        // Read ahead, so that the total is printed and aligned with the last page.
-        next = pages.next_page().await?;
-        for entity in &entities {
-            total.add(entity);
-        }
-        let items: Vec<CapacityJson> = entities.into_iter().map(CapacityJson::from).collect();
-        listing.print_with(printer, &items, next.is_none().then(|| total_row(&total)));
-        if !printer.has_reader() {
-            return Ok(ExitStatus::Done);
-        }
+    // All of them, before the first is printed: an ancestor may come after its descendants.
+    let entities = limiter.entity_capacities(resource, limit)?.all().await?;
+    let total = ResourceCapacity::of(&entities);
+    let listed: BTreeSet<&EntityId> = entities.iter().map(|entity| &entity.entity).collect();
+    let items: Vec<CapacityJson> =
+        entities.iter().map(|entity| CapacityJson::of(entity, &listed)).collect();
+    if !items.is_empty() {
+        listing.print_with(printer, &items, Some(total_row(&total)));
     }
     if total.entities == 0 {
         printer.say_unless_json(match check_limit(&args, &limiter).await? {
