@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
 
-use super::stack;
+use super::stack::{self, Found};
 use super::status::{VersionsJson, unreadable, version_fields};
 
 const AFTER_HELP: &str = "\
@@ -27,7 +27,7 @@ pub(crate) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStat
     let account = stack::connect(context, &address).await?;
     let name = &address.table;
     context.printer.progress(format!("reading the versions of {name}"));
-    let state = stack::find(&account, name).await?.into_stack();
+    let found = stack::find(&account, name).await?;
     if account.cloud.table(name).await?.is_none() {
         let failure = Failure::new(ExitStatus::NotFound, format!("there is no table {name}"));
         return Err(failure.hint("zae-limiter deploy creates one"));
@@ -35,12 +35,16 @@ pub(crate) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStat
     let table = stack::table(context, &address).await?;
     let record = records::read_version(&table).await;
     let record = record.map_err(|error| unreadable(&address, &error))?;
-    let versions = Versions::of(state.as_ref(), record.as_ref());
+    let versions = Versions::of(found.stack(), record.as_ref());
     let json = VersionsJson::from(&versions);
     if context.printer.is_json() {
         context.printer.json(&json);
     } else {
-        print_fields(&mut context.printer, version_fields(&json));
+        let mut fields = version_fields(&json);
+        if let Found::NoCloudFormation(error) = &found {
+            fields.insert(1, stack::missing_field(error));
+        }
+        print_fields(&mut context.printer, fields);
         match versions.verdict() {
             Verdict::Current => {}
             Verdict::Behind(_) => context.printer.say("upgrade the stack: zae-limiter upgrade"),
