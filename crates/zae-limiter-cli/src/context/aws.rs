@@ -51,10 +51,17 @@ impl Context {
         ];
         let of_services = vars::AWS_ENDPOINT_URLS.map(|var| (var, endpoint));
         for (var, (given, rule)) in all.into_iter().chain(of_services) {
-            if given.is_none()
-                && let Some(value) = self.var(var)
-            {
-                rule(value).map_err(|invalid| self.wrong_var(var, &invalid.rule()))?;
+            let value = self.env.get(var.name).filter(|_| given.is_none());
+            match value.map(String::as_str) {
+                // Empty counts as unset, but the SDK panics on an empty endpoint.
+                Some("") if var.name.starts_with(vars::AWS_ENDPOINT_URL.name) => {
+                    let failure = self.wrong_var(var, &"it is empty");
+                    return Err(failure.hint(format!("unset {}", var.name)));
+                }
+                None | Some("") => {}
+                Some(value) => {
+                    rule(value).map_err(|invalid| self.wrong_var(var, &invalid.rule()))?;
+                }
             }
         }
         Ok(())

@@ -267,12 +267,12 @@ fn every_endpoint_is_checked_before_any_call() {
         ("AWS_ENDPOINT_URL_S3", &["deploy -n my-app"]),
         ("AWS_ENDPOINT_URL_SQS", &["status -n my-app"]),
     ] {
-        for line in lines {
+        for (line, value) in lines.iter().flat_map(|line| [(line, "foo"), (line, "")]) {
             let mut session = session();
-            session.env.insert(name.to_owned(), "foo".to_owned());
+            session.env.insert(name.to_owned(), value.to_owned());
             let (status, _, stderr) = session.run_unseen(line, usize::MAX);
             assert_eq!(status, 2, "{name} {line}: {stderr}");
-            assert!(stderr.contains(&format!("\"foo\" for {name}:")), "{line}: {stderr}");
+            assert!(stderr.contains(&format!("{value:?} for {name}:")), "{line}: {stderr}");
         }
     }
 }
@@ -286,6 +286,20 @@ fn an_empty_region_is_checked_before_any_call() {
             assert!(stderr.contains("no AWS region is set"), "{line}: {stderr}");
             assert_eq!(status, Some(1), "{line}: {stderr}");
         }
+    }
+}
+
+/// The SDK panics on these.
+#[test]
+fn an_empty_endpoint_is_wrong_usage() {
+    for (name, line) in [
+        ("AWS_ENDPOINT_URL", "list"),
+        ("AWS_ENDPOINT_URL_DYNAMODB", "acquire key-1 gpt-4 -c rpm:1 -n my-app"),
+        ("AWS_ENDPOINT_URL_DYNAMODB_STREAMS", "aggregate --once -n my-app"),
+    ] {
+        let (status, stderr) = program(line, &[("AWS_REGION", "us-east-1"), (name, "")]);
+        assert_eq!(status, Some(2), "{line}: {stderr}");
+        assert!(stderr.contains(&format!("unset {name}")), "{line}: {stderr}");
     }
 }
 
