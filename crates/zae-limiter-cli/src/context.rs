@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zae_limiter::model::NamespaceName;
-use zae_limiter::store::Store;
+use zae_limiter::store::{Store, StoreErrorKind};
 use zae_limiter::testing::{Clock, Entropy};
 use zae_limiter::{Builder, Error, RateLimiter, StoreUrl};
 
@@ -195,14 +195,26 @@ impl Context {
         };
         self.printer.wipe_progress();
         opened.map_err(|error| {
+            let rejected =
+                matches!(&error, Error::Store(error) if error.kind() == StoreErrorKind::Rejected);
             let failure = Failure::from(error);
             match failure.status {
-                ExitStatus::Unavailable => {
-                    failure.hint(format!("check the network, and the address of the store: {url}"))
-                }
+                ExitStatus::Unavailable => failure.hint(self.advice_about(&url)),
+                _ if rejected => failure.hint(self.advice_about(&url)),
                 _ => failure,
             }
         })
+    }
+
+    /// Advice about a store that cannot be opened. Names the endpoint, also one of the environment.
+    fn advice_about(&self, url: &str) -> String {
+        let endpoint = self.var(vars::AWS_ENDPOINT_URL_DYNAMODB);
+        match endpoint.or_else(|| self.var(vars::AWS_ENDPOINT_URL)) {
+            Some(endpoint) if !url.contains("endpoint=") => format!(
+                "check the network, the address of the store ({url}), and its endpoint: {endpoint}"
+            ),
+            _ => format!("check the network, and the address of the store: {url}"),
+        }
     }
 
     /// A builder on the requested store.

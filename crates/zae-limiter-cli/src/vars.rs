@@ -62,6 +62,21 @@ pub(crate) const AWS_ENDPOINT_URL: Var = Var {
     meaning: "the URL of all AWS services, unless --endpoint-url or the store's URL names it",
 };
 
+/// The endpoints of single services, which come before that of all.
+pub(crate) const AWS_ENDPOINT_URLS: [Var; 5] = [
+    Var {
+        name: "AWS_ENDPOINT_URL_DYNAMODB_STREAMS",
+        meaning: "the URL of DynamoDB Streams, for `aggregate`",
+    },
+    Var {
+        name: "AWS_ENDPOINT_URL_CLOUDFORMATION",
+        meaning: "the URL of CloudFormation, for the commands about stacks",
+    },
+    Var { name: "AWS_ENDPOINT_URL_CLOUDWATCH", meaning: "the URL of CloudWatch, for `status`" },
+    Var { name: "AWS_ENDPOINT_URL_S3", meaning: "the URL of S3, for archives and functions" },
+    Var { name: "AWS_ENDPOINT_URL_SQS", meaning: "the URL of SQS, for `status`" },
+];
+
 /// All of them, for the reference.
 pub(crate) const ALL: &[Var] = &[
     STORE,
@@ -76,4 +91,9 @@ pub(crate) const ALL: &[Var] = &[
     AWS_DEFAULT_REGION,
     AWS_ENDPOINT_URL_DYNAMODB,
     AWS_ENDPOINT_URL,
+    AWS_ENDPOINT_URLS[0],
+    AWS_ENDPOINT_URLS[1],
+    AWS_ENDPOINT_URLS[2],
+    AWS_ENDPOINT_URLS[3],
+    AWS_ENDPOINT_URLS[4],
 ];

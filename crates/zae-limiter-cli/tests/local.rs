@@ -154,6 +154,8 @@ fn scripts_get_documents() {
     assert_eq!(home.run("local status -o json").ok().json(), up);
     let env = home.run("local env -o json").ok().json();
     assert_eq!(env["AWS_ENDPOINT_URL_DYNAMODB"], up["endpoint"]);
+    // Of all services, so that no command reaches a real account.
+    assert_eq!(env["AWS_ENDPOINT_URL"], up["endpoint"]);
     let store = env["ZAEL_STORE"].as_str().unwrap();
     assert!(store.starts_with("dynamodb:limits?"), "{env}");
     // Commands also work on a table with a stream.
@@ -337,8 +339,9 @@ fn without_cloudformation_the_table_is_shown() {
     }
     let json = run("status -o json").ok().json();
     assert_eq!((&json["stack"], &json["table"]["status"]), (&Value::Null, &"ACTIVE".into()));
-    run("check").ok();
-    run("upgrade --dry-run").ok();
+    assert!(run("check").ok().stdout.contains(&none));
+    let upgrade = run("upgrade --dry-run").ok();
+    assert!(format!("{}{}", upgrade.stdout, upgrade.stderr).contains(&none), "{upgrade:#?}");
     for command in ["list", "delete --yes", "deploy --no-aggregator"] {
         run(command).fails(4, &[&none, "have tables only", "zae-limiter"]);
     }

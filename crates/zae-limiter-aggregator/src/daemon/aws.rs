@@ -6,11 +6,12 @@ use aws_config::SdkConfig;
 use aws_config::retry::RetryConfig;
 use aws_config::timeout::TimeoutConfig;
 use aws_sdk_dynamodbstreams::Client;
-use aws_sdk_dynamodbstreams::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
+use aws_sdk_dynamodbstreams::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodbstreams::types::{
     AttributeValue, OperationType, Record, ShardIteratorType, StreamRecord as SdkChange,
 };
 use zae_limiter_core::{BoxFuture, Timestamp};
+use zae_limiter_dynamodb::aws::{Call, FailedKind, Places};
 use zae_limiter_schema::records::booking::{Position, stream_label};
 use zae_limiter_schema::{Item, ItemKey, Value};
 
@@ -24,9 +25,43 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The stream of a table.
 #[derive(Debug)]
 pub struct AwsStream {
-    client: Client,
+    calls: Calls,
     arn: String,
     label: String,
+}
+
+/// The client, and how errors describe its calls.
+#[derive(Clone, Debug)]
+struct Calls {
+    client: Client,
+    /// For example `at http://127.0.0.1:8000`.
+    place: String,
+    limit: Duration,
+}
+
+const SERVICE: &str = "DynamoDB Streams";
+/// The call that opens a stream.
+const LIST_STREAMS: &str = "ListStreams";
+
+impl Calls {
+    fn new(config: &SdkConfig) -> Self {
+        let limit = config.timeout_config().and_then(TimeoutConfig::operation_timeout);
+        let limit = limit.unwrap_or(TIMEOUT);
+        let place = Places::of(config).of_service(SERVICE);
+        let config = aws_sdk_dynamodbstreams::config::Builder::from(config)
+            .retry_config(RetryConfig::standard().with_max_attempts(4))
+            .timeout_config(TimeoutConfig::builder().operation_timeout(limit).build());
+        Self { client: Client::from_conf(config.build()), place, limit }
+    }
+
+    /// The error of an operation that was to read `what`.
+    fn error<E>(&self, what: &str, operation: &'static str, error: &SdkError<E>) -> StreamError
+    where
+        E: ProvideErrorMetadata + std::error::Error + 'static,
+    {
+        let (place, limit) = (self.place.clone(), self.limit);
+        stream_error(what, &Call { service: SERVICE, operation, place, limit }, error)
+    }
 }
 
 impl AwsStream {
@@ -36,20 +71,16 @@ impl AwsStream {
     ///
     /// If the table has no stream, or DynamoDB does not answer.
     pub async fn open(config: &SdkConfig, table: &str) -> Result<Self, StreamError> {
-        let limit = config.timeout_config().and_then(TimeoutConfig::operation_timeout);
-        let timeouts = TimeoutConfig::builder().operation_timeout(limit.unwrap_or(TIMEOUT));
-        let config = aws_sdk_dynamodbstreams::config::Builder::from(config)
-            .retry_config(RetryConfig::standard().with_max_attempts(4))
-            .timeout_config(timeouts.build());
-        let client = Client::from_conf(config.build());
+        let calls = Calls::new(config);
         let mut found: Option<Self> = None;
         let mut after: Option<String> = None;
         loop {
-            let request = client.list_streams().table_name(table);
+            let request = calls.client.list_streams().table_name(table);
             let listed = request.set_exclusive_start_stream_arn(after).send().await;
-            let listed = listed.map_err(|error| stream_error("the table's streams", &error))?;
+            let listed =
+                listed.map_err(|error| calls.error("the table's streams", LIST_STREAMS, &error))?;
             for arn in listed.streams.unwrap_or_default().into_iter().filter_map(|s| s.stream_arn) {
-                let Some(stream) = Self::new(&client, arn) else { continue };
+                let Some(stream) = Self::new(&calls, arn) else { continue };
                 if found.as_ref().is_none_or(|found| found.label < stream.label) {
                     found = Some(stream);
                 }
@@ -66,9 +97,9 @@ impl AwsStream {
     }
 
     /// The stream of this ARN. `None` if the ARN names no stream.
-    fn new(client: &Client, arn: String) -> Option<Self> {
+    fn new(calls: &Calls, arn: String) -> Option<Self> {
         let label = stream_label(&arn)?.to_owned();
-        Some(Self { client: client.clone(), arn, label })
+        Some(Self { calls: calls.clone(), arn, label })
     }
 }
 
@@ -81,9 +112,10 @@ impl Stream for AwsStream {
         Box::pin(async {
             let (mut shards, mut after): (Vec<StreamShard>, Option<String>) = (Vec::new(), None);
             loop {
-                let request = self.client.describe_stream().stream_arn(&self.arn);
+                let request = self.calls.client.describe_stream().stream_arn(&self.arn);
                 let described = request.set_exclusive_start_shard_id(after).send().await;
-                let described = described.map_err(|error| stream_error("the stream", &error))?;
+                let described = described
+                    .map_err(|error| self.calls.error("the stream", "DescribeStream", &error))?;
                 let Some(stream) = described.stream_description else { return Ok(shards) };
                 for shard in stream.shards.unwrap_or_default() {
                     let Some(id) = shard.shard_id else { continue };
@@ -103,7 +135,7 @@ impl Stream for AwsStream {
         begin: &'a Begin,
     ) -> BoxFuture<'a, Result<String, StreamError>> {
         Box::pin(async move {
-            let request = self.client.get_shard_iterator().stream_arn(&self.arn);
+            let request = self.calls.client.get_shard_iterator().stream_arn(&self.arn);
             let request = request.shard_id(stream_shard);
             let request = match begin {
                 Begin::Oldest => request.shard_iterator_type(ShardIteratorType::TrimHorizon),
@@ -112,7 +144,8 @@ impl Stream for AwsStream {
                     .sequence_number(number),
             };
             let sent = request.send().await;
-            let output = sent.map_err(|error| stream_error(STREAM_SHARD, &error))?;
+            let output =
+                sent.map_err(|error| self.calls.error(STREAM_SHARD, "GetShardIterator", &error))?;
             output.shard_iterator.ok_or_else(|| StreamError {
                 kind: StreamErrorKind::NotFound,
                 message: format!("could not read stream shard {stream_shard}"),
@@ -122,8 +155,9 @@ impl Stream for AwsStream {
 
     fn page<'a>(&'a self, iterator: &'a str) -> BoxFuture<'a, Result<Page, StreamError>> {
         Box::pin(async move {
-            let sent = self.client.get_records().shard_iterator(iterator).send().await;
-            let output = sent.map_err(|error| stream_error(STREAM_SHARD, &error))?;
+            let sent = self.calls.client.get_records().shard_iterator(iterator).send().await;
+            let output =
+                sent.map_err(|error| self.calls.error(STREAM_SHARD, "GetRecords", &error))?;
             let records = output.records.unwrap_or_default();
             let records = records.into_iter().map(|record| self.read(record)).collect();
             Ok(Page { records, next: output.next_shard_iterator })
@@ -191,29 +225,27 @@ fn value(attribute: AttributeValue) -> Value {
 const STREAM_SHARD: &str = "a stream shard";
 
 /// Classifies an error of the SDK. `what` is what the call was to read.
-fn stream_error<E>(what: &str, error: &SdkError<E>) -> StreamError
+fn stream_error<E>(what: &str, call: &Call, error: &SdkError<E>) -> StreamError
 where
     E: ProvideErrorMetadata + std::error::Error + 'static,
 {
+    let failed = call.failed(error);
     let code = error.as_service_error().and_then(ProvideErrorMetadata::code);
-    let kind = match (error, code) {
-        (_, Some("ExpiredIteratorException")) => StreamErrorKind::Expired,
-        (_, Some("TrimmedDataAccessException")) => StreamErrorKind::Trimmed,
-        (_, Some("ResourceNotFoundException")) if what == STREAM_SHARD => StreamErrorKind::NotFound,
-        (SdkError::ConstructionFailure(_), _) => StreamErrorKind::Permanent,
-        (_, Some("ResourceNotFoundException" | "ValidationException")) => {
+    let kind = match (code, failed.kind) {
+        (Some("ExpiredIteratorException"), _) => StreamErrorKind::Expired,
+        (Some("TrimmedDataAccessException"), _) => StreamErrorKind::Trimmed,
+        (Some("ResourceNotFoundException"), _) if what == STREAM_SHARD => StreamErrorKind::NotFound,
+        (Some("ResourceNotFoundException" | "ValidationException"), _) => {
             StreamErrorKind::Permanent
         }
-        (_, Some(code)) if is_about_credentials(code) => StreamErrorKind::Permanent,
+        // The source of the credentials may recover while the daemon runs.
+        (None, FailedKind::Denied) if call.operation != LIST_STREAMS => StreamErrorKind::Transient,
+        (_, FailedKind::Denied | FailedKind::NoService) => StreamErrorKind::Permanent,
+        // No request could be built, or the endpoint is not one of DynamoDB.
+        (None, FailedKind::Rejected) => StreamErrorKind::Permanent,
         _ => StreamErrorKind::Transient,
     };
-    StreamError { kind, message: format!("could not read {what}: {}", DisplayErrorContext(error)) }
-}
-
-fn is_about_credentials(code: &str) -> bool {
-    code.starts_with("AccessDenied")
-        || ["UnrecognizedClientException", "ExpiredTokenException", "MissingAuthenticationToken"]
-            .contains(&code)
+    StreamError { kind, message: format!("could not read {what}: {}", failed.message) }
 }
 
 #[cfg(test)]
@@ -288,7 +320,7 @@ mod tests {
     #[tokio::test]
     async fn function_and_daemon_give_a_change_the_same_position() {
         let stream = stream().await;
-        let timeouts = stream.client.config().timeout_config().expect("it is set");
+        let timeouts = stream.calls.client.config().timeout_config().expect("it is set");
         assert_eq!(timeouts.operation_timeout(), Some(TIMEOUT));
         for number in ["1", "100000000000000000001", "00042"] {
             assert_eq!(from_stream(&stream, number), from_lambda(number));

@@ -8,13 +8,14 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use zae_limiter::Window;
 use zae_limiter::dynamodb::aws::{DynamoAddress, LazyTable};
 use zae_limiter::model::UsageSettings;
-use zae_limiter::{Error, StoreUrl, Window};
 use zae_limiter_aggregator::daemon::{
     AwsStream, Daemon, Metrics, Notice, StreamError, StreamErrorKind, Until, serve,
 };
 use zae_limiter_aggregator::{Aggregator, Archive, Bucket, Folder, Report, Settings, Splitter};
+use zae_limiter_infra::aws::load_config;
 use zae_limiter_infra::records;
 
 use crate::context::Context;
@@ -97,7 +98,7 @@ fn takeover(input: &str) -> Result<Duration, String> {
 
 pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     let address = address(context)?;
-    let config = address.config_within(context.aws_timeout()?).await;
+    let config = load_config(&address, context.aws_timeout()?).await?;
     context.printer.progress(format!("opening the stream of {}", address.table));
     let stream = match AwsStream::open(&config, &address.table).await {
         Ok(stream) => Arc::new(stream),
@@ -123,12 +124,10 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
 }
 
 fn address(context: &Context) -> Result<DynamoAddress, Failure> {
-    let url = context.store_url()?;
-    match url.parse().map_err(Error::Invalid)? {
-        StoreUrl::Dynamodb(address) => Ok(address),
-        _ => Err(Failure::usage("aggregate needs a DynamoDB table, which has a change stream")
-            .hint("name one with --store dynamodb:TABLE; other stores record usage themselves")),
-    }
+    context.table_at(&context.store_url()?)?.ok_or_else(|| {
+        Failure::usage("aggregate needs a DynamoDB table, which has a change stream")
+            .hint("name one with --store dynamodb:TABLE; other stores record usage themselves")
+    })
 }
 
 /// Why a stream could not be opened. DynamoDB lists no streams of a table that does not exist, without an

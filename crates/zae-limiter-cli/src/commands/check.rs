@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
 
-use super::stack;
+use super::stack::{self, Found};
 use super::status::{VersionsJson, unreadable, version_fields};
 
 const AFTER_HELP: &str = "\
@@ -32,16 +32,19 @@ pub(crate) async fn run(Args {}: Args, context: &mut Context) -> Result<ExitStat
         let message = format!("there is no table {name}");
         return Err(stack::no_table(message, name, &found, "zae-limiter deploy creates one"));
     }
-    let state = found.into_stack();
     let table = stack::table(context, &address).await?;
     let record = records::read_version(&table).await;
     let record = record.map_err(|error| unreadable(&address, &error))?;
-    let versions = Versions::of(state.as_ref(), record.as_ref());
+    let versions = Versions::of(found.stack(), record.as_ref());
     let json = VersionsJson::from(&versions);
     if context.printer.is_json() {
         context.printer.json(&json);
     } else {
-        print_fields(&mut context.printer, version_fields(&json));
+        let mut fields = version_fields(&json);
+        if let Found::NoCloudFormation(error) = &found {
+            fields.insert(1, stack::missing_field(error));
+        }
+        print_fields(&mut context.printer, fields);
         match versions.verdict() {
             Verdict::Current => {}
             Verdict::Behind(_) => context.printer.say("upgrade the stack: zae-limiter upgrade"),

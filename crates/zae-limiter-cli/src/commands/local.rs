@@ -245,6 +245,8 @@ async fn env(context: &mut Context) -> Result<ExitStatus, Failure> {
     let running = running_here(context).await?;
     let variables = [
         ("ZAEL_STORE", running.store_url()),
+        // All services: no command in this shell calls a real account by accident.
+        ("AWS_ENDPOINT_URL", running.endpoint.clone()),
         ("AWS_ENDPOINT_URL_DYNAMODB", running.endpoint),
         ("AWS_REGION", "us-east-1".to_owned()),
         ("AWS_ACCESS_KEY_ID", "local".to_owned()),

@@ -9,10 +9,11 @@ use zae_limiter_infra::{
     StackState, TableError, TableErrorKind, TableFigures,
 };
 
+use crate::columns::Cell;
 use crate::context::Context;
 use crate::exit::ExitStatus;
 use crate::failure::Failure;
-use crate::printer::Printer;
+use crate::printer::{Look, Printer};
 
 /// An AWS account and region.
 pub(crate) struct Account {
@@ -47,13 +48,11 @@ impl Found {
             Self::Nothing | Self::NoCloudFormation(_) => None,
         }
     }
+}
 
-    pub(crate) fn into_stack(self) -> Option<StackState> {
-        match self {
-            Self::Stack(state) => Some(state),
-            Self::Nothing | Self::NoCloudFormation(_) => None,
-        }
-    }
+/// The field `stack` at an endpoint with tables only.
+pub(crate) fn missing_field(error: &CloudError) -> (&'static str, Cell) {
+    ("stack", Cell::new(Look::Dim, format!("none: {error}")))
 }
 
 /// Looks for a stack, for commands that can do without one.

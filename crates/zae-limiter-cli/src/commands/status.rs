@@ -192,7 +192,7 @@ fn print(context: &mut Context, report: &Report, found: &Found) {
             fields.push(("last change", changed.map_or_else(none, Cell::from)));
         }
         (_, Found::NoCloudFormation(error)) => {
-            fields.push(("stack", Cell::new(Look::Dim, format!("none: {error}"))));
+            fields.push(stack::missing_field(error));
         }
         _ => fields.push(("stack", Cell::new(Look::Warn, "none: there is only a table"))),
     }

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::printer::count;
 
 use super::deploy::{Bootstrap, WindowArg, prepare};
-use super::stack::{self, Account, ProgressPrinter};
+use super::stack::{self, Account, Found, ProgressPrinter};
 use super::status::unreadable;
 
 const AFTER_HELP: &str = "\
@@ -101,17 +101,21 @@ pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus,
         let message = format!("there is no table {name}");
         return Err(stack::no_table(message, &name, &found, "zae-limiter deploy creates one"));
     }
-    let state = found.into_stack();
     let counts = migrate_table(&args, context, &address).await?;
-    let from = Versions::of(state.as_ref(), None).stack;
+    let from = Versions::of(found.stack(), None).stack;
     let one_namespace = context.has_namespace();
-    let ours = state.filter(|state| state.maker() == Maker::Us);
+    let ours = found.stack().filter(|state| state.maker() == Maker::Us);
     let changed = match ours {
         Some(_) if args.dry_run || args.table_only || one_namespace => false,
-        Some(state) => upgrade_stack(&args.bootstrap, context, &account, &address, &state).await?,
+        Some(state) => upgrade_stack(&args.bootstrap, context, &account, &address, state).await?,
         None => false,
     };
-    let words = words(&name, args.dry_run, changed, from.as_deref(), counts.as_ref());
+    let mut lines = migration_lines(&name, args.dry_run, counts.as_ref());
+    lines.push(match &found {
+        Found::NoCloudFormation(error) => format!("no stack was changed: {error}"),
+        _ => stack_line(&name, args.dry_run, changed, from.as_deref(), counts.is_some()),
+    });
+    let words = lines.join("\n");
     let migration = counts.map(CountsJson::from);
     let document =
         UpgradeJson { stack: &name, from, to: PROGRAM, changed, dry_run: args.dry_run, migration };
@@ -188,13 +192,7 @@ async fn upgrade_stack(
     Ok(!matches!(deployed, Deployed::Unchanged(_)))
 }
 
-fn words(
-    name: &str,
-    dry_run: bool,
-    changed: bool,
-    from: Option<&str>,
-    counts: Option<&Counts>,
-) -> String {
+fn migration_lines(name: &str, dry_run: bool, counts: Option<&Counts>) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(counts) = counts {
         let verb = if dry_run { "would add" } else { "added" };
@@ -218,16 +216,25 @@ fn words(
             lines.push(format!("{} skipped", count(counts.expired, "expired bucket")));
         }
     }
-    lines.push(match (changed, from) {
+    lines
+}
+
+fn stack_line(
+    name: &str,
+    dry_run: bool,
+    changed: bool,
+    from: Option<&str>,
+    migrated: bool,
+) -> String {
+    match (changed, from) {
         (true, Some(from)) if from != PROGRAM => {
             format!("upgraded stack {name} from {from} to {PROGRAM}")
         }
         (true, _) => format!("upgraded stack {name} to this build of release {PROGRAM}"),
         (false, Some(_)) if dry_run => format!("stack {name} was not changed"),
-        (false, Some(PROGRAM)) if counts.is_none() => {
+        (false, Some(PROGRAM)) if !migrated => {
             format!("nothing to do: stack {name} has release {PROGRAM}")
         }
         (false, _) => format!("stack {name} was not changed"),
-    });
-    lines.join("\n")
+    }
 }

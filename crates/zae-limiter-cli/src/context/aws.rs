@@ -43,19 +43,41 @@ impl Context {
         type Rule = fn(&str) -> Result<(), Invalid>;
         let region: (_, Rule) = (&address.region, StoreUrl::check_region);
         let endpoint: (_, Rule) = (&address.endpoint, StoreUrl::check_endpoint);
-        for (var, (given, rule)) in [
+        let all = [
             (vars::AWS_REGION, region),
             (vars::AWS_DEFAULT_REGION, region),
             (vars::AWS_ENDPOINT_URL_DYNAMODB, endpoint),
             (vars::AWS_ENDPOINT_URL, endpoint),
-        ] {
-            if given.is_none()
-                && let Some(value) = self.var(var)
-            {
-                rule(value).map_err(|invalid| self.wrong_var(var, &invalid.rule()))?;
+        ];
+        let of_services = vars::AWS_ENDPOINT_URLS.map(|var| (var, endpoint));
+        for (var, (given, rule)) in all.into_iter().chain(of_services) {
+            let value = self.env.get(var.name).filter(|_| given.is_none());
+            match value.map(String::as_str) {
+                // Empty counts as unset, but the SDK panics on an empty endpoint.
+                Some("") if var.name.starts_with(vars::AWS_ENDPOINT_URL.name) => {
+                    let failure = self.wrong_var(var, &"it is empty");
+                    return Err(failure.hint(format!("unset {}", var.name)));
+                }
+                None | Some("") => {}
+                Some(value) => {
+                    rule(value).map_err(|invalid| self.wrong_var(var, &invalid.rule()))?;
+                }
             }
         }
         Ok(())
+    }
+
+    /// The table of the store at `url`, which may be none of DynamoDB.
+    ///
+    /// # Errors
+    ///
+    /// When the address is invalid, or the environment names an invalid region or endpoint.
+    pub(crate) fn table_at(&self, url: &str) -> Result<Option<DynamoAddress>, Failure> {
+        let StoreUrl::Dynamodb(address) = url.parse().map_err(Error::Invalid)? else {
+            return Ok(None);
+        };
+        self.check_environment(&address)?;
+        Ok(Some(address))
     }
 
     /// The stack named with `--name` or as the store.
@@ -65,9 +87,8 @@ impl Context {
     /// When neither names a stack.
     pub(crate) fn stack(&self) -> Result<DynamoAddress, Failure> {
         if let Some(url) = self.chosen_store_url()?
-            && let StoreUrl::Dynamodb(address) = url.parse().map_err(Error::Invalid)?
+            && let Some(address) = self.table_at(&url)?
         {
-            self.check_environment(&address)?;
             return Ok(address);
         }
         Err(Failure::usage("no stack was named").hint("name it: --name STACK"))

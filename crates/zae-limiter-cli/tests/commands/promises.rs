@@ -229,68 +229,6 @@ fn is_whole(request: &str) -> bool {
     body.len() >= length.map_or(0, |length| length.parse().unwrap())
 }
 
-fn program(line: &str, env: &[(&str, &str)]) -> (Option<i32>, String) {
-    let folder = tempfile::tempdir().unwrap();
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_zae-limiter"))
-        .args(line.split(' '))
-        .env_clear()
-        .env("HOME", folder.path())
-        .env("AWS_EC2_METADATA_DISABLED", "true")
-        .env("AWS_ACCESS_KEY_ID", "x")
-        .env("AWS_SECRET_ACCESS_KEY", "y")
-        .envs(env.iter().copied())
-        .output()
-        .unwrap();
-    (output.status.code(), String::from_utf8(output.stderr).unwrap())
-}
-
-#[test]
-fn aggregate_checks_the_region_before_any_call() {
-    let region = [("AWS_REGION", "not a region")];
-    let (status, stderr) = program("aggregate --once -n my-app", &region);
-    assert_eq!(status, Some(2), "{stderr}");
-    assert!(stderr.contains("AWS_REGION"), "{stderr}");
-}
-
-#[test]
-fn an_empty_region_is_checked_before_any_call() {
-    let (_, stderr) = program("list", &[("AWS_REGION", "")]);
-    assert!(!stderr.contains("failed to construct request"), "{stderr}");
-}
-
-#[test]
-fn aggregate_names_the_call_and_the_endpoint_that_does_not_answer() {
-    let mut session = Session::new();
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    for (name, value) in [
-        ("ZAEL_AWS_TIMEOUT", "150ms"),
-        ("AWS_REGION", "us-east-1"),
-        ("AWS_ACCESS_KEY_ID", "x"),
-        ("AWS_SECRET_ACCESS_KEY", "y"),
-    ] {
-        session.env.insert(name.to_owned(), value.to_owned());
-    }
-    let (status, _, stderr) =
-        session.seen(&format!("aggregate --once -n my-app --endpoint-url {url}"));
-    assert_eq!(status, 3, "{stderr}");
-    assert!(stderr.contains(&url) && stderr.contains("150 ms"), "{stderr}");
-    assert!(!stderr.contains("TimeoutError {"), "{stderr}");
-}
-
-#[cfg(unix)]
-#[test]
-fn only_the_owner_can_read_a_new_file_behind_a_link() {
-    use std::os::unix::fs::PermissionsExt as _;
-    let mut session = Session::new();
-    let (link, target) = (session.folder().join("link.db"), session.folder().join("target.db"));
-    std::os::unix::fs::symlink(&target, &link).unwrap();
-    let (status, _, stderr) =
-        session.seen(&format!("--store sqlite:{} resource list", link.display()));
-    assert_eq!(status, 0, "{stderr}");
-    assert_eq!(target.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-}
-
 #[tokio::test]
 async fn the_cache_counts_one_hit_or_miss_for_each_level_of_a_call() {
     let session = Session::new();

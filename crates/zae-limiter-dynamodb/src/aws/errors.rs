@@ -3,12 +3,13 @@
 use std::error::Error as StdError;
 use std::io;
 
-use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_dynamodb::error::{ConnectorError, ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::types::error::{ProvisionedThroughputExceededException, ThrottlingException};
 use aws_sdk_dynamodb::types::{CancellationReason, ThrottlingReason};
 use zae_limiter_core::Applied;
 use zae_limiter_schema::{TableError, TableErrorKind};
+
+use super::sdk::{causes, chain, is_about_credentials, unlike};
 
 /// An earlier attempt under the same token is in progress, and may yet be applied.
 pub(super) const IN_PROGRESS: &str = "TransactionInProgressException";
@@ -148,6 +149,11 @@ impl Refusal<'_> {
                 "AWS does not accept the credentials; check access key, secret and clock"
                     .to_owned(),
             ),
+            // AWS names the error in every refusal.
+            "" => TableError::new(
+                TableErrorKind::Rejected,
+                format!("the endpoint of table {table} {}", unlike("DynamoDB", status)),
+            ),
             // `ValidationException`, `ItemCollectionSizeLimitExceeded`, `DuplicateItem` and others that a
             // retry would get again.
             _ => {
@@ -267,16 +273,6 @@ fn no_credentials() -> TableError {
     )
 }
 
-fn causes<'a>(
-    error: &'a (dyn StdError + 'static),
-) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
-    std::iter::successors(Some(error), |error| (*error).source())
-}
-
-fn is_about_credentials(error: &(dyn StdError + 'static)) -> bool {
-    causes(error).any(|cause| cause.is::<CredentialsError>())
-}
-
 fn is_unconnected(error: &(dyn StdError + 'static)) -> bool {
     causes(error).any(|cause| {
         cause.downcast_ref::<io::Error>().is_some_and(|io| {
@@ -303,18 +299,6 @@ fn is_timeout(error: &(dyn StdError + 'static)) -> bool {
 /// By its text: the type of this error is private to the SDK.
 fn is_connect_timeout(error: &(dyn StdError + 'static)) -> bool {
     causes(error).any(|cause| cause.to_string().starts_with("HTTP connect timeout"))
-}
-
-/// The texts of all causes in one line: the SDK's errors leave them out of `Display`.
-fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut messages: Vec<String> = Vec::new();
-    for cause in causes(error) {
-        let text = cause.to_string();
-        if messages.last().is_none_or(|last| !last.contains(&text)) {
-            messages.push(text);
-        }
-    }
-    messages.join(": ")
 }
 
 #[derive(Debug)]

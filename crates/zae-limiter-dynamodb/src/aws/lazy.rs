@@ -82,11 +82,14 @@ impl DynamoAddress {
             .http_client(http)
             .timeout_config(timeouts)
             .retry_config(RetryConfig::disabled());
-        if let Some(region) = &self.region {
-            loader = loader.region(Region::new(region.clone()));
+        // An empty variable counts as unset, but the SDK takes it as the name of a region.
+        let var = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let named = |name| var(name).is_some();
+        let region = self.region.clone().or_else(|| var("AWS_REGION"));
+        if let Some(region) = region.or_else(|| var("AWS_DEFAULT_REGION")) {
+            loader = loader.region(Region::new(region));
         }
         if self.is_on_this_machine() {
-            let named = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
             // A local endpoint needs no credentials, but the SDK does.
             if !named("AWS_ACCESS_KEY_ID") && !named("AWS_PROFILE") {
                 loader = loader.credentials_provider(local_credentials());
@@ -98,7 +101,10 @@ impl DynamoAddress {
         if let Some(endpoint) = &self.endpoint {
             loader = loader.endpoint_url(endpoint);
         }
-        let config = loader.load().await;
+        let mut config = loader.load().await;
+        if config.region().is_some_and(|region| region.as_ref().is_empty()) {
+            config = config.into_builder().region(None).build();
+        }
         let Some(credentials) = config.credentials_provider() else { return config };
         let credentials = SharedCredentialsProvider::new(DetachedCredentials::new(credentials));
         config.into_builder().credentials_provider(credentials).build()

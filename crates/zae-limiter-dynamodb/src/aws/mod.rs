@@ -11,6 +11,7 @@ mod errors;
 mod lazy;
 mod retries;
 mod scan;
+mod sdk;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -35,6 +36,8 @@ use zae_limiter_schema::{
 
 pub use create::{CreateTable, ResourceIndex};
 pub use lazy::{DynamoAddress, LazyTable};
+#[doc(hidden)]
+pub use sdk::{Call, FailedCall, FailedKind, Limit, Places};
 
 use convert::{from_sdk, names_to_sdk, to_sdk, values_to_sdk};
 use errors::{refusal, table_error};

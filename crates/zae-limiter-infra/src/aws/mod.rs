@@ -18,6 +18,7 @@ use aws_sdk_s3::types::{Delete, ObjectIdentifier};
 use aws_sdk_sqs::types::QueueAttributeName;
 use zae_limiter_core::{BoxFuture, SystemClock, within};
 pub use zae_limiter_dynamodb::aws::{AwsTable, DynamoAddress};
+use zae_limiter_dynamodb::aws::{Call, Limit, Places};
 use zae_limiter_schema::{Item, ItemKey, TableError};
 
 use crate::cloud::{
@@ -26,7 +27,7 @@ use crate::cloud::{
 use crate::migrate::Scan;
 use crate::plan::StackPlan;
 use convert::{event, figures, parameters, stack, tags};
-use errors::{Call, Limit, cloud_error};
+use errors::cloud_error;
 
 /// The most objects that one call deletes.
 const DELETE_MAX: usize = 1_000;
@@ -42,8 +43,8 @@ const UPLOAD_BYTES_PER_S: u64 = 65_536;
 
 /// An AWS account, in one region.
 pub struct AwsCloud {
-    /// Where it is, for errors: `at http://127.0.0.1:8000`, `in eu-west-1`.
-    place: String,
+    /// Where its services are, for errors.
+    places: Places,
     /// The time limit of one call.
     limit: Duration,
     cloudformation: aws_sdk_cloudformation::Client,
@@ -80,27 +81,12 @@ impl AwsCloud {
         address: &DynamoAddress,
         limit: Duration,
     ) -> Result<Self, CloudError> {
-        // A profile or the machine's metadata may name the region.
-        let loading = Box::pin(address.config_within(limit));
-        let loaded = within(&SystemClock, limit.max(CALL_TIMEOUT), loading).await;
-        let config = loaded.ok_or_else(|| {
-            let message = "the AWS settings could not be loaded in time; set AWS_REGION";
-            CloudError::new(CloudErrorKind::Unavailable, message)
-        })?;
-        if config.region().is_none() {
-            let message = "no AWS region is set; give one with --region, or set AWS_REGION";
-            return Err(CloudError::new(CloudErrorKind::Rejected, message));
-        }
-        check_credentials(&config, limit).await?;
+        let config = load_config(address, limit).await?;
         Ok(Self::new(&config, limit))
     }
 
     fn new(config: &SdkConfig, limit: Duration) -> Self {
-        let place = match (config.endpoint_url(), config.region()) {
-            (Some(url), _) => format!("at {url}"),
-            (None, Some(region)) => format!("in {region}"),
-            (None, None) => "in no region".to_owned(),
-        };
+        let places = Places::of(config);
         // All calls are safe to retry: a name can have only one stack.
         let config = config.clone().into_builder().retry_config(RetryConfig::standard()).build();
         let s3 = aws_sdk_s3::config::Builder::from(&config)
@@ -108,7 +94,7 @@ impl AwsCloud {
             .force_path_style(config.endpoint_url().is_some())
             .build();
         Self {
-            place,
+            places,
             limit,
             cloudformation: aws_sdk_cloudformation::Client::new(&config),
             cloudwatch: aws_sdk_cloudwatch::Client::new(&config),
@@ -140,7 +126,8 @@ impl AwsCloud {
     where
         E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
-        cloud_error(Call { service, operation, place: &self.place, limit }, error)
+        let place = self.places.of_service(service);
+        cloud_error(&Call { service, operation, place, limit }, &error)
     }
 
     async fn stack_now(&self, name: &str) -> Result<Option<StackState>, CloudError> {
@@ -282,6 +269,31 @@ impl AwsCloud {
         let values = points.unwrap_or_default().into_iter().filter_map(|point| point.maximum);
         Ok(values.reduce(f64::max))
     }
+}
+
+/// The configuration for an address, with a region and with credentials that answer. Each call with it ends
+/// within `limit`.
+///
+/// # Errors
+///
+/// If no region is set, or the source of the settings or credentials does not answer in time.
+pub async fn load_config(
+    address: &DynamoAddress,
+    limit: Duration,
+) -> Result<SdkConfig, CloudError> {
+    // A profile or the machine's metadata may name the region.
+    let loading = Box::pin(address.config_within(limit));
+    let loaded = within(&SystemClock, limit.max(CALL_TIMEOUT), loading).await;
+    let config = loaded.ok_or_else(|| {
+        let message = "the AWS settings could not be loaded in time; set AWS_REGION";
+        CloudError::new(CloudErrorKind::Unavailable, message)
+    })?;
+    if config.region().is_none() {
+        let message = "no AWS region is set; give one with --region, or set AWS_REGION";
+        return Err(CloudError::new(CloudErrorKind::Rejected, message));
+    }
+    check_credentials(&config, limit).await?;
+    Ok(config)
 }
 
 /// Fails if the source of the credentials does not answer: a call would blame the service. All other errors are
