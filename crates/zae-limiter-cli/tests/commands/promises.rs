@@ -180,9 +180,8 @@ fn no_hint_needs_a_service_that_the_endpoint_lacks() {
     let url = endpoint(|_| (404, "nothing here"));
     for command in ["status", "check", "upgrade"] {
         let (_, _, stderr) = session.seen(&format!("{command} -n nope --endpoint-url {url}"));
-        let (_, hint) = stderr.split_once("hint:").unwrap();
-        assert!(hint.contains("check the endpoint"), "{command}: {stderr}");
-        assert!(!hint.contains("zae-limiter"), "{command}: {stderr}");
+        assert!(stderr.contains("check the endpoint"), "{command}: {stderr}");
+        assert!(!stderr.contains("zae-limiter"), "{command}: {stderr}");
     }
 }
 
