@@ -1,5 +1,6 @@
 //! The blocking API on a DynamoDB table, in a program without any async runtime.
 
+use zae_limiter::dynamodb::aws::{DynamoAddress, LazyTable};
 use zae_limiter::{Error, Limit, RateLimiter, blocking};
 
 use crate::endpoint;
@@ -98,7 +99,12 @@ fn split(limiter: &RateLimiter, table: &str, shards: u32) {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let table = std::sync::Arc::new(endpoint::existing(table).await);
+        let address = DynamoAddress {
+            table: table.to_owned(),
+            region: Some("us-east-1".to_owned()),
+            endpoint: Some(endpoint::address().to_owned()),
+        };
+        let table = std::sync::Arc::new(LazyTable::new(address));
         let store = zae_limiter::DynamoStore::new(table, zae_limiter::DynamoOptions::default());
         store.split_to(&bucket, shards, SystemClock.now()).await.unwrap();
     });

@@ -40,22 +40,14 @@ pub(crate) fn address() -> &'static str {
     &ENDPOINT.address
 }
 
-fn place(name: &str) -> DynamoAddress {
-    DynamoAddress {
+/// A new table with a stream.
+pub(crate) async fn table(name: &str) -> AwsTable {
+    let place = DynamoAddress {
         table: name.to_owned(),
         region: Some("us-east-1".to_owned()),
         endpoint: Some(address().to_owned()),
-    }
-}
-
-/// A table that exists.
-pub(crate) async fn existing(name: &str) -> AwsTable {
-    AwsTable::new(place(name).client().await, name, Arc::new(SystemClock))
-}
-
-/// A new table with a stream.
-pub(crate) async fn table(name: &str) -> AwsTable {
-    let client = place(name).client().await;
+    };
+    let client = place.client().await;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let table = CreateTable::new(name).with_stream();
     table.create(&client, &clock).await.expect("a table can be made");
