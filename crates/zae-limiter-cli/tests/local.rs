@@ -162,7 +162,10 @@ fn scripts_get_documents() {
     home.run(&format!("acquire key-1 gpt-4 -l rpm:10 -c rpm:1 --store {store}")).ok();
     let usage = format!("usage summary -e key-1 --store {store}");
     let nothing = home.run(&usage).ok();
-    assert!(nothing.stderr.contains("zae-limiter aggregate --once"), "{nothing:#?}");
+    assert!(
+        nothing.stderr.contains(&format!("--store '{store}' aggregate --once")),
+        "{nothing:#?}"
+    );
     home.run(&format!("aggregate --once --store {store}")).ok();
     assert!(home.run(&usage).ok().stdout.contains("rpm"));
     assert_eq!(home.run("local down -o json").ok().json()["stopped"], up);
