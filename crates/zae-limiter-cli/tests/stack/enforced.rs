@@ -83,7 +83,9 @@ fn key_of(item: &Item) -> ItemKey {
 
 /// A store without local refusals, because another client deletes buckets.
 fn store(keys: (&str, &str)) -> Arc<DynamoStore> {
-    let options = DynamoOptions::default().seed(1).local_refusal(Duration::ZERO);
+    // The emulator is slower than AWS, above all on a busy machine.
+    let patient = DynamoOptions::default().call_timeout(Duration::from_secs(60));
+    let options = patient.seed(1).local_refusal(Duration::ZERO);
     Arc::new(DynamoStore::new(table(keys), options))
 }
 
