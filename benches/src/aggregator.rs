@@ -77,8 +77,8 @@ fn process(event: &str, settings: &Settings) -> usize {
         .collect();
     let now = Timestamp::from_millis(SECONDS * 1_000 + 500);
     let effects = effects_of(&changes, settings, now);
-    let bookings = effects.usage.iter().filter_map(|usage| usage.booking(&changes, None));
-    let updates: Vec<_> = bookings.map(|booking| booking.update()).collect();
+    let bookings = effects.usage.iter().filter_map(|usage| usage.booking(&changes, None, None));
+    let updates: Vec<_> = bookings.map(|booking| booking.add()).collect();
     std::hint::black_box(&updates);
     updates.len() + effects.refills.len()
 }

@@ -11,6 +11,7 @@
 //! between threads. Endpoint and clients share the machine. Each figure is the sum of several rounds in
 //! which all contenders take turns, so that other load on the machine affects all of them.
 
+mod canned;
 mod contenders;
 mod processes;
 
@@ -22,6 +23,7 @@ use zae_limiter_dynamodb::DynamoOptions;
 
 use crate::measure::keys;
 use crate::report::{Report, grouped};
+pub use canned::profile;
 use contenders::{Bare, Contender, Fleet, Ours, Python};
 use processes::{Endpoint, cpu_of};
 
@@ -89,7 +91,7 @@ pub fn run(seconds: Duration, report: &mut Report) -> Result<(), String> {
     report.line(
         "| buckets | callers | bare `UpdateItem` | bare, item returned | zae-limiter | \
          callers' runtime | Python | zae-limiter : bare | zae-limiter : bare, item returned | \
-         callers' runtime : bare | zae-limiter : Python | write units per acquire |",
+         callers' runtime : bare, item returned | zae-limiter : Python | write units per acquire |",
     );
     report.line(
         "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -111,11 +113,12 @@ pub fn run(seconds: Duration, report: &mut Report) -> Result<(), String> {
                 shown(python.map(|python| python.per_second()), 0),
                 ours.per_second() / bare.per_second(),
                 ours.per_second() / returned.per_second(),
-                here.per_second() / bare.per_second(),
+                here.per_second() / returned.per_second(),
                 shown(to_python, 1),
                 ours.per_call(ours.write_units),
             ));
-            cpu.push((buckets, callers, [Some(bare), Some(ours), Some(here), python]));
+            let tallies = [Some(bare), Some(returned), Some(ours), Some(here), python];
+            cpu.push((buckets, callers, tallies));
         }
     }
     report_cpu(&cpu, report);
@@ -151,26 +154,32 @@ fn report_shards(runtime: &Runtime, endpoint: &Endpoint, seconds: Duration, repo
     }
 }
 
-fn report_cpu(rows: &[(usize, usize, [Option<Tally>; 4])], report: &mut Report) {
+fn report_cpu(rows: &[(usize, usize, [Option<Tally>; 5])], report: &mut Report) {
     report.line("\nCPU microseconds per acquire, of the client's process and of the endpoint's:\n");
     report.line(
-        "| buckets | callers | bare `UpdateItem` | zae-limiter | callers' runtime | Python | \
-         Python : zae-limiter | endpoint, bare | endpoint, zae-limiter | endpoint, Python |",
+        "| buckets | callers | bare `UpdateItem` | bare, item returned | zae-limiter | \
+         callers' runtime | Python | zae-limiter - bare, item returned | \
+         callers' runtime - bare, item returned | Python : zae-limiter | endpoint, bare | \
+         endpoint, bare, item returned | endpoint, zae-limiter | endpoint, Python |",
     );
-    report.line("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
+    report.line(format!("|{}", " ---: |".repeat(14)));
     let micros = |of: fn(&Tally) -> f64| {
         move |tally: &Option<Tally>| tally.as_ref().map(|tally| tally.per_call(of(tally)) * 1e6)
     };
     for (buckets, callers, tallies) in rows {
         let client = tallies.each_ref().map(micros(|tally| tally.client_cpu));
         let endpoint = tallies.each_ref().map(micros(|tally| tally.endpoint_cpu));
-        let ratio = client[3].zip(client[1]).map(|(python, ours)| python / ours);
-        let [bare, ours, here, python] = client.map(|micros| shown(micros, 0));
-        let [endpoint_bare, endpoint_ours, _, endpoint_python] =
+        let ratio = client[4].zip(client[2]).map(|(python, ours)| python / ours);
+        let above = |place: usize| shown(client[place].zip(client[1]).map(|(a, b)| a - b), 0);
+        let above = [above(2), above(3)];
+        let [bare, returned, ours, here, python] = client.map(|micros| shown(micros, 0));
+        let [endpoint_bare, endpoint_returned, endpoint_ours, _, endpoint_python] =
             endpoint.map(|micros| shown(micros, 0));
         report.line(format!(
-            "| {buckets} | {callers} | {bare} | {ours} | {here} | {python} | {} | \
-             {endpoint_bare} | {endpoint_ours} | {endpoint_python} |",
+            "| {buckets} | {callers} | {bare} | {returned} | {ours} | {here} | {python} | {} | {} | {} | \
+             {endpoint_bare} | {endpoint_returned} | {endpoint_ours} | {endpoint_python} |",
+            above[0],
+            above[1],
             shown(ratio, 1)
         ));
     }

@@ -76,6 +76,7 @@ fn profile(words: &[String]) {
     let keys = words.get(1).and_then(|keys| keys.parse().ok()).unwrap_or(1);
     match peer {
         "sqlite" => scale::profile(keys),
+        "bare" | "add" | "refill" => dynamodb::profile(peer, keys),
         peer => memory::profile(peer, keys),
     }
 }

@@ -130,7 +130,8 @@ async fn acquire(store: &SqliteStore, target: &Arc<Target>) {
     let take = |cell, tokens| Take { cell, amount: amount(tokens).expect("small") };
     let leg = Leg { target: Arc::clone(target), takes: [take(0, 1), take(1, 10)].into() };
     // A fixed time, so that nothing refills.
-    let plan = Plan { now: Timestamp::from_millis(1_794_752_736_789), legs: [leg].into() };
+    let plan =
+        Plan { max_skew: None, now: Timestamp::from_millis(1_794_752_736_789), legs: [leg].into() };
     let admission = store.acquire(&plan).await.expect("an answer");
     assert!(matches!(admission, Admission::Taken(_)), "the limits are far away");
 }

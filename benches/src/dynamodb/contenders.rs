@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
-use aws_sdk_dynamodb::config::{BehaviorVersion, Credentials, Region};
+use aws_sdk_dynamodb::config::{BehaviorVersion, Credentials, Region, SharedHttpClient};
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 use tokio::runtime::Runtime;
 use zae_limiter_core::{BucketKey, Clock, EntityId, RateLimiter, ResourceName, SystemClock};
@@ -20,7 +20,7 @@ use super::Tally;
 use crate::measure::Walk;
 use crate::memory::{acquire_and_commit, limits};
 
-const TABLE: &str = "bench";
+pub const TABLE: &str = "bench";
 
 /// A client that makes calls on one of many buckets.
 pub trait Contender: Send + Sync + 'static {
@@ -62,7 +62,10 @@ pub fn call_for<C: Contender>(
 }
 
 fn client(endpoint: &str) -> Client {
-    let http = aws_smithy_http_client::Builder::new().build_http();
+    client_with(endpoint, aws_smithy_http_client::Builder::new().build_http())
+}
+
+pub fn client_with(endpoint: &str, http: SharedHttpClient) -> Client {
     let config = aws_sdk_dynamodb::Config::builder()
         .behavior_version(BehaviorVersion::latest())
         .region(Region::new("us-east-1"))
@@ -176,21 +179,23 @@ impl Bare {
         let scan = client.scan().table_name(TABLE).filter_expression("attribute_exists(b_rpm_tk)");
         let found = scan.send().await.expect("an answer").items.unwrap_or_default();
         let bucket = found.into_iter().next().expect("a bucket of ours");
-        let mut keys = Vec::new();
-        for number in 0..count {
-            let key = HashMap::from([
-                (
-                    "PK".to_owned(),
-                    AttributeValue::S(format!("bare/BUCKET#key-{number:07}#gpt-4#0")),
-                ),
-                ("SK".to_owned(), bucket["SK"].clone()),
-            ]);
+        let bare = Self::on(client, count);
+        for key in &bare.keys {
             let mut item = bucket.clone();
             item.extend(key.clone());
-            let put = client.put_item().table_name(TABLE).set_item(Some(item));
+            let put = bare.client.put_item().table_name(TABLE).set_item(Some(item));
             put.send().await.expect("an item");
-            keys.push(key);
         }
+        bare
+    }
+
+    /// Calls on items that exist.
+    pub fn on(client: Client, count: usize) -> Arc<Self> {
+        let text = |text: &str| AttributeValue::S(text.to_owned());
+        let key = |number: usize| {
+            let pk = text(&format!("bare/BUCKET#key-{number:07}#gpt-4#0"));
+            HashMap::from([("PK".to_owned(), pk), ("SK".to_owned(), text("#STATE"))])
+        };
         let value =
             |name: &str, number: i64| (name.to_owned(), AttributeValue::N(number.to_string()));
         let values = HashMap::from([
@@ -199,6 +204,7 @@ impl Bare {
             value(":nr", -1_000),
             value(":nt", -10_000),
         ]);
+        let keys = (0..count).map(key).collect();
         Arc::new(Self { client, returns: ReturnValue::None, keys, values })
     }
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use aws_config::SdkConfig;
+use aws_config::retry::RetryConfig;
 use aws_config::timeout::TimeoutConfig;
-use aws_config::{BehaviorVersion, SdkConfig};
 use aws_sdk_s3::Client;
 use aws_sdk_s3::primitives::ByteStream;
-use aws_smithy_http_client::{Builder, tls};
 use zae_limiter_core::BoxFuture;
 use zae_limiter_dynamodb::aws::{Call, Places};
 
@@ -23,30 +23,32 @@ pub struct Bucket {
     name: String,
     /// Precedes the names of all files. Empty, or ends with `/`.
     prefix: String,
+    /// The account that must own the bucket.
+    owner: Option<String>,
 }
 
 impl Bucket {
-    /// The bucket of that name, with region and credentials from the environment.
-    pub async fn open(name: impl Into<String>) -> Self {
-        let http = Builder::new()
-            .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
-            .build_https();
-        let timeouts = TimeoutConfig::builder().operation_timeout(TIMEOUT).build();
-        let config = aws_config::defaults(BehaviorVersion::latest())
-            .http_client(http)
-            .timeout_config(timeouts)
-            .load()
-            .await;
-        Self::with_config(&config, name.into())
-    }
-
-    fn with_config(config: &SdkConfig, name: String) -> Self {
+    /// The bucket of that name, at the endpoint and with the credentials of `config`.
+    pub fn new(config: &SdkConfig, name: impl Into<String>) -> Self {
         let places = Places::of(config);
         // Endpoints other than AWS may not support bucket names in the host name.
         let has_endpoint =
             config.endpoint_url().is_some() || std::env::var_os("AWS_ENDPOINT_URL_S3").is_some();
-        let config = aws_sdk_s3::config::Builder::from(config).force_path_style(has_endpoint);
-        Self { client: Client::from_conf(config.build()), places, name, prefix: String::new() }
+        let timeouts = TimeoutConfig::builder().operation_timeout(TIMEOUT).build();
+        let config = aws_sdk_s3::config::Builder::from(config)
+            .timeout_config(timeouts)
+            // An upload is safe to repeat.
+            .retry_config(RetryConfig::standard())
+            .force_path_style(has_endpoint);
+        let client = Client::from_conf(config.build());
+        Self { client, places, name: name.into(), prefix: String::new(), owner: None }
+    }
+
+    /// Writes only if this account owns the bucket. If a bucket is deleted, anybody may take its name.
+    #[must_use]
+    pub fn owner(mut self, account: Option<String>) -> Self {
+        self.owner = account;
+        self
     }
 
     /// Stores files in a folder of the bucket.
@@ -67,6 +69,7 @@ impl Archive for Bucket {
                 .put_object()
                 .bucket(&self.name)
                 .key(&key)
+                .set_expected_bucket_owner(self.owner.clone())
                 .content_type("application/x-ndjson")
                 .content_encoding("gzip")
                 .body(ByteStream::from(bytes))
@@ -86,11 +89,48 @@ impl Archive for Bucket {
 
 #[cfg(test)]
 mod tests {
-    use aws_config::Region;
-    use aws_sdk_s3::config::retry::RetryConfig;
+    use aws_config::{BehaviorVersion, Region};
     use aws_sdk_s3::config::{Credentials, SharedCredentialsProvider};
+    use aws_smithy_http_client::Builder;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
 
     use super::*;
+
+    fn config(endpoint: &str) -> SdkConfig {
+        let credentials = Credentials::new("local", "local", None, None, "test");
+        SdkConfig::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .region(Region::new("us-east-1"))
+            .credentials_provider(SharedCredentialsProvider::new(credentials))
+            .http_client(Builder::new().build_http())
+            .endpoint_url(endpoint)
+            .build()
+    }
+
+    /// The head of the one request that a bucket sends.
+    async fn head_of_upload(owner: Option<&str>) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let endpoint = format!("http://{}", listener.local_addr().expect("it is bound"));
+        let served = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut request = vec![0; 65_536];
+            let read = stream.read(&mut request).await.expect("a request");
+            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+            stream.write_all(answer).await.expect("it listens");
+            String::from_utf8_lossy(&request[..read]).to_lowercase()
+        });
+        let bucket = Bucket::new(&config(&endpoint), "audit").owner(owner.map(str::to_owned));
+        bucket.put("one.jsonl.gz", b"x".to_vec()).await.expect("it is stored");
+        served.await.expect("no panic")
+    }
+
+    #[tokio::test]
+    async fn a_bucket_of_another_account_is_refused_by_s3() {
+        let head = head_of_upload(Some("123456789012")).await;
+        assert!(head.contains("x-amz-expected-bucket-owner: 123456789012"), "{head}");
+        assert!(!head_of_upload(None).await.contains("expected-bucket-owner"));
+    }
 
     #[tokio::test]
     async fn an_error_names_the_endpoint_and_shows_no_insides_of_the_sdk() {
@@ -98,16 +138,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         let endpoint = format!("http://{}", listener.local_addr().expect("it is bound"));
         drop(listener);
-        let credentials = Credentials::new("local", "local", None, None, "test");
-        let config = SdkConfig::builder()
-            .behavior_version(BehaviorVersion::latest())
-            .region(Region::new("us-east-1"))
-            .credentials_provider(SharedCredentialsProvider::new(credentials))
-            .http_client(Builder::new().build_http())
-            .retry_config(RetryConfig::disabled())
-            .endpoint_url(&endpoint)
-            .build();
-        let bucket = Bucket::with_config(&config, "audit".to_owned()).folder("limits");
+        let bucket = Bucket::new(&config(&endpoint), "audit").folder("limits");
         let error = bucket.put("one.jsonl.gz", Vec::new()).await.expect_err("nothing listens");
         let says = format!(
             "could not write s3://audit/limits/one.jsonl.gz: S3 cannot be reached at {endpoint}"

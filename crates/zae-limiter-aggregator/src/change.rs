@@ -2,6 +2,7 @@
 
 use zae_limiter_core::{Key, LimitName, Timestamp};
 use zae_limiter_schema::records::booking::Position;
+use zae_limiter_schema::records::checkpoint;
 use zae_limiter_schema::{BucketItemKey, Item, ItemKey, ParsedKey, SHARD_ZERO, change, parse_key};
 
 use crate::archive::AuditLine;
@@ -53,9 +54,10 @@ pub fn change_of(record: StreamRecord) -> Result<Change, String> {
         && let Some((namespace, id)) = audit_key(&record.key)
     {
         let Some(item) = record.old else { return Err(without_image("OldImage")) };
-        return Ok(Change::Expired(AuditLine::new(namespace, id, &item, record.at)));
+        return Ok(Change::Expired(AuditLine::new(&record.key, namespace, id, &item, record.at)));
     }
     let bucket = match parse_key(&record.key) {
+        None if checkpoint::is_key(&record.key) => return Ok(Change::Other),
         None => return Ok(Change::Foreign),
         Some(ParsedKey::Record(Key::Bucket(bucket))) => BucketItemKey { bucket, shard: SHARD_ZERO },
         Some(ParsedKey::Shard(shard)) => shard,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use zae_limiter_core::{BucketKey, LimitName, Timestamp, UsageKey, UsageSettings};
 use zae_limiter_schema::bucket::carry_shard_count;
-use zae_limiter_schema::records::booking::{Booking, Mark, SOURCES_MAX, Source};
+use zae_limiter_schema::records::booking::{self, Booking, Mark, SOURCES_MAX, Source};
 use zae_limiter_schema::{BucketItemKey, Item, SHARD_ZERO, Update, change};
 
 use crate::change::BucketChange;
@@ -28,13 +28,22 @@ pub struct UsageEffect {
 
 impl UsageEffect {
     /// The booking that is missing from the record. `None` if the record has all of it. Without an
-    /// `item` the record counts as empty.
-    pub fn booking(&self, batch: &[BucketChange], item: Option<&Item>) -> Option<Booking> {
+    /// `item` the record counts as empty. Changes up to the moment `not_before` do not count.
+    pub fn booking(
+        &self,
+        batch: &[BucketChange],
+        item: Option<&Item>,
+        not_before: Option<Timestamp>,
+    ) -> Option<Booking> {
+        let not_before = not_before.max(item.and_then(booking::not_before));
         let mut marks: BTreeMap<u32, Option<Mark>> = BTreeMap::new();
         let mut consumed: BTreeMap<LimitName, i64> = BTreeMap::new();
         let mut sources: BTreeMap<u32, Source> = BTreeMap::new();
-        let mut events = 0;
+        let (mut events, mut earliest) = (0, Timestamp::from_millis(i64::MAX));
         for change in self.changes.iter().map(|at| &batch[*at]) {
+            if not_before.is_some_and(|last| change.at <= last) {
+                continue;
+            }
             let (shard, position) = (change.key.shard, &change.position);
             let mark = marks.entry(shard).or_insert_with(|| Mark::of(item?, shard));
             if mark.as_ref().is_some_and(|mark| mark.is_behind(position)) {
@@ -47,9 +56,10 @@ impl UsageEffect {
             let first = || Source { first: position.clone(), last: position.clone() };
             sources.entry(shard).or_insert_with(first).last = position.clone();
             events += 1;
+            earliest = earliest.min(change.at);
         }
         let (key, expires_at) = (self.key.clone(), self.expires_at);
-        (events > 0).then_some(Booking { key, consumed, events, expires_at, sources })
+        (events > 0).then_some(Booking { key, consumed, events, expires_at, sources, earliest })
     }
 }
 

@@ -1,8 +1,11 @@
 //! Parses records of a DynamoDB stream, in the JSON that Lambda passes to a function.
 //!
-//! Every record is parsed on its own, so that an invalid one does not affect the others. Errors
-//! never quote a record: it may contain entity ids, which are often API keys.
+//! An invalid record does not affect the others: if the event does not parse in one pass, every record is parsed on its
+//! own. Errors never quote a record: it may contain entity ids, which are often API keys.
+//!
+//! Texts are borrowed from the JSON, and copied only into the parts of an item that a change is derived from.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
@@ -12,7 +15,7 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use zae_limiter_core::Timestamp;
 use zae_limiter_schema::records::booking::{Position, stream_label};
-use zae_limiter_schema::{Item, ItemKey, Value};
+use zae_limiter_schema::{Item, ItemKey, Value, change};
 
 /// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,9 +37,10 @@ pub struct StreamRecord {
     pub kind: EventKind,
     /// The key of the item.
     pub key: ItemKey,
-    /// The item before the change.
+    /// The item before the change. Of a change by a client it may have only the [attributes that are
+    /// compared](zae_limiter_schema::change::is_compared).
     pub old: Option<Item>,
-    /// The item after the change.
+    /// The item after the change. It may lack the [keys](zae_limiter_schema::change::is_key).
     pub new: Option<Item>,
     /// The time of the change, to the second.
     pub at: Timestamp,
@@ -61,7 +65,10 @@ pub struct Unreadable {
 ///
 /// If it is not an event at all.
 pub fn read_event(json: &str) -> Result<Vec<Result<StreamRecord, Unreadable>>, serde_json::Error> {
-    let event: Event<'_> = serde_json::from_str(json)?;
+    if let Ok(event) = serde_json::from_str::<Event<Read>>(json) {
+        return Ok(event.records.into_iter().map(|record| record.0).collect());
+    }
+    let event: Event<&RawValue> = serde_json::from_str(json)?;
     Ok(event.records.into_iter().map(|record| read_record(record.get())).collect())
 }
 
@@ -71,9 +78,12 @@ pub fn read_event(json: &str) -> Result<Vec<Result<StreamRecord, Unreadable>>, s
 ///
 /// [`Unreadable`], with the sequence number if that much parses.
 pub fn read_record(json: &str) -> Result<StreamRecord, Unreadable> {
-    let read = serde_json::from_str::<Raw>(json).map_err(|error| unquoted(&error));
-    let record = read.and_then(Raw::into_record);
-    record.map_err(|message| Unreadable { sequence_number: number_of(json), message })
+    match serde_json::from_str::<Raw<'_>>(json) {
+        Ok(record) => record.into_record(),
+        Err(error) => {
+            Err(Unreadable { sequence_number: number_of(json), message: unquoted(&error) })
+        }
+    }
 }
 
 /// Describes a JSON error by its place. Its own text would quote the value that is wrong.
@@ -94,50 +104,67 @@ fn number_of(json: &str) -> Option<String> {
 }
 
 #[derive(Deserialize)]
-struct Event<'a> {
-    #[serde(rename = "Records", borrow, default)]
-    records: Vec<&'a RawValue>,
+struct Event<T> {
+    #[serde(rename = "Records", default = "Vec::new")]
+    records: Vec<T>,
+}
+
+/// A record that is converted as soon as it is parsed, so that only one is in memory twice.
+struct Read(Result<StreamRecord, Unreadable>);
+
+impl<'de> Deserialize<'de> for Read {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self(Raw::deserialize(deserializer)?.into_record()))
+    }
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Raw {
-    event_name: String,
+struct Raw<'a> {
+    #[serde(borrow)]
+    event_name: Text<'a>,
     #[serde(rename = "eventSourceARN", default)]
-    source: String,
+    source: Text<'a>,
     #[serde(default)]
-    user_identity: Option<UserIdentity>,
-    dynamodb: RawChange,
+    user_identity: Option<UserIdentity<'a>>,
+    dynamodb: RawChange<'a>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct UserIdentity {
-    #[serde(default)]
-    principal_id: String,
+struct UserIdentity<'a> {
+    #[serde(borrow, default)]
+    principal_id: Text<'a>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct RawChange {
-    keys: Attributes,
+struct RawChange<'a> {
+    #[serde(borrow)]
+    keys: Image<'a>,
     #[serde(default)]
-    old_image: Option<Attributes>,
+    old_image: Option<Image<'a>>,
     #[serde(default)]
-    new_image: Option<Attributes>,
-    sequence_number: String,
+    new_image: Option<Image<'a>>,
+    sequence_number: Text<'a>,
     approximate_creation_date_time: f64,
 }
 
 /// The principal that deletes expired items.
 pub(crate) const EXPIRY_PRINCIPAL: &str = "dynamodb.amazonaws.com";
 
-impl Raw {
-    fn into_record(self) -> Result<StreamRecord, String> {
-        let RawChange { keys, old_image, new_image, sequence_number, .. } = self.dynamodb;
+impl Raw<'_> {
+    fn into_record(self) -> Result<StreamRecord, Unreadable> {
+        let sequence_number = self.dynamodb.sequence_number.0.clone().into_owned();
+        self.convert(&sequence_number)
+            .map_err(|message| Unreadable { sequence_number: Some(sequence_number), message })
+    }
+
+    fn convert(self, sequence_number: &str) -> Result<StreamRecord, String> {
+        let RawChange { keys, old_image, new_image, .. } = self.dynamodb;
         let expired =
-            self.user_identity.is_some_and(|identity| identity.principal_id == EXPIRY_PRINCIPAL);
-        let kind = match self.event_name.as_str() {
+            self.user_identity.is_some_and(|identity| identity.principal_id.0 == EXPIRY_PRINCIPAL);
+        let kind = match &*self.event_name.0 {
             "INSERT" => EventKind::Insert,
             "MODIFY" => EventKind::Modify,
             "REMOVE" if expired => EventKind::Expire,
@@ -145,21 +172,23 @@ impl Raw {
             other => return Err(format!("eventName is {other}, not INSERT, MODIFY or REMOVE")),
         };
         let text = |name: &str| {
-            let text = keys.0.get(name).and_then(Value::as_str);
+            let text = keys.text(name);
             text.map(str::to_owned).ok_or_else(|| format!("its key has no string {name}"))
         };
         let key = ItemKey::new(text("PK")?, text("SK")?);
-        let label = stream_label(&self.source).ok_or("eventSourceARN names no stream")?;
-        let position = Position::new(label, &sequence_number)
+        let label = stream_label(&self.source.0).ok_or("eventSourceARN names no stream")?;
+        let position = Position::new(label, sequence_number)
             .ok_or_else(|| format!("SequenceNumber is not a number: {sequence_number}"))?;
+        let is_whole = kind == EventKind::Expire;
         Ok(StreamRecord {
             kind,
             key,
-            old: old_image.map(|image| image.0),
-            new: new_image.map(|image| image.0),
+            old: old_image
+                .map(|image| image.into_item(|name| is_whole || change::is_compared(name))),
+            new: new_image.map(|image| image.into_item(|name| !change::is_key(name))),
             at: moment(self.dynamodb.approximate_creation_date_time)?,
             position,
-            sequence_number,
+            sequence_number: sequence_number.to_owned(),
         })
     }
 }
@@ -173,88 +202,135 @@ fn moment(seconds: f64) -> Result<Timestamp, String> {
     Ok(Timestamp::from_millis(millis))
 }
 
-/// An item in DynamoDB's JSON: `{"name": {"S": "text"}}`.
-struct Attributes(Item);
+/// Text that is borrowed from the JSON, unless it has escapes.
+#[derive(Default)]
+struct Text<'a>(Cow<'a, str>);
 
-impl<'de> Deserialize<'de> for Attributes {
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl<'de> Visitor<'de> for Any {
+            type Value = Text<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("text")
+            }
+
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(Any)
+    }
+}
+
+/// An item in DynamoDB's JSON, in its order: `{"name": {"S": "text"}}`.
+struct Image<'a>(Vec<(Text<'a>, Attribute<'a>)>);
+
+impl Image<'_> {
+    fn text(&self, name: &str) -> Option<&str> {
+        let (_, value) = self.0.iter().rev().find(|(other, _)| other.0 == name)?;
+        match value {
+            Attribute::S(text) => Some(&text.0),
+            _ => None,
+        }
+    }
+
+    /// The item, as far as it is needed.
+    fn into_item(self, is_needed: impl Fn(&str) -> bool) -> Item {
+        let needed = self.0.into_iter().filter(|(name, _)| is_needed(&name.0));
+        needed.map(|(name, value)| (name.0.into_owned(), value.into_value())).collect()
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Image<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct All;
         impl<'de> Visitor<'de> for All {
-            type Value = Attributes;
+            type Value = Image<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("attributes by name")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Attributes, A::Error> {
-                let mut item = Item::new();
-                while let Some((name, Attribute(value))) = map.next_entry::<String, Attribute>()? {
-                    item.insert(name, value);
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Image<'de>, A::Error> {
+                let mut attributes = Vec::with_capacity(ATTRIBUTES);
+                while let Some(attribute) = map.next_entry()? {
+                    attributes.push(attribute);
                 }
-                Ok(Attributes(item))
+                Ok(Image(attributes))
             }
         }
         deserializer.deserialize_map(All)
     }
 }
 
-/// A value in DynamoDB's JSON: an object whose only key is the type.
-struct Attribute(Value);
+/// The attributes of a bucket with two limits: most images have room in one allocation.
+const ATTRIBUTES: usize = 32;
 
-impl<'de> Deserialize<'de> for Attribute {
+/// A value in DynamoDB's JSON: an object whose only key is the type.
+enum Attribute<'a> {
+    S(Text<'a>),
+    N(Text<'a>),
+    Other(Value),
+}
+
+impl Attribute<'_> {
+    fn into_value(self) -> Value {
+        match self {
+            Self::S(text) => Value::S(text.0.into_owned()),
+            Self::N(number) => Value::N(number.0.into_owned()),
+            Self::Other(value) => value,
+        }
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Attribute<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct One;
         impl<'de> Visitor<'de> for One {
-            type Value = Attribute;
+            type Value = Attribute<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an attribute value such as {\"N\": \"5\"}")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Attribute, A::Error> {
-                let Some(kind) = map.next_key::<Kind>()? else {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Attribute<'de>, A::Error> {
+                let Some(kind) = map.next_key::<Text<'_>>()? else {
                     return Err(serde::de::Error::invalid_length(0, &self));
                 };
-                let value = match kind {
-                    Kind::S => Value::S(map.next_value()?),
-                    Kind::N => Value::N(map.next_value()?),
-                    Kind::Bool => Value::Bool(map.next_value()?),
-                    Kind::Null => {
+                let value = match &*kind.0 {
+                    "S" => Attribute::S(map.next_value()?),
+                    "N" => Attribute::N(map.next_value()?),
+                    "BOOL" => Attribute::Other(Value::Bool(map.next_value()?)),
+                    "NULL" => {
                         map.next_value::<IgnoredAny>()?;
-                        Value::Null
+                        Attribute::Other(Value::Null)
                     }
-                    Kind::M => Value::M(map.next_value::<Attributes>()?.0),
-                    Kind::L => {
+                    "M" => {
+                        let members: Image<'_> = map.next_value()?;
+                        Attribute::Other(Value::M(members.into_item(|_| true)))
+                    }
+                    "L" => {
                         let members: Vec<Self::Value> = map.next_value()?;
-                        Value::L(members.into_iter().map(|member| member.0).collect())
+                        let members = members.into_iter().map(Attribute::into_value);
+                        Attribute::Other(Value::L(members.collect()))
                     }
-                    Kind::Ss => Value::Ss(map.next_value::<BTreeSet<String>>()?),
+                    "SS" => Attribute::Other(Value::Ss(map.next_value::<BTreeSet<String>>()?)),
                     // The limiter stores no other types.
-                    Kind::Other => {
+                    _ => {
                         map.next_value::<IgnoredAny>()?;
-                        Value::Other(0)
+                        Attribute::Other(Value::Other(0))
                     }
                 };
                 while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Attribute(value))
+                Ok(value)
             }
         }
         deserializer.deserialize_map(One)
     }
-}
-
-#[derive(Deserialize)]
-enum Kind {
-    S,
-    N,
-    #[serde(rename = "BOOL")]
-    Bool,
-    #[serde(rename = "NULL")]
-    Null,
-    M,
-    L,
-    #[serde(rename = "SS")]
-    Ss,
-    #[serde(other)]
-    Other,
 }

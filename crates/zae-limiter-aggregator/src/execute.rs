@@ -1,19 +1,20 @@
 //! Carries out the effects of a batch, several writes at a time.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use zae_limiter_core::{BoxFuture, Clock};
-use zae_limiter_schema::{Table, TableError, TableErrorKind, Update, Updated};
+use zae_limiter_core::{BoxFuture, Clock, UsageKey};
+use zae_limiter_schema::{Table, TableError, TableErrorKind, TableTime, Update, Updated};
 
 use crate::archive::{Archive, ArchiveFile, AuditLine};
 use crate::change::{BucketChange, Change, change_of};
 use crate::effects::{PendingSplit, UsageEffect, effects_of};
 use crate::event::{StreamRecord, Unreadable};
 use crate::settings::Settings;
+use crate::table_clock::TableClock;
 
 /// The most writes that are in flight at once.
 const IN_FLIGHT_MAX: usize = 16;
@@ -23,8 +24,8 @@ const ATTEMPTS_MAX: u32 = 5;
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 /// The time limit of one try.
 const UPDATE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often a booking is computed again because others have written the same record.
-const BOOKINGS_MAX: u32 = 16;
+/// The time limit of storing a file of the archive, and of splitting a bucket.
+const LONG_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Splits a bucket into twice as many shards.
 pub trait Split: fmt::Debug + Send + Sync + 'static {
@@ -63,14 +64,17 @@ pub struct Report {
     pub errors: Vec<String>,
     /// The sequence numbers of the records to deliver again, in the order of the batch.
     pub failed: Vec<String>,
-    /// Whether a retry can succeed: a record failed, and the record itself is not the reason.
+    /// Whether a retry of the batch can succeed: a record failed, and the record itself is not the reason. Audit
+    /// events do not count.
     pub is_retriable: bool,
+    /// Audit events that could not be archived. [`Aggregator::archive_again`] needs no second delivery.
+    pub unarchived: Vec<AuditLine>,
 }
 
 /// Processes batches of a table's changes.
 #[derive(Clone, Debug)]
 pub struct Aggregator {
-    table: Arc<dyn Table>,
+    pub(crate) table: Arc<dyn Table>,
     clock: Arc<dyn Clock>,
     settings: Settings,
     archive: Option<Arc<dyn Archive>>,
@@ -80,6 +84,7 @@ pub struct Aggregator {
 impl Aggregator {
     /// An aggregator that archives no audit events and splits no buckets.
     pub fn new(table: Arc<dyn Table>, clock: Arc<dyn Clock>, settings: Settings) -> Self {
+        let clock = TableClock::shared(Arc::clone(&table), clock);
         Self { table, clock, settings, archive: None, split: Arc::new(NeverSplit) }
     }
 
@@ -100,13 +105,13 @@ impl Aggregator {
     /// Processes a batch. It may be delivered again, whole or in part: nothing is booked twice.
     pub async fn process(&self, records: Vec<Result<StreamRecord, Unreadable>>) -> Report {
         let mut batch = Batch::read(records);
-        let effects = effects_of(&batch.changes, &self.settings, self.clock.now());
+        let mut effects = effects_of(&batch.changes, &self.settings, self.clock.now());
+        if self.table.time() == TableTime::NotYet {
+            // Nothing tells yet whether the clock is right. The next batch refills.
+            effects.refills.clear();
+        }
         let changes = Arc::new(std::mem::take(&mut batch.changes));
         let mut writes = Writes { running: JoinSet::new(), batch };
-        for usage in effects.usage {
-            let (own, changes) = (self.clone(), Arc::clone(&changes));
-            writes.start(async move { own.book(&usage, &changes).await }).await;
-        }
         for one in effects.announcements {
             let own = self.clone();
             writes.start(async move { own.announce(&one.update, one.change).await }).await;
@@ -119,33 +124,27 @@ impl Aggregator {
             let own = self.clone();
             writes.start(async move { own.split_bucket(&pending).await }).await;
         }
-        if let Some(archive) = &self.archive {
-            for (file, lines) in files(std::mem::take(&mut writes.batch.expired)) {
-                let archive = Arc::clone(archive);
-                writes.start(async move { store(&*archive, &file, lines).await }).await;
-            }
-        }
+        self.book(effects.usage, &changes, &mut writes).await;
+        self.start_archiving(&mut writes).await;
         writes.finish().await
     }
 
-    /// Books what the record lacks. The condition of the write makes a retry safe, even after a
-    /// lost reply.
-    async fn book(&self, usage: &UsageEffect, changes: &[BucketChange]) -> Done {
-        let mut item = None;
-        for _ in 0..BOOKINGS_MAX {
-            let Some(booking) = usage.booking(changes, item.as_ref()) else { return Done::Nothing };
-            match self.update_with_retries(&booking.update()).await {
-                Ok(Updated::Done(..)) => return Done::Booked,
-                Ok(Updated::Unmet(found, _)) => item = found,
-                Err(error) => {
-                    let message = format!("usage was not booked: {error}");
-                    return Done::Failed(message, usage.changes.clone(), is_retriable(&error));
-                }
-            }
+    /// Archives events that could not be archived before.
+    pub async fn archive_again(&self, events: Vec<AuditLine>) -> Report {
+        let mut batch = Batch::read(Vec::new());
+        batch.sequence_numbers = vec![None; events.len()];
+        batch.expired = events.into_iter().enumerate().collect();
+        let mut writes = Writes { running: JoinSet::new(), batch };
+        self.start_archiving(&mut writes).await;
+        writes.finish().await
+    }
+
+    async fn start_archiving(&self, writes: &mut Writes) {
+        let Some(archive) = &self.archive else { return };
+        for (file, events) in files(std::mem::take(&mut writes.batch.expired)) {
+            let (archive, clock) = (Arc::clone(archive), Arc::clone(&self.clock));
+            writes.start(async move { store(&*archive, &*clock, &file, events).await }).await;
         }
-        let message =
-            format!("usage was not booked: {BOOKINGS_MAX} conflicts with other writers in a row");
-        Done::Failed(message, usage.changes.clone(), true)
     }
 
     /// Announces a split to a shard. The condition fails if the shard does not exist or has the new
@@ -172,30 +171,51 @@ impl Aggregator {
 
     /// Splits a bucket, without retries: if it stays hot, the next batch shows it again.
     async fn split_bucket(&self, pending: &PendingSplit) -> Done {
-        match self.split.split(pending).await {
-            Ok(true) => Done::Split,
-            Ok(false) => Done::Nothing,
-            Err(error) => Done::Missed(format!("a bucket was not split: {error}")),
-        }
+        let error = tokio::select! {
+            split = self.split.split(pending) => match split {
+                Ok(true) => return Done::Split,
+                Ok(false) => return Done::Nothing,
+                Err(error) => error.to_string(),
+            },
+            () = self.clock.sleep(LONG_TIMEOUT) => {
+                format!("the table did not answer within {} s", LONG_TIMEOUT.as_secs())
+            }
+        };
+        Done::Missed(format!("a bucket was not split: {error}"))
     }
 
     /// Makes an update that is safe to repeat, with retries after transient errors.
-    async fn update_with_retries(&self, update: &Update) -> Result<Updated, TableError> {
+    pub(crate) async fn update_with_retries(&self, update: &Update) -> Result<Updated, TableError> {
+        self.with_retries(|| self.table.update(update)).await
+    }
+
+    /// Makes a call that is safe to repeat, with retries after transient errors.
+    pub(crate) async fn with_retries<'a, T>(
+        &self,
+        call: impl Fn() -> BoxFuture<'a, Result<T, TableError>>,
+    ) -> Result<T, TableError> {
         let mut wait = FIRST_WAIT;
         for _ in 1..ATTEMPTS_MAX {
-            match self.update(update).await {
+            match self.within_limit(call()).await {
                 Err(error) if is_transient(&error) => self.clock.sleep(wait).await,
                 result => return result,
             }
             wait *= 2;
         }
-        self.update(update).await
+        self.within_limit(call()).await
     }
 
     /// Makes an update, within the time limit.
     async fn update(&self, update: &Update) -> Result<Updated, TableError> {
+        self.within_limit(self.table.update(update)).await
+    }
+
+    async fn within_limit<T>(
+        &self,
+        call: BoxFuture<'_, Result<T, TableError>>,
+    ) -> Result<T, TableError> {
         tokio::select! {
-            result = self.table.update(update) => result,
+            result = call => result,
             () = self.clock.sleep(UPDATE_TIMEOUT) => {
                 let seconds = UPDATE_TIMEOUT.as_secs();
                 let message = format!("the table did not answer within {seconds} s");
@@ -220,36 +240,52 @@ pub(crate) fn is_transient(error: &TableError) -> bool {
 }
 
 /// Whether the same record can succeed later, perhaps after an operator has fixed something.
-fn is_retriable(error: &TableError) -> bool {
+pub(crate) fn is_retriable(error: &TableError) -> bool {
     error.kind != TableErrorKind::Rejected
 }
 
-/// The files of a batch's expired events, each with the indexes of its records in the batch.
-fn files(expired: Vec<(usize, AuditLine)>) -> Vec<(ArchiveFile, Vec<usize>)> {
-    let days: BTreeSet<String> = expired.iter().map(|(_, line)| line.day.clone()).collect();
-    let mut files = Vec::new();
-    for day in days {
-        let (mut lines, mut places) = (Vec::new(), Vec::new());
-        for (at, line) in expired.iter().filter(|(_, line)| line.day == day) {
-            lines.push(line.clone());
-            places.push(*at);
-        }
-        files.extend(ArchiveFile::of(lines).into_iter().map(|file| (file, places.clone())));
+/// Expired events, each with the index of its record in the batch.
+type Expired = Vec<(usize, AuditLine)>;
+
+/// The files of a batch's expired events, each with its events.
+fn files(expired: Expired) -> Vec<(ArchiveFile, Expired)> {
+    let mut days: BTreeMap<String, Expired> = BTreeMap::new();
+    for (at, line) in expired {
+        days.entry(line.day.clone()).or_default().push((at, line));
     }
-    files
+    let file = |events: Expired| {
+        let lines = events.iter().map(|(_, line)| line.clone());
+        ArchiveFile::of(lines).into_iter().next().map(|file| (file, events))
+    };
+    days.into_values().filter_map(file).collect()
 }
 
-async fn store(archive: &dyn Archive, file: &ArchiveFile, places: Vec<usize>) -> Done {
-    match archive.put(&file.name, file.bytes()).await {
-        Ok(()) => Done::Archived(file.lines.len()),
-        Err(error) => Done::NotArchived(format!("audit events were not archived: {error}"), places),
-    }
+async fn store(
+    archive: &dyn Archive,
+    clock: &dyn Clock,
+    file: &ArchiveFile,
+    events: Expired,
+) -> Done {
+    let error = tokio::select! {
+        stored = archive.put(&file.name, file.bytes()) => match stored {
+            Ok(()) => return Done::Archived(file.lines.len()),
+            Err(error) => error.to_string(),
+        },
+        () = clock.sleep(LONG_TIMEOUT) => {
+            format!("the archive did not answer within {} s", LONG_TIMEOUT.as_secs())
+        }
+    };
+    Done::NotArchived(format!("audit events were not archived: {error}"), events)
 }
 
 /// The outcome of one effect.
-enum Done {
+pub(crate) enum Done {
     Nothing,
     Booked,
+    /// The usage record does not exist.
+    Absent(UsageEffect),
+    /// These usage records were created. The others must be tried again.
+    Created(BTreeSet<UsageKey>, Vec<UsageEffect>),
     Announced,
     Refilled,
     Split,
@@ -258,18 +294,24 @@ enum Done {
     Missed(String),
     /// Failed: these changes must be delivered again. The flag is for [`Report::is_retriable`].
     Failed(String, Vec<usize>, bool),
-    /// Failed: these records must be delivered again.
-    NotArchived(String, Vec<usize>),
+    /// Failed: these events must be archived again.
+    NotArchived(String, Expired),
 }
 
 /// A batch whose records are classified.
-struct Batch {
+pub(crate) struct Batch {
     sequence_numbers: Vec<Option<String>>,
     changes: Vec<BucketChange>,
     /// For each change, the index of its record.
     records: Vec<usize>,
-    expired: Vec<(usize, AuditLine)>,
+    expired: Expired,
     failed: BTreeSet<usize>,
+    /// Usage whose records do not exist.
+    pub(crate) absent: Vec<UsageEffect>,
+    /// Usage records that were created.
+    pub(crate) created: BTreeSet<UsageKey>,
+    /// Usage that must be tried again.
+    pub(crate) contested: Vec<UsageEffect>,
     report: Report,
 }
 
@@ -281,6 +323,9 @@ impl Batch {
             records: Vec::with_capacity(records.len()),
             expired: Vec::new(),
             failed: BTreeSet::new(),
+            absent: Vec::new(),
+            created: BTreeSet::new(),
+            contested: Vec::new(),
             report: Report::default(),
         };
         for (at, record) in records.into_iter().enumerate() {
@@ -308,11 +353,17 @@ impl Batch {
         batch
     }
 
-    fn note(&mut self, done: Done) {
+    pub(crate) fn note(&mut self, done: Done) {
         let report = &mut self.report;
         match done {
             Done::Nothing => {}
             Done::Booked => report.snapshots_updated += 1,
+            Done::Absent(usage) => self.absent.push(usage),
+            Done::Created(mut keys, rest) => {
+                report.snapshots_updated += keys.len() as u64;
+                self.created.append(&mut keys);
+                self.contested.extend(rest);
+            }
             Done::Announced => report.shards_announced += 1,
             Done::Refilled => report.refills_written += 1,
             Done::Split => report.buckets_split += 1,
@@ -325,23 +376,25 @@ impl Batch {
                 report.is_retriable |= is_retriable;
                 self.failed.extend(changes.into_iter().map(|change| self.records[change]));
             }
-            Done::NotArchived(message, places) => {
+            Done::NotArchived(message, events) => {
                 report.errors.push(message);
-                report.is_retriable = true;
-                self.failed.extend(places);
+                for (at, line) in events {
+                    self.failed.insert(at);
+                    report.unarchived.push(line);
+                }
             }
         }
     }
 }
 
 /// The writes of a batch that are in flight. Dropping it aborts them.
-struct Writes {
+pub(crate) struct Writes {
     running: JoinSet<Done>,
-    batch: Batch,
+    pub(crate) batch: Batch,
 }
 
 impl Writes {
-    async fn start(&mut self, write: impl Future<Output = Done> + Send + 'static) {
+    pub(crate) async fn start(&mut self, write: impl Future<Output = Done> + Send + 'static) {
         while self.running.len() >= IN_FLIGHT_MAX {
             self.wait_for_one().await;
         }
@@ -357,10 +410,14 @@ impl Writes {
         }
     }
 
-    async fn finish(mut self) -> Report {
+    pub(crate) async fn wait_for_all(&mut self) {
         while !self.running.is_empty() {
             self.wait_for_one().await;
         }
+    }
+
+    async fn finish(mut self) -> Report {
+        self.wait_for_all().await;
         let Batch { mut report, failed, mut sequence_numbers, .. } = self.batch;
         // A record without a sequence number cannot be requested again.
         report.failed = failed.into_iter().filter_map(|at| sequence_numbers[at].take()).collect();

@@ -12,8 +12,10 @@
 //! of the change stream.
 
 mod archive;
+mod archive_folder;
 #[cfg(feature = "aws")]
 mod archive_s3;
+mod booking;
 mod change;
 pub mod daemon;
 mod effects;
@@ -25,8 +27,10 @@ pub mod lambda;
 mod refill;
 mod settings;
 mod split;
+mod table_clock;
 
-pub use archive::{Archive, ArchiveError, ArchiveFile, AuditLine, Folder};
+pub use archive::{Archive, ArchiveError, ArchiveFile, AuditLine};
+pub use archive_folder::Folder;
 #[cfg(feature = "aws")]
 pub use archive_s3::Bucket;
 pub use change::{BucketChange, Change, change_of};

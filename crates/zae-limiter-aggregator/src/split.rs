@@ -12,6 +12,7 @@ use zae_limiter_schema::{
 
 use crate::effects::PendingSplit;
 use crate::execute::Split;
+use crate::table_clock::TableClock;
 
 /// How often a split is tried. Other clients write to a hot bucket all the time: conflicts follow.
 const ATTEMPTS_MAX: u32 = 16;
@@ -26,6 +27,7 @@ pub struct Splitter {
 impl Splitter {
     /// A splitter for the buckets of that table.
     pub fn new(table: Arc<dyn Table>, clock: Arc<dyn Clock>) -> Self {
+        let clock = TableClock::shared(Arc::clone(&table), clock);
         Self { table, clock }
     }
 

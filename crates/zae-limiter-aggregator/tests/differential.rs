@@ -14,42 +14,30 @@
 
 mod common;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::Future;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::NOW;
+use common::ledger::{HARSH, Sent, booked, ledger, number_of, run_clients};
 use fastrand::Rng;
 use zae_limiter_aggregator::{Aggregator, Report, Settings};
-use zae_limiter_core::{BoxFuture, Key, Record, StoreError, Target, Timestamp, UsageKey, Window};
-use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
+use zae_limiter_core::BoxFuture;
 use zae_limiter_schema::{
-    BatchRead, Change, Consistency, Consumed, Item, ItemKey, ParsedKey, Query, QueryOutput, Table,
-    TableError, TableErrorKind, Task, Transacted, Update, Updated, Value, parse_key, records,
+    BatchRead, Change, Consistency, Consumed, ItemKey, ParsedKey, Query, QueryOutput, Table,
+    TableError, TableErrorKind, Task, Transacted, Update, Updated, parse_key,
 };
-use zae_limiter_testkit::{
-    Changed, ClientClock, ClientId, Companion, Harsh, Reshard, Seeds, SimTable, Simulation, World,
-};
+use zae_limiter_testkit::{ClientClock, ClientId, Companion, Seeds, SimTable, Simulation, World};
 
 const REPLAY: &str = "cargo test -p zae-limiter-aggregator --test differential -- --nocapture";
 const STREAM_SHARDS: usize = 3;
-/// How much faster the stream's time passes than the clients', so that minutes of work fill days.
-const STRETCH: u64 = 90;
 
 /// A table that throttles all updates of some items, as DynamoDB does on a hot partition.
 #[derive(Debug)]
 struct PartlyThrottled {
     table: SimTable,
     refuses: Option<u64>,
-}
-
-fn number_of(key: &ItemKey) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    key.hash(&mut hasher);
-    hasher.finish()
 }
 
 impl Table for PartlyThrottled {
@@ -97,14 +85,6 @@ impl Table for PartlyThrottled {
     }
 }
 
-/// A record of the stream.
-#[derive(Clone, Debug)]
-struct Sent {
-    number: u64,
-    at: Timestamp,
-    changed: Changed,
-}
-
 #[derive(Debug, Default)]
 struct Stream {
     queues: [VecDeque<Sent>; STREAM_SHARDS],
@@ -128,8 +108,7 @@ impl Stream {
     fn collect(&mut self, table: &SimTable) {
         for changed in table.take_changes() {
             let number = 1 + self.all.len() as u64;
-            let at = NOW.saturating_add_millis(changed.at_us * STRETCH / 1_000);
-            let sent = Sent { number, at, changed };
+            let sent = Sent::stretched(number, changed);
             let queue = number_of(&sent.changed.key) % STREAM_SHARDS as u64;
             self.queues[queue as usize].push_back(sent.clone());
             self.all.push(sent);
@@ -294,111 +273,11 @@ impl Companion for Pump {
     }
 }
 
-/// Millitokens by limit, and events.
-type Totals = BTreeMap<UsageKey, (BTreeMap<String, i64>, u64)>;
-
-/// The totals of all usage records in the table.
-fn booked(table: &SimTable) -> Totals {
-    let mut totals = Totals::new();
-    for item in table.items() {
-        let text = |name: &str| item[name].as_str().unwrap().to_owned();
-        let Some(ParsedKey::Record(Key::Usage(key))) =
-            parse_key(&ItemKey::new(text("PK"), text("SK")))
-        else {
-            continue;
-        };
-        let record = records::decode(&Key::Usage(key.clone()), &item).unwrap();
-        let Some(Record::Usage(usage)) = record else { panic!("not a usage record: {item:?}") };
-        let consumed = usage.consumed.iter().map(|(name, sum)| (name.to_string(), sum.get()));
-        let consumed = consumed.filter(|(_, sum)| *sum != 0).collect();
-        totals.insert(key, (consumed, usage.events));
-    }
-    totals
-}
-
-/// The totals that the buckets have counted. Computed from the new images alone, so that old images
-/// are not trusted.
-fn ledger(all: &[Sent]) -> Totals {
-    let mut counts: BTreeMap<ItemKey, BTreeMap<String, i64>> = BTreeMap::new();
-    let mut totals = Totals::new();
-    for sent in all {
-        let bucket = match parse_key(&sent.changed.key) {
-            Some(ParsedKey::Record(Key::Bucket(bucket))) => bucket,
-            Some(ParsedKey::Shard(shard)) => shard.bucket,
-            _ => continue,
-        };
-        let after = sent.changed.new.as_ref().map(counts_of).unwrap_or_default();
-        let before = counts.insert(sent.changed.key.clone(), after.clone()).unwrap_or_default();
-        let differences: Vec<(String, i64)> = after
-            .into_iter()
-            .map(|(limit, count)| (limit.clone(), count - before.get(&limit).copied().unwrap_or(0)))
-            .filter(|(_, difference)| *difference != 0)
-            .collect();
-        if differences.is_empty() {
-            continue;
-        }
-        for window in Window::ALL {
-            let start = window.start(sent.at);
-            let (namespace, entity) = (bucket.namespace.clone(), bucket.entity.clone());
-            let resource = bucket.resource.clone();
-            let key = UsageKey { namespace, entity, resource, window, start };
-            let (consumed, events) = totals.entry(key).or_default();
-            *events += 1;
-            for (limit, difference) in &differences {
-                *consumed.entry(limit.clone()).or_default() += difference;
-            }
-        }
-    }
-    for (consumed, _) in totals.values_mut() {
-        consumed.retain(|_, sum| *sum != 0);
-    }
-    totals
-}
-
-fn counts_of(item: &Item) -> BTreeMap<String, i64> {
-    let count = |(name, value): (&String, &Value)| {
-        let limit = name.strip_prefix("b_")?.strip_suffix("_tc")?;
-        (limit != "wcu").then(|| (limit.to_owned(), value.as_i64().unwrap()))
-    };
-    item.iter().filter_map(count).collect()
-}
-
-/// A store whose buckets are split and merged all the time.
-#[derive(Debug)]
-struct Resharding(DynamoStore);
-
-impl Reshard for Resharding {
-    fn reshard<'a>(
-        &'a self,
-        target: &'a Target,
-        more: bool,
-        now: Timestamp,
-    ) -> BoxFuture<'a, Result<(), StoreError>> {
-        match more {
-            true => Box::pin(self.0.split(target.key(), now)),
-            false => Box::pin(self.0.merge(target.key(), now)),
-        }
-    }
-}
-
-/// The aggregator's calls time out after five seconds, so they may hang like those of the clients.
-/// It starts no tasks on the table's runtime: the ended tasks are the clients'.
-const HARSH: Harsh = Harsh { hung_calls: true, ended_tasks: true, deletions: false };
-
 fn play(seed: u64) -> (Tally, usize) {
     let pump = Arc::new(Pump::new(seed));
     let simulation = Simulation::new(seed).harsh(HARSH).replayed_by(REPLAY);
     let simulation = simulation.with(Arc::clone(&pump) as Arc<dyn Companion>);
-    match seed % 2 {
-        0 => simulation.run(|table, _| {
-            Arc::new(DynamoStore::new(table, DynamoOptions::default().shards_max(1)))
-        }),
-        _ => simulation.run_resharding(|table, client| {
-            let options = DynamoOptions::default().seed(client.into()).shards_max(8);
-            let store = DynamoStore::new(table, options.merge_after(Duration::from_secs(20)));
-            (store.clone(), Resharding(store))
-        }),
-    };
+    run_clients(simulation, seed);
     let stream = pump.stream.lock().unwrap();
     let is_further =
         |sent: &&Sent| matches!(parse_key(&sent.changed.key), Some(ParsedKey::Shard(_)));

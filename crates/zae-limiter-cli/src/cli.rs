@@ -129,6 +129,8 @@ pub(crate) enum Command {
     System(commands::system::Args),
     /// Manage namespaces, which separate limiters that share a store
     Namespace(commands::namespace::Args),
+    /// Find and remove leftovers of purged namespaces and deleted entities
+    Sweep(commands::sweep::Args),
     /// Show usage by hour, day or month
     Usage(commands::usage::Args),
     /// Show who changed what, and when

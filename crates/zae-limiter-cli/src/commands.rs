@@ -29,6 +29,7 @@ pub(crate) mod resource;
 pub(crate) mod stack;
 #[cfg(feature = "aws")]
 pub(crate) mod status;
+pub(crate) mod sweep;
 pub(crate) mod system;
 #[cfg(feature = "aws")]
 pub(crate) mod upgrade;

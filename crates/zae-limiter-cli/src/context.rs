@@ -37,6 +37,9 @@ pub(crate) struct Context {
     pub pace: Arc<dyn Clock>,
     /// Ctrl-C and SIGTERM.
     pub interrupts: Interrupts,
+    /// Ends the process at once.
+    #[cfg(feature = "aws")]
+    pub exit: fn(u8),
     entropy: fn() -> Entropy,
     stdin: Box<dyn BufRead + Send>,
     store: Option<String>,
@@ -83,6 +86,8 @@ impl Context {
             clock: world.clock,
             pace: world.pace,
             interrupts: world.interrupts,
+            #[cfg(feature = "aws")]
+            exit: world.exit,
             entropy: world.entropy,
             stdin: world.stdin,
             store,
@@ -120,6 +125,11 @@ impl Context {
             Failure::usage(format!("invalid value {url:?} for {}: {misread}", vars::STORE.name))
         });
         read.map(Some)
+    }
+
+    /// Whether the store is a DynamoDB table.
+    pub(crate) fn is_on_dynamodb(&self) -> bool {
+        self.store_url().is_ok_and(|url| url.starts_with("dynamodb:"))
     }
 
     /// The address of the store: the chosen one, else the file in the data directory.
@@ -181,7 +191,7 @@ impl Context {
     /// Opens a limiter. If that takes long, a terminal shows what it waits for. Embedded stores open at once.
     async fn open(&mut self, builder: Builder) -> Result<RateLimiter, Failure> {
         let url = self.store_url()?;
-        if !url.starts_with("dynamodb:") {
+        if !self.is_on_dynamodb() {
             return Ok(builder.open().await?);
         }
         let mut opening = std::pin::pin!(builder.open());

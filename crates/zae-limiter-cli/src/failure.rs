@@ -105,9 +105,10 @@ fn status_of(error: &Error) -> ExitStatus {
     match error {
         Error::Exceeded(_) => ExitStatus::Refused,
         Error::Invalid(_) => ExitStatus::Usage,
-        Error::NotFound(_) | Error::MissingParent { .. } | Error::UnknownNamespace { .. } => {
-            ExitStatus::NotFound
-        }
+        Error::NotFound(_)
+        | Error::MissingParent { .. }
+        | Error::UnknownNamespace { .. }
+        | Error::NamespacePurged { .. } => ExitStatus::NotFound,
         Error::Unavailable { .. } => ExitStatus::Unavailable,
         Error::Store(error) => match error.kind() {
             StoreErrorKind::Unavailable | StoreErrorKind::Busy | StoreErrorKind::Full => {
@@ -214,6 +215,9 @@ fn hint_for(error: &Error) -> Option<String> {
         Error::Store(error) if error.kind() == StoreErrorKind::NotFound => {
             Some("zae-limiter list shows the stacks of this account and region".to_owned())
         }
+        Error::NamespacePurged { name } => Some(format!(
+            "zae-limiter namespace register {name}   (complete a purge: zae-limiter namespace orphans)"
+        )),
         Error::NamespaceInUse { name } => Some(format!("zae-limiter namespace delete {name}")),
         _ => None,
     }

@@ -57,6 +57,8 @@ pub fn main(mut world: World) -> ExitCode {
         world.interrupts = Interrupts::of_this_process();
         run(world).await
     });
+    // Waits for no blocking call, for example one on a network folder that hangs.
+    runtime.shutdown_background();
     status.into()
 }
 
@@ -129,6 +131,7 @@ async fn dispatch_plain(command: Command, context: &mut Context) -> Result<ExitS
         Command::Resource(args) => commands::resource::run(args, context).await,
         Command::System(args) => commands::system::run(args, context).await,
         Command::Namespace(args) => commands::namespace::run(args, context).await,
+        Command::Sweep(args) => commands::sweep::run(args, context).await,
         Command::Usage(args) => commands::usage::run(args, context).await,
         Command::Audit(args) => commands::audit::run(args, context).await,
         #[cfg(feature = "aws")]

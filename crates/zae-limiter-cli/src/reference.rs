@@ -34,7 +34,7 @@ started, and with 128 plus the signal's number if a signal ended it.
 /// The page, in Markdown.
 pub fn reference() -> String {
     let mut page = INTRODUCTION.to_owned();
-    for var in vars::ALL {
+    for var in vars::all() {
         let _ = writeln!(page, "| `{}` | {} |", var.name, var.meaning);
     }
     page.push_str(

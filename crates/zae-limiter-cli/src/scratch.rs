@@ -164,6 +164,7 @@ mod tests {
             name: NamespaceName::new(name).unwrap(),
             created_at: NOW,
             deleted_at: None,
+            is_purging: false,
         }
     }
 

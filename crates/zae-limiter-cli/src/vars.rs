@@ -78,22 +78,20 @@ pub(crate) const AWS_ENDPOINT_URLS: [Var; 5] = [
 ];
 
 /// All of them, for the reference.
-pub(crate) const ALL: &[Var] = &[
-    STORE,
-    NAMESPACE,
-    PRINCIPAL,
-    USER,
-    NO_COLOR,
-    PATH,
-    LOCAL,
-    AWS_TIMEOUT,
-    AWS_REGION,
-    AWS_DEFAULT_REGION,
-    AWS_ENDPOINT_URL_DYNAMODB,
-    AWS_ENDPOINT_URL,
-    AWS_ENDPOINT_URLS[0],
-    AWS_ENDPOINT_URLS[1],
-    AWS_ENDPOINT_URLS[2],
-    AWS_ENDPOINT_URLS[3],
-    AWS_ENDPOINT_URLS[4],
-];
+pub(crate) fn all() -> impl Iterator<Item = Var> {
+    let single = [
+        STORE,
+        NAMESPACE,
+        PRINCIPAL,
+        USER,
+        NO_COLOR,
+        PATH,
+        LOCAL,
+        AWS_TIMEOUT,
+        AWS_REGION,
+        AWS_DEFAULT_REGION,
+        AWS_ENDPOINT_URL_DYNAMODB,
+        AWS_ENDPOINT_URL,
+    ];
+    single.into_iter().chain(AWS_ENDPOINT_URLS)
+}

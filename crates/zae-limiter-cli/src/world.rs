@@ -97,6 +97,8 @@ pub struct World {
     pub terminal: Terminal,
     /// Ctrl-C and SIGTERM.
     pub interrupts: Interrupts,
+    /// Ends the process at once, with this status.
+    pub exit: fn(u8),
 }
 
 impl World {
@@ -125,6 +127,7 @@ impl World {
                 }),
             },
             interrupts: Interrupts::none(),
+            exit: |status| std::process::exit(status.into()),
         }
     }
 }

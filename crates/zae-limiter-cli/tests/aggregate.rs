@@ -7,7 +7,7 @@
 mod endpoint;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -201,4 +201,90 @@ async fn usage_by_month_says_what_the_table_does_not_record() {
     // Days are complete.
     let days = play.summary("daily");
     assert_eq!((&days["events"], days.get("incomplete")), (&3.into(), None));
+}
+
+/// A CloudFormation with one stack, or one that denies every call.
+fn cloudformation(parameters: Option<&[(&str, &str)]>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let parameter = |(name, value): &(&str, &str)| {
+        format!(
+            "<member><ParameterKey>{name}</ParameterKey><ParameterValue>{value}</ParameterValue></member>"
+        )
+    };
+    let (status, body) = match parameters {
+        Some(all) => {
+            let all: String = all.iter().map(parameter).collect();
+            let stack = "<StackName>x</StackName><CreationTime>2026-11-01T00:00:00Z</CreationTime>\
+                         <StackStatus>CREATE_COMPLETE</StackStatus>";
+            let stacks =
+                format!("<Stacks><member>{stack}<Parameters>{all}</Parameters></member></Stacks>");
+            let result = format!("<DescribeStacksResult>{stacks}</DescribeStacksResult>");
+            ("200 OK", format!("<DescribeStacksResponse>{result}</DescribeStacksResponse>"))
+        }
+        None => {
+            let error = "<Error><Code>AccessDenied</Code><Message>not yours</Message></Error>";
+            ("403 Forbidden", format!("<ErrorResponse>{error}</ErrorResponse>"))
+        }
+    };
+    let answer = format!(
+        "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 65_536]).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn a_run_beside_a_deployed_function_records_the_same_windows() {
+    let play = Play::new("aggregate-beside").await;
+    play.run(&["acquire", "key-1", "gpt-4", "-c", "rpm:1", "-l", "rpm:100"]);
+    // The stack is in one place, the table in another.
+    let aggregate = |cloudformation: &str, windows: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_zae-limiter"));
+        command.env_clear().env("HOME", play.folder.path());
+        for (name, value) in [
+            ("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE"),
+            ("AWS_SECRET_ACCESS_KEY", "local"),
+            ("AWS_REGION", "us-east-1"),
+            ("AWS_ENDPOINT_URL_DYNAMODB", endpoint::address()),
+            ("AWS_ENDPOINT_URL_DYNAMODB_STREAMS", endpoint::address()),
+            ("AWS_ENDPOINT_URL_CLOUDFORMATION", cloudformation),
+        ] {
+            command.env(name, value);
+        }
+        let args = ["aggregate", "--once", "-n", "aggregate-beside"];
+        let output = command.args(args).args(windows).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    // It does not guess.
+    let (status, err) = aggregate(&cloudformation(None), &[]);
+    assert_eq!(status, Some(1), "{err}");
+    assert!(err.contains("no permission for CloudFormation: not yours"), "{err}");
+    assert!(err.contains("--windows hourly,daily"), "{err}");
+    let windows = [("SnapshotWindows", "hourly,daily"), ("UsageRetentionDays", "30")];
+    let (status, err) = aggregate(&cloudformation(Some(&windows)), &[]);
+    assert_eq!(status, Some(0), "{err}");
+    assert!(err.contains("recording hourly and daily usage, as the deployed function"), "{err}");
+    assert_eq!(play.summary("daily")["events"], 1);
+    let args = ["usage", "summary", "-e", "key-1", "-w", "monthly"];
+    let months = play.command(&args).output().unwrap();
+    assert_eq!(months.status.code(), Some(4), "{months:?}");
+    // The user decides, also without CloudFormation. A stack without a function decides nothing.
+    play.run(&["acquire", "key-1", "gpt-4", "-c", "rpm:1", "-l", "rpm:100"]);
+    let (status, err) = aggregate(&cloudformation(None), &["--windows", "daily"]);
+    assert_eq!(status, Some(0), "{err}");
+    assert_eq!(play.summary("daily")["events"], 2);
+    play.run(&["acquire", "key-1", "gpt-4", "-c", "rpm:1", "-l", "rpm:100"]);
+    let without = [("SnapshotWindows", "hourly,daily"), ("EnableAggregator", "false")];
+    let (status, err) = aggregate(&cloudformation(Some(&without)), &[]);
+    assert_eq!(status, Some(0), "{err}");
+    let months = play.command(&args).output().unwrap();
+    assert_eq!(months.status.code(), Some(0), "{months:?}");
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures_core::future::BoxFuture;
 use smallvec::SmallVec;
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Span};
 use zae_limiter_model::{
     EntityId, ExceedsCapacity, Invalid, Limit, LimitSet, LimitStatus, Millitokens,
     RateLimitExceeded, ResourceName, Take, Timestamp, amount, nearest,
@@ -25,7 +25,8 @@ use crate::lease::{CallSettings, Lease};
 use crate::limiter::{Attempts, Inner, LEVELS_MAX, RateLimiter, no_answer};
 use crate::plan::{Admission, Leg, LegTaken, Origin, Plan, Source, Takes, Target};
 use crate::record::OnUnavailable;
-use crate::telemetry::{self, Outcome};
+use crate::skew::Checked;
+use crate::telemetry::{self, Outcome, Started};
 
 impl RateLimiter {
     /// Takes tokens of an entity on a resource: all amounts, or none.
@@ -84,17 +85,17 @@ impl RateLimiter {
 /// ```
 #[must_use = "nothing is taken before it is awaited"]
 pub struct Acquire<'a> {
-    limiter: &'a RateLimiter,
+    pub(crate) limiter: &'a RateLimiter,
     pub(crate) inner: &'a Arc<Inner>,
     pub(crate) entity: &'a str,
     pub(crate) resource: &'a str,
     pub(crate) takes: SmallVec<[(&'a str, u64); 2]>,
     pub(crate) limits: Option<Vec<Limit>>,
-    on_unavailable: Option<OnUnavailable>,
+    pub(crate) on_unavailable: Option<OnUnavailable>,
     pub(crate) deadline: Option<Duration>,
-    wait: Option<Duration>,
-    on_drop: OnDrop,
-    site: &'static Location<'static>,
+    pub(crate) wait: Option<Duration>,
+    pub(crate) on_drop: OnDrop,
+    pub(crate) site: &'static Location<'static>,
 }
 
 /// The entity id is hashed: it is often an API key.
@@ -112,7 +113,7 @@ impl std::fmt::Debug for Acquire<'_> {
 impl<'a> Acquire<'a> {
     /// Takes `tokens` of a limit. 0 takes and checks nothing, but lets the lease adjust the limit
     /// later. Amounts of a limit that is named twice add up.
-    #[inline]
+    #[inline(always)]
     pub fn take(mut self, limit: &'a str, tokens: u64) -> Self {
         match self.takes.iter_mut().find(|(name, _)| *name == limit) {
             Some((_, sum)) => *sum = sum.saturating_add(tokens),
@@ -175,6 +176,17 @@ impl<'a> Acquire<'a> {
         self
     }
 
+    /// The span of the call. Its fields are computed only if a subscriber records it.
+    #[inline]
+    pub(crate) fn span(&self) -> Span {
+        tracing::debug_span!(
+            "acquire",
+            namespace = %self.inner.namespace_name,
+            entity = ?EntityId::new(self.entity).ok(),
+            resource = self.resource,
+        )
+    }
+
     /// Takes the tokens and runs `work` with the lease. Commits the lease if the work succeeds, and rolls
     /// it back if it fails.
     ///
@@ -199,43 +211,6 @@ impl<'a> Acquire<'a> {
                 }
                 Err(error)
             }
-        }
-    }
-
-    /// The fast path: everything is cached, and the store answers at once. Otherwise the slow path continues with
-    /// what was found.
-    // Its result holds a lease by value: a call that is not inlined copies it twice more.
-    #[inline(always)]
-    fn try_now(&self) -> Result<Result<Lease, Error>, Found> {
-        if self.limits.is_some() {
-            return Err(Found::Nothing);
-        }
-        let now = self.inner.clock.now();
-        let look_up = |id: &str| self.inner.cache.get(id, self.resource, now);
-        let Some(own) = look_up(self.entity) else {
-            return Err(Found::Levels(Chain::new(), now));
-        };
-        let mut above = Chain::new();
-        let mut parent = own.origin().parent.clone();
-        while let Some(id) = parent {
-            // Too deep, or a cycle: the slow path returns the error.
-            let is_too_deep = above.len() == LEVELS_MAX - 1;
-            let Some(target) = (if is_too_deep { None } else { look_up(id.as_str()) }) else {
-                above.insert(0, own);
-                return Err(Found::Levels(above, now));
-            };
-            parent = target.origin().parent.clone();
-            above.push(target);
-        }
-        let plan = match self.plan(own, &above, now) {
-            Ok(plan) => plan,
-            Err(error) => return Ok(Err(error)),
-        };
-        match self.inner.store.acquire_now(&plan) {
-            Some(Ok(admission)) => Ok(self.conclude(plan, admission, &above)),
-            Some(Err(error)) if !error.is_transient() => Ok(Err(Error::Store(error))),
-            // The slow path waits for the store, or retries.
-            None | Some(Err(_)) => Err(Found::Plan(plan, above)),
         }
     }
 
@@ -275,6 +250,9 @@ impl<'a> Acquire<'a> {
     ) -> Result<Result<Lease, Error>, StoreError> {
         let limits = limits.map(Arc::new);
         loop {
+            if let Err(purged) = self.inner.check_purged() {
+                return Ok(Err(purged));
+            }
             self.inner.gate()?;
             attempts.in_call = true;
             let found = std::mem::take(&mut found);
@@ -282,7 +260,10 @@ impl<'a> Acquire<'a> {
             self.inner.note(&answer);
             match answer {
                 Ok(answer) => return Ok(answer),
-                Err(error) if !error.is_transient() => return Ok(Err(Error::Store(error))),
+                Err(error) if !error.is_transient() => {
+                    let purged = self.inner.check_purged();
+                    return Ok(Err(purged.err().unwrap_or(Error::Store(error))));
+                }
                 Err(error) => attempts.wait(&*self.inner.clock, error).await?,
             }
         }
@@ -296,16 +277,16 @@ impl<'a> Acquire<'a> {
         limits: Option<&Arc<LimitSet>>,
         found: Found,
     ) -> Result<Result<Lease, Error>, StoreError> {
-        let (levels, now) = match found {
+        let (levels, at) = match found {
             Found::Plan(plan, above) => return self.admit(plan, &above).await,
-            Found::Levels(levels, now) => (levels, now),
-            Found::Nothing => (Chain::new(), self.inner.clock.now()),
+            Found::Levels(levels, at) => (levels, at),
+            Found::Nothing => (Chain::new(), self.inner.now()),
         };
-        let (own, above) = match self.targets(entity, resource, limits, levels, now).await? {
+        let (own, above) = match self.targets(entity, resource, limits, levels, at.now).await? {
             Ok(targets) => targets,
             Err(error) => return Ok(Err(error)),
         };
-        match self.plan(own, &above, now) {
+        match self.plan(own, &above, at) {
             Ok(plan) => self.admit(plan, &above).await,
             Err(error) => Ok(Err(error)),
         }
@@ -346,17 +327,11 @@ impl<'a> Acquire<'a> {
     }
 
     pub(crate) fn check_takes(&self) -> Result<(), Invalid> {
-        let rule = "name at least one limit and how much of it to take";
-        if self.takes.is_empty() { Err(Invalid::new("amounts", "", rule)) } else { Ok(()) }
+        if self.takes.is_empty() { Err(no_amounts()) } else { Ok(()) }
     }
 
     /// The checked amounts for each bucket of the chain.
-    pub(crate) fn plan(
-        &self,
-        own: Arc<Target>,
-        above: &Chain,
-        now: Timestamp,
-    ) -> Result<Plan, Error> {
+    pub(crate) fn plan(&self, own: Arc<Target>, above: &Chain, at: Checked) -> Result<Plan, Error> {
         self.check_takes()?;
         let mut legs = SmallVec::new();
         let takes = takes_of(0, &own, &self.takes)?;
@@ -370,12 +345,17 @@ impl<'a> Acquire<'a> {
                 legs.push(Leg { target: Arc::clone(target), takes });
             }
         }
-        Ok(Plan { now, legs })
+        Ok(Plan { now: at.now, max_skew: at.max_skew, legs })
     }
 
     /// Turns the store's answer into a lease or a refusal.
     #[inline]
-    fn conclude(&self, plan: Plan, admission: Admission, above: &Chain) -> Result<Lease, Error> {
+    pub(crate) fn conclude(
+        &self,
+        plan: Plan,
+        admission: Admission,
+        above: &Chain,
+    ) -> Result<Lease, Error> {
         match admission {
             Admission::Taken(taken) => {
                 telemetry::decided(Outcome::Admitted);
@@ -397,7 +377,8 @@ impl<'a> Acquire<'a> {
     }
 
     /// The settings of the call that its lease needs; `None` if all are defaults.
-    fn settings(&self, legs: &[Leg], above: &Chain) -> Option<Box<CallSettings>> {
+    #[inline]
+    pub(crate) fn settings(&self, legs: &[Leg], above: &Chain) -> Option<Box<CallSettings>> {
         let skips_levels = legs.len() <= above.len();
         let is_plain = self.limits.is_none() && self.on_unavailable.is_none();
         if is_plain && self.on_drop == OnDrop::GiveBack && !skips_levels {
@@ -477,13 +458,18 @@ pub(crate) enum Found {
     #[default]
     Nothing,
     /// The first levels of the chain, at this moment.
-    Levels(Chain, Timestamp),
+    Levels(Chain, Checked),
     /// The plan, and the ancestors.
     Plan(Plan, Chain),
 }
 
 /// The buckets and limits of an entity and its ancestors, the entity first.
 pub(crate) type Chain = SmallVec<[Arc<Target>; 1]>;
+
+/// The error of a call that takes nothing.
+pub(crate) fn no_amounts() -> Invalid {
+    Invalid::new("amounts", "", "name at least one limit and how much of it to take")
+}
 
 /// The level of an entity: 0 for the caller. Legs are not levels: ancestors without limits have no leg.
 fn level_of(entity: &EntityId, above: &Chain) -> usize {
@@ -492,7 +478,12 @@ fn level_of(entity: &EntityId, above: &Chain) -> usize {
 }
 
 /// The amounts for those requested limits that a bucket has.
-fn takes_of(level: usize, target: &Target, asked: &[(&str, u64)]) -> Result<Takes, Error> {
+#[inline]
+pub(crate) fn takes_of(
+    level: usize,
+    target: &Target,
+    asked: &[(&str, u64)],
+) -> Result<Takes, Error> {
     let mut takes = Takes::new();
     for (name, tokens) in asked {
         let requested = amount(*tokens)?;
@@ -592,44 +583,52 @@ impl<'a> IntoFuture for Acquire<'a> {
 impl Future for Acquiring<'_> {
     type Output = Result<Lease, Error>;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let State::Start(acquire) = &self.0 else { return self.0.poll_slow_path(context) };
-        let inner = acquire.inner;
-        // The fields are computed only if a subscriber records the span.
-        let span = tracing::debug_span!(
-            "acquire",
-            namespace = %inner.namespace_name,
-            entity = ?EntityId::new(acquire.entity).ok(),
-            resource = acquire.resource,
-        );
-        let started = telemetry::start(&*inner.clock);
-        let found = match acquire.wait {
-            Some(_) => Found::Nothing,
-            None => match span.in_scope(|| acquire.try_now()) {
-                Ok(done) => {
-                    telemetry::finish(&*inner.clock, started);
-                    return Poll::Ready(done);
+        let clock = &*acquire.inner.clock;
+        let started = telemetry::start(clock);
+        let (done, span) = if telemetry::may_be_traced() {
+            let span = acquire.span();
+            (span.in_scope(|| acquire.take_now()), span)
+        } else {
+            match acquire.take_one() {
+                Ok(taken) => {
+                    telemetry::finish(clock, started);
+                    return Poll::Ready(Ok(acquire.lease(taken)));
                 }
-                Err(found) => found,
-            },
+                Err(missed) => (acquire.take_chain(missed), Span::none()),
+            }
         };
-        let State::Start(acquire) = std::mem::replace(&mut self.0, State::Moving) else {
-            unreachable!("checked above");
+        let found = match done {
+            Ok(done) => {
+                telemetry::finish(clock, started);
+                return Poll::Ready(done);
+            }
+            Err(found) => found,
+        };
+        self.0.begin_slow_path(found, span, started);
+        self.0.poll_slow_path(context)
+    }
+}
+
+impl<'a> State<'a> {
+    #[cold]
+    fn begin_slow_path(&mut self, found: Found, span: Span, started: Started) {
+        let Self::Start(acquire) = std::mem::replace(self, Self::Moving) else {
+            unreachable!("the slow path begins once");
         };
         let slow_path = async move {
             let done = match acquire.wait {
                 Some(timeout) => acquire.wait_for_tokens(timeout).await,
                 None => acquire.run_to_end(found).await,
             };
-            telemetry::finish(&*inner.clock, started);
+            telemetry::finish(&*acquire.inner.clock, started);
             done
         };
-        self.0 = State::Boxed(Box::pin(slow_path.instrument(span)));
-        self.0.poll_slow_path(context)
+        *self = Self::Boxed(Box::pin(slow_path.instrument(span)));
     }
-}
 
-impl State<'_> {
     fn poll_slow_path(&mut self, context: &mut Context<'_>) -> Poll<Result<Lease, Error>> {
         match self {
             Self::Boxed(slow_path) => slow_path.as_mut().poll(context),

@@ -56,12 +56,17 @@ impl RateLimiter {
         self.namespaces().set_audit_retention_of(self.namespace_id(), days).await
     }
 
-    /// The stored retention of audit events, in days. Not read if the builder's setting overrides it.
+    /// The stored retention of audit events, in days. Fails if the namespace was purged.
     pub(crate) async fn stored_retention(&self) -> Result<Option<u32>, Error> {
-        match self.inner.settings.audit_retention {
-            Some(_) => Ok(None),
-            None => self.namespaces().stored_retention(self.namespace_id()).await,
-        }
+        let namespace = self.namespace_id();
+        let keys = [
+            Key::Namespace(namespace.clone()),
+            Key::Config(namespace.clone(), ConfigLevel::System),
+        ];
+        let found = self.inner.call(self.store().get(&keys)).await?;
+        self.inner.require_namespace(found.iter().flatten())?;
+        let mut configs = found.into_iter().flatten().filter_map(Record::into_config);
+        Ok(configs.find_map(|config| config.audit_retention_days))
     }
 
     /// The audit events of an entity, newest first.
@@ -91,7 +96,7 @@ impl RateLimiter {
         Pages::new(move |page: PageRequest| {
             let (limiter, query) = (limiter.clone(), query.clone());
             async move {
-                let now = limiter.clock().now();
+                let now = limiter.inner.now().now;
                 let page = limiter.inner.call(limiter.store().list(&query, &page)).await?;
                 Ok(page.filter_map(|record| each(record, now)))
             }
@@ -116,7 +121,7 @@ impl crate::namespaces::Namespaces {
         change: Change,
         retention: Option<u32>,
     ) -> Write {
-        let at = self.clock.now();
+        let at = self.now();
         let kept = self.audit_retention.or(retention.map(days)).unwrap_or(RETENTION);
         let details = match change.details {
             serde_json::Value::Object(details) => details,

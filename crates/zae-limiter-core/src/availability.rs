@@ -14,6 +14,7 @@ use crate::limiter::RateLimiter;
 use crate::page::{Page, PageRequest};
 use crate::pages::Pages;
 use crate::plan::{BucketKey, Target};
+use crate::skew::Checked;
 use crate::store::{BucketQuery, StoredBucket};
 
 /// One bucket of an entity and its current balances.
@@ -115,7 +116,8 @@ impl RateLimiter {
     ) -> Result<Vec<LimitStatus>, Error> {
         let (entity, resource) = (EntityId::new(entity)?, ResourceName::new(resource)?);
         let amounts = sums(amounts)?;
-        let now = self.clock().now();
+        let at = self.inner.now();
+        let now = at.now;
         let chain =
             self.inner.call(self.inner.chain(&entity, &resource, Chain::new(), now)).await??;
         let own = chain[0].limits();
@@ -126,7 +128,7 @@ impl RateLimiter {
         let buckets = self.inner.call(self.store().peek(&keys, now)).await?;
         let mut statuses = Vec::new();
         for ((level, target), bucket) in chain.iter().enumerate().zip(buckets) {
-            statuses.extend(statuses_of(level, target, bucket, &amounts, now)?);
+            statuses.extend(statuses_of(level, target, bucket, &amounts, at)?);
         }
         Ok(statuses)
     }
@@ -171,13 +173,14 @@ impl RateLimiter {
 
     /// `None` for a bucket that has expired.
     async fn bucket_status(&self, stored: StoredBucket) -> Result<Option<BucketStatus>, Error> {
-        let now = self.clock().now();
+        let at = self.inner.now();
+        let now = at.now;
         if stored.expires_at.is_some_and(|expiry| expiry <= now) {
             return Ok(None);
         }
         let BucketKey { entity, resource, .. } = stored.key;
         let target = self.inner.call(self.inner.resolve(&entity, &resource, now)).await?;
-        let limits = statuses_of(0, &target, Some(stored.bucket), &[], now)?;
+        let limits = statuses_of(0, &target, Some(stored.bucket), &[], at)?;
         Ok(Some(BucketStatus { resource, limits, expires_at: stored.expires_at }))
     }
 
@@ -215,7 +218,8 @@ impl RateLimiter {
         stored: StoredBucket,
         limit: &str,
     ) -> Result<Option<EntityCapacity>, Error> {
-        let now = self.clock().now();
+        let at = self.inner.now();
+        let now = at.now;
         if stored.expires_at.is_some_and(|expiry| expiry <= now) {
             return Ok(None);
         }
@@ -228,7 +232,7 @@ impl RateLimiter {
         };
         let has = |target: &Target| target.limits().position(limit).is_some();
         let (own, above) = chain.split_first().expect("the entity comes first");
-        let mut statuses = statuses_of(0, own, Some(stored.bucket), &[], now)?.into_iter();
+        let mut statuses = statuses_of(0, own, Some(stored.bucket), &[], at)?.into_iter();
         let ancestors = above.iter().filter(|target| has(target));
         Ok(statuses.find(|status| status.limit_name.as_str() == limit).map(|status| {
             EntityCapacity {
@@ -273,9 +277,13 @@ pub(crate) fn statuses_of(
     target: &Target,
     bucket: Option<Bucket>,
     amounts: &[(&str, Millitokens)],
-    now: Timestamp,
+    Checked { now, max_skew }: Checked,
 ) -> Result<Vec<LimitStatus>, Error> {
     let mut bucket = bucket.unwrap_or_else(|| Bucket::full(Arc::clone(target.limits()), now));
+    if let Some(max_skew) = max_skew {
+        // As the next acquire will do.
+        bucket.rewind(now, max_skew);
+    }
     bucket.follow(target.limits(), now);
     bucket.refill(now);
     let mut statuses = Vec::new();

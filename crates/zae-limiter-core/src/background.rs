@@ -7,7 +7,7 @@ use futures_core::future::BoxFuture;
 use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, Once, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
@@ -43,28 +43,65 @@ impl Background {
     }
 }
 
-/// The limiter's own runtime. Its tasks run once [`own`] has started its thread.
-static OWN: LazyLock<Runtime> = LazyLock::new(|| {
-    // Timers, and sockets if a store's crates enable them.
-    Builder::new_current_thread().enable_all().build().expect("a runtime can be built")
-});
+/// The limiter's own runtime in one process. A forked child has none of its parent's threads, so it gets another one.
+struct Own {
+    /// The process that made it.
+    process: u32,
+    runtime: Runtime,
+    /// Started on first use. The tasks run once it has started.
+    thread: Once,
+    /// That of a child that was forked from this process.
+    of_child: OnceLock<Box<Self>>,
+}
 
-/// The limiter's own runtime, with its thread started.
-fn own() -> &'static Handle {
-    static THREAD: LazyLock<()> = LazyLock::new(|| {
-        thread::Builder::new()
-            .name("zae-limiter".to_owned())
-            // A task that panics does not stop the others.
-            .spawn(|| OWN.block_on(std::future::pending::<()>()))
-            .expect("a thread can be started");
-    });
-    LazyLock::force(&THREAD);
-    OWN.handle()
+impl Own {
+    fn new(process: u32) -> Box<Self> {
+        // Timers, and sockets if a store's crates enable them.
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.expect("a runtime can be built");
+        Box::new(Self { process, runtime, thread: Once::new(), of_child: OnceLock::new() })
+    }
+
+    /// The one of a process, in the list from its first ancestor on. No lock is held that a fork could leave locked.
+    fn of(first: &'static OnceLock<Box<Self>>, process: u32) -> &'static Self {
+        let mut own = first.get_or_init(|| Self::new(process));
+        loop {
+            own = match own.of_child.get() {
+                Some(later) => later,
+                None if own.process == process => return own,
+                None => own.of_child.get_or_init(|| Self::new(process)),
+            }
+        }
+    }
+
+    /// The one of this process.
+    fn here() -> &'static Self {
+        static FIRST: OnceLock<Box<Own>> = OnceLock::new();
+        Self::of(&FIRST, std::process::id())
+    }
+
+    /// Its handle, with its thread started.
+    fn started(&'static self) -> &'static Handle {
+        self.thread.call_once(|| {
+            thread::Builder::new()
+                .name("zae-limiter".to_owned())
+                // A task that panics does not stop the others.
+                .spawn(|| self.runtime.block_on(std::future::pending::<()>()))
+                .expect("a thread can be started");
+        });
+        self.runtime.handle()
+    }
 }
 
 /// A runtime to spawn on: the caller's, or the limiter's own.
 pub(crate) fn runtime() -> Handle {
-    Handle::try_current().unwrap_or_else(|_| own().clone())
+    Handle::try_current().unwrap_or_else(|_| Own::here().started().clone())
+}
+
+/// Enters the limiter's own runtime where the thread is in another one, so that timers and tasks do not need the other.
+#[cfg(feature = "blocking")]
+pub(crate) fn enter_own() -> Option<tokio::runtime::EnterGuard<'static>> {
+    Handle::try_current().is_ok().then(|| Own::here().started().enter())
 }
 
 fn poll_once(work: &mut Work) -> Poll<()> {
@@ -80,11 +117,11 @@ fn carry_out(work: impl Future<Output = ()> + Send + 'static) {
         let ending = Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed());
         let done = !ending && {
             // What the first poll creates, such as a timer, must not belong to the caller's runtime.
-            let _context = OWN.enter();
+            let _context = Own::here().runtime.enter();
             poll_once(&mut work).is_ready()
         };
         if !done {
-            own().spawn(work);
+            Own::here().started().spawn(work);
         }
     }));
     if carried_out.is_err() {
@@ -122,6 +159,21 @@ mod tests {
         let (done, is_done) = mpsc::channel();
         runtime.block_on(async { carry_out(slow_work(done, "done")) });
         drop(runtime);
+        assert_eq!(is_done.recv(), Ok("done"));
+    }
+
+    /// As after a fork: the threads of the first process do not run here.
+    #[test]
+    fn a_forked_child_has_a_runtime_of_its_own() {
+        let first: &'static OnceLock<Box<Own>> = Box::leak(Box::new(OnceLock::new()));
+        let parent = Own::of(first, 1);
+        assert!(std::ptr::eq(parent, Own::of(first, 1)));
+        parent.thread.call_once(|| {});
+        let child = Own::of(first, 2);
+        assert!(!std::ptr::eq(parent, child) && std::ptr::eq(child, Own::of(first, 2)));
+        assert_eq!(Own::of(first, 3).process, 3, "and so has its own child");
+        let (done, is_done) = mpsc::channel();
+        child.started().spawn(slow_work(done, "done"));
         assert_eq!(is_done.recv(), Ok("done"));
     }
 

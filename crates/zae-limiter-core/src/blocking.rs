@@ -17,13 +17,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
+use crate::background;
 use crate::error::Error;
 use crate::lease::Lease;
 use crate::limiter::{Builder, RateLimiter};
 
 /// Blocks this thread until a call of the limiter is done. Timers run on the limiter's own thread.
 ///
-/// Do not use it inside an async runtime: it would block a worker thread.
+/// Do not use it inside an async runtime: it would block a worker thread. It does not wait for ever there: no timer of the
+/// limiter depends on that thread. But a call that waits for a task of the same thread, for example for limits that the
+/// task reads, fails at its deadline.
 pub fn wait<F: IntoFuture>(call: F) -> F::Output {
     struct Unpark(Thread);
 
@@ -35,6 +38,8 @@ pub fn wait<F: IntoFuture>(call: F) -> F::Output {
 
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
+    // Within a runtime, the call would create its timers there, and this thread may be the one that drives them.
+    let _context = background::enter_own();
     let mut call = pin!(call.into_future());
     loop {
         match call.as_mut().poll(&mut context) {

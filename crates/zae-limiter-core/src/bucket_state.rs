@@ -4,15 +4,17 @@
 //! transaction, fulfils the [`Store`](crate::Store) contract for buckets.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use zae_limiter_model::{Ask, Bucket, LimitName, Millitokens, Overflow, Take, Timestamp, decide};
 use zae_limiter_model::{LimitSet, Rate, Verdict};
 
 use crate::plan::{
-    Admission, Leg, LegTaken, Placement, Plan, Settlement, Takes, Target, refused_statuses,
+    Admission, Leg, LegTaken, Placement, Plan, Settlement, SingleLeg, Takes, Target,
+    refused_statuses,
 };
-use crate::window::hour_of;
+use crate::window::{hour_of, is_in_hour};
 
 /// A bucket with its expiry and its unbooked usage.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +28,18 @@ pub struct BucketState {
     pub hour: i64,
     /// The number of changes in the unbooked consumption.
     pub events: u64,
+    /// When this process last [rewound](rewind) the bucket. A store does not save it.
+    pub rewound_at: Option<Timestamp>,
+}
+
+/// Five minutes: a bucket is rewound at most that often. Two processes that disagree about the time would otherwise take
+/// turns: one rewinds, the other refills the same time again. A process believes a clock that has jumped after five
+/// minutes, so they do not disagree for longer.
+pub const REWIND_EVERY: Duration = Duration::from_secs(300);
+
+/// Whether a bucket may be rewound that was rewound at this time before.
+pub fn may_rewind(rewound_at: Option<Timestamp>, now: Timestamp) -> bool {
+    rewound_at.is_none_or(|at| now < at || at.saturating_add(REWIND_EVERY) <= now)
 }
 
 /// Consumption to add to usage records.
@@ -47,6 +61,7 @@ impl BucketState {
             expires_at: None,
             hour: hour_of(now),
             events: 0,
+            rewound_at: None,
         }
     }
 
@@ -65,9 +80,10 @@ impl BucketState {
     }
 
     /// Whether [`decide`] can use the bucket unprepared.
+    #[inline]
     fn is_ready(&self, target: &Target, now: Timestamp) -> bool {
         let limits = self.bucket.limits();
-        self.hour == hour_of(now)
+        is_in_hour(self.hour, now)
             && !self.is_expired(now)
             && (Arc::ptr_eq(limits, target.limits()) || limits == target.limits())
     }
@@ -87,6 +103,7 @@ impl BucketState {
     }
 
     /// Counts a change and renews the expiry.
+    #[inline]
     fn touch(&mut self, target: &Target, changed: bool, now: Timestamp) {
         self.events += u64::from(changed);
         self.expires_at = target.expiry(&self.bucket, now);
@@ -112,9 +129,23 @@ fn cells_in(limits: &LimitSet, bucket: &Bucket, takes: &[Take]) -> Takes {
     takes.iter().filter_map(place).collect()
 }
 
+/// Rewinds the refill time of a plan's bucket if it is ahead of the plan. A store keeps that also if the plan is
+/// refused. Returns whether the bucket state has changed.
+pub fn rewind(plan: &Plan, state: &mut BucketState) -> bool {
+    let is_rewound = plan.max_skew.is_some_and(|max_skew| {
+        state.bucket.is_ahead(plan.now, max_skew)
+            && may_rewind(state.rewound_at, plan.now)
+            && state.bucket.rewind(plan.now, max_skew)
+    });
+    if is_rewound {
+        state.rewound_at = Some(plan.now);
+    }
+    is_rewound
+}
+
 /// Decides a plan on the bucket states of its legs, one for each, in their order. Calls `book` with the
 /// usage to book and the index of its leg. A refusal books nothing and leaves the bucket states
-/// unchanged.
+/// unchanged, except that it may [rewind] them.
 ///
 /// # Panics
 ///
@@ -125,6 +156,9 @@ pub fn admit(
     mut book: impl FnMut(usize, Booking),
 ) -> Admission {
     assert_eq!(plan.legs.len(), states.len(), "one bucket state for each leg");
+    for state in states.iter_mut() {
+        rewind(plan, state);
+    }
     if let ([leg], [state]) = (&plan.legs[..], &mut *states)
         && state.is_ready(&leg.target, plan.now)
     {
@@ -140,6 +174,25 @@ pub fn admit(
         bookings.into_iter().for_each(|(at, booking)| book(at, booking));
     }
     admission
+}
+
+/// Like [`admit`] for the usual call: one bucket that needs no preparation and covers the amounts. It then takes them,
+/// writes the balances to `left`, and returns `true`. Otherwise nothing changes: [`admit`] decides.
+///
+/// # Panics
+///
+/// When `left` has another length than the takes.
+#[inline]
+pub fn take_now(leg: &SingleLeg<'_>, state: &mut BucketState, left: &mut [Millitokens]) -> bool {
+    // A refill time ahead of the call may have to be rewound.
+    let takes = state.bucket.refilled_at() <= leg.now
+        && state.is_ready(leg.target, leg.now)
+        && state.bucket.take(leg.takes, left, leg.now);
+    if takes {
+        let changed = leg.takes.iter().any(|take| take.amount != Millitokens::ZERO);
+        state.touch(leg.target, changed, leg.now);
+    }
+    takes
 }
 
 /// The common case: one bucket, unchanged limits, the same hour. It copies only the balances, and

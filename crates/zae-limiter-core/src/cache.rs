@@ -8,9 +8,10 @@
 //! so everything that a call needs is in the target, including the bucket of a memory store. A general
 //! cache would keep keys, values and metadata apart.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use hashbrown::HashTable;
 use zae_limiter_model::{EntityId, LimitSet, NamespaceId, ResourceName, Timestamp};
 
 use crate::memory::locked;
-use crate::plan::{Target, bucket_hash};
+use crate::plan::{Target, hash_in, millis_rounded_up, namespace_hash};
 use crate::telemetry;
 
 /// Counters of the configuration cache.
@@ -42,15 +43,26 @@ const TABLES_MAX: usize = 64;
 /// all entries are dropped.
 const RESOURCES_MAX: usize = 64;
 
-/// How far ahead of a caller's clock an entry may have been read and still be valid.
-const AHEAD_MAX: Duration = Duration::from_secs(1);
+/// One second, in milliseconds: how far ahead of a caller's clock an entry may have been read and still be valid.
+const AHEAD_MAX_MS: i64 = 1_000;
+
+/// 146 million years: a longer TTL counts as this one.
+const TTL_MAX_MS: u64 = 1 << 62;
+
+/// How often a limiter without a cache checks that its namespace exists.
+const UNCACHED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The most limit sets that are shared.
 const LIMIT_SETS_MAX: usize = 32;
 
 pub(crate) struct ConfigCache {
-    namespace: NamespaceId,
+    /// The hash of the namespace, from which those of its entries are made.
+    namespace_hash: u64,
     ttl: Duration,
+    /// The same in milliseconds, rounded up.
+    ttl_ms: u64,
+    /// When the namespace was last known to exist, in milliseconds. Like an entry, that is valid for the TTL.
+    namespace_seen_at: AtomicI64,
     /// Their number is a power of two.
     tables: Box<[Table]>,
     /// The most entries of one table.
@@ -76,13 +88,15 @@ struct Table(RwLock<HashTable<Arc<Target>>>);
 type Turn = tokio::sync::Mutex<()>;
 
 impl ConfigCache {
-    pub(crate) fn new(namespace: NamespaceId, ttl: Duration, capacity: usize) -> Self {
+    pub(crate) fn new(namespace: &NamespaceId, ttl: Duration, capacity: usize) -> Self {
         let capacity = capacity.max(1);
         // A small cache has few tables, so that it stays within its capacity.
         let tables = (capacity / 64).clamp(1, TABLES_MAX).next_power_of_two();
         Self {
-            namespace,
+            namespace_hash: namespace_hash(namespace),
             ttl,
+            ttl_ms: millis_rounded_up(ttl),
+            namespace_seen_at: AtomicI64::new(i64::MIN),
             tables: (0..tables).map(|_| Table::default()).collect(),
             table_capacity: capacity / tables,
             flights: Mutex::default(),
@@ -95,33 +109,83 @@ impl ConfigCache {
         }
     }
 
+    #[inline]
     fn table(&self, hash: u64) -> &RwLock<HashTable<Arc<Target>>> {
-        // The upper bits: the tables themselves use the lower ones and the topmost seven.
-        let at = usize::try_from((hash >> 32) % self.tables.len() as u64);
-        &self.tables[at.expect("below the number of tables")].0
+        // The upper bits: the tables themselves use the lower ones and the topmost seven. The number of tables is a
+        // power of two, below 2^32.
+        let at = usize::try_from(hash >> 32).unwrap_or(0) & (self.tables.len() - 1);
+        &self.tables[at].0
+    }
+
+    /// The hash of a resource, from which those of its entries are made.
+    #[inline]
+    pub(crate) fn resource_hash(&self, resource: &str) -> u64 {
+        hash_in(self.namespace_hash, resource)
+    }
+
+    fn hash(&self, entity: &str, resource: &str) -> u64 {
+        hash_in(self.resource_hash(resource), entity)
     }
 
     /// The entry, if it exists and its TTL is not over.
     pub(crate) fn get(&self, entity: &str, resource: &str, now: Timestamp) -> Option<Arc<Target>> {
         let found = self.find(entity, resource, now)?;
-        self.hits.add_one();
-        telemetry::cache_hit();
+        self.count_hit(stripe());
         Some(found)
     }
 
     fn find(&self, entity: &str, resource: &str, now: Timestamp) -> Option<Arc<Target>> {
-        let hash = bucket_hash(&self.namespace, entity, resource);
-        let table = self.table(hash).read().unwrap_or_else(PoisonError::into_inner);
-        let found = table.find(hash, |entry| entry.is_for(entity, resource))?;
-        self.is_fresh(found, now).then(|| Arc::clone(found))
+        self.with(self.resource_hash(resource), entity, resource, now, Arc::clone)
     }
 
+    /// Calls `use_it` with the entry, if it exists and its TTL is not over: under the table's lock, which saves a
+    /// reference count. It must not call the cache. The hash is that of the [resource](Self::resource_hash).
+    #[inline]
+    pub(crate) fn with<T>(
+        &self,
+        resource_hash: u64,
+        entity: &str,
+        resource: &str,
+        now: Timestamp,
+        use_it: impl FnOnce(&Arc<Target>) -> T,
+    ) -> Option<T> {
+        let hash = hash_in(resource_hash, entity);
+        let table = self.table(hash).read().unwrap_or_else(PoisonError::into_inner);
+        let found = table.find(hash, |entry| entry.is_for(entity, resource))?;
+        (self.is_fresh(found, now) && self.is_namespace_fresh(now)).then(|| use_it(found))
+    }
+
+    #[inline]
+    pub(crate) fn count_hit(&self, stripe: usize) {
+        self.hits.add_one(stripe);
+        telemetry::cache_hit();
+    }
+
+    #[inline]
     fn is_fresh(&self, entry: &Target, now: Timestamp) -> bool {
-        let read_at = entry.origin().read_at;
-        // Another thread may have read the clock a moment later. An entry from further ahead was read
-        // before the clock was set back, and must not stay valid until the clock has caught up.
-        Duration::from_millis(read_at.millis_since(now)) <= AHEAD_MAX
-            && Duration::from_millis(now.millis_since(read_at)) < self.ttl
+        is_valid(entry.origin().read_at, self.ttl_ms, now)
+    }
+
+    #[inline]
+    fn is_namespace_fresh(&self, now: Timestamp) -> bool {
+        is_valid(self.namespace_seen_at(), self.ttl_ms, now)
+    }
+
+    fn namespace_seen_at(&self) -> Timestamp {
+        Timestamp::from_millis(self.namespace_seen_at.load(Ordering::Relaxed))
+    }
+
+    /// Whether the next read should include the namespace. After half the TTL: then a busy limiter learns in time,
+    /// with a read that it makes anyway, that the namespace still exists. Without a cache, once a second: all reads of
+    /// all namespaces would go to one partition.
+    pub(crate) fn is_namespace_due(&self, now: Timestamp) -> bool {
+        let interval = if self.ttl.is_zero() { UNCACHED_INTERVAL } else { self.ttl / 2 };
+        !is_valid(self.namespace_seen_at(), millis_rounded_up(interval), now)
+    }
+
+    /// Notes that the namespace existed at that moment.
+    pub(crate) fn namespace_exists(&self, at: Timestamp) {
+        self.namespace_seen_at.store(at.as_millis(), Ordering::Relaxed);
     }
 
     /// The entry, read by `load` if it is missing. Callers that miss at the same time load once.
@@ -178,7 +242,7 @@ impl ConfigCache {
     }
 
     fn remove(&self, entity: &EntityId, resource: &ResourceName) {
-        let hash = bucket_hash(&self.namespace, entity.as_str(), resource.as_str());
+        let hash = self.hash(entity.as_str(), resource.as_str());
         let mut table = self.table(hash).write().unwrap_or_else(PoisonError::into_inner);
         let is_it = |entry: &Arc<Target>| entry.is_for(entity.as_str(), resource.as_str());
         if let Ok(found) = table.find_entry(hash, is_it) {
@@ -251,6 +315,17 @@ impl fmt::Debug for ConfigCache {
     }
 }
 
+/// Whether what was read at a moment is less than `ttl_ms` old.
+#[inline]
+fn is_valid(read_at: Timestamp, ttl_ms: u64, now: Timestamp) -> bool {
+    // Another thread may have read the clock a moment later. An entry from further ahead was read
+    // before the clock was set back, and must not stay valid until the clock has caught up: its age wraps around, and
+    // is longer than any TTL.
+    let age_ms = now.as_millis().wrapping_sub(read_at.as_millis()).wrapping_add(AHEAD_MAX_MS);
+    let ttl_ms = ttl_ms.min(TTL_MAX_MS) + AHEAD_MAX_MS.unsigned_abs();
+    age_ms.cast_unsigned() < ttl_ms
+}
+
 /// A caller that wants an entry read. The last one removes the turn.
 struct Flight<'a> {
     flights: &'a Mutex<HashMap<(EntityId, ResourceName), Arc<Turn>>>,
@@ -292,35 +367,72 @@ impl Drop for Flight<'_> {
 }
 
 /// A number per thread, to spread writes of all threads over several cache lines.
+#[inline]
 pub(crate) fn stripe() -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
-        static STRIPE: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+        static STRIPE: Cell<usize> = const { Cell::new(usize::MAX) };
     }
-    STRIPE.with(|stripe| *stripe)
+    STRIPE.with(|stripe| {
+        if stripe.get() == usize::MAX {
+            stripe.set(THREADS.fetch_add(1, Ordering::Relaxed));
+        }
+        stripe.get()
+    })
 }
 
-/// A counter on several cache lines, so that counting threads do not contend.
+/// A counter on several cache lines, so that counting threads do not contend. Each of the first threads of the process
+/// has a stripe for itself, where counting needs no atomic addition.
 #[derive(Debug, Default)]
-struct Striped([Stripe; 8]);
+struct Striped {
+    own: [Stripe; 8],
+    shared: Stripe,
+}
 
 #[repr(align(128))]
 #[derive(Debug, Default)]
 struct Stripe(AtomicU64);
 
 impl Striped {
-    fn add_one(&self) {
-        self.0[stripe() % self.0.len()].0.fetch_add(1, Ordering::Relaxed);
+    #[inline]
+    fn add_one(&self, stripe: usize) {
+        match self.own.get(stripe) {
+            Some(Stripe(own)) => own.store(own.load(Ordering::Relaxed) + 1, Ordering::Relaxed),
+            None => _ = self.shared.0.fetch_add(1, Ordering::Relaxed),
+        }
     }
 
     fn sum(&self) -> u64 {
-        self.0.iter().map(|stripe| stripe.0.load(Ordering::Relaxed)).sum()
+        let own = self.own.iter().map(|stripe| stripe.0.load(Ordering::Relaxed));
+        own.sum::<u64>() + self.shared.0.load(Ordering::Relaxed)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_entry_is_valid_from_a_second_before_it_was_read_until_its_time_is_over() {
+        let at = Timestamp::from_millis;
+        for read_at in [0, 1_794_751_200_000, -5_000] {
+            for (age, valid) in [
+                (-1_001, false),
+                (-1_000, true),
+                (-1, true),
+                (0, true),
+                (59_999, true),
+                (60_000, false),
+                (i64::MAX / 2, false),
+                (i64::MIN / 2, false),
+            ] {
+                assert_eq!(is_valid(at(read_at), 60_000, at(read_at + age)), valid, "{age}");
+            }
+            assert!(is_valid(at(read_at), u64::MAX, at(read_at + i64::MAX / 4)));
+            assert!(!is_valid(at(read_at), u64::MAX, at(read_at - 1_001)));
+            assert!(!is_valid(at(i64::MIN), 60_000, at(read_at)), "never read");
+        }
+    }
 
     #[test]
     fn callers_that_end_at_once_leave_no_turn_behind() {

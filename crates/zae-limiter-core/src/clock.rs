@@ -4,6 +4,7 @@
 //! moment. Nothing else in the workspace may read or wait for real time (`clippy.toml`).
 
 use futures_core::future::BoxFuture;
+use std::cell::Cell;
 use std::fmt;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -35,10 +36,9 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 pub struct SystemClock;
 
 impl Clock for SystemClock {
-    #[expect(clippy::disallowed_methods, reason = "this is the injected clock")]
+    #[inline]
     fn now(&self) -> Timestamp {
-        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Timestamp::from_millis(i64::try_from(since_epoch.as_millis()).unwrap_or(i64::MAX))
+        Timestamp::from_millis(i64::try_from(unix_nanos() / 1_000_000).unwrap_or(i64::MAX))
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the injected clock")]
@@ -58,6 +58,56 @@ impl Clock for SystemClock {
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
         START.elapsed()
     }
+}
+
+/// 100 µs: how long a reading of the time of day is continued with the processor's counter, which costs half as much to
+/// read. A time of day that is set, or a machine that was suspended, is noticed this much later.
+const CONTINUED_FOR_NS: u64 = 100_000;
+
+/// 5 µs: a reading of the time of day that took longer was interrupted, and is not continued.
+const READ_WITHIN_NS: u64 = 5_000;
+
+/// A reading of the time of day, in nanoseconds since 1970, and of the processor's counter right before it.
+#[derive(Clone, Copy)]
+struct Reading {
+    counter: u64,
+    nanos: u64,
+}
+
+thread_local! {
+    static LAST: Cell<Option<Reading>> = const { Cell::new(None) };
+}
+
+/// The processor's counter, or the monotonic clock where that cannot be used.
+static COUNTER: LazyLock<quanta::Clock> = LazyLock::new(quanta::Clock::new);
+
+/// The time of day, in nanoseconds since 1970.
+#[inline]
+fn unix_nanos() -> u64 {
+    let counter = COUNTER.raw();
+    LAST.with(|last| {
+        // A counter that ran back is another processor's.
+        if let Some(reading) = last.get()
+            && counter >= reading.counter
+        {
+            let passed = COUNTER.delta_as_nanos(reading.counter, counter);
+            if passed < CONTINUED_FOR_NS {
+                return reading.nanos + passed;
+            }
+        }
+        read_time_of_day(counter, last)
+    })
+}
+
+#[cold]
+#[expect(clippy::disallowed_methods, reason = "this is the injected clock")]
+fn read_time_of_day(counter: u64, last: &Cell<Option<Reading>>) -> u64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // It fits until the year 2554.
+    let nanos = u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX / 2);
+    let is_precise = COUNTER.delta_as_nanos(counter, COUNTER.raw()) < READ_WITHIN_NS;
+    last.set(is_precise.then_some(Reading { counter, nanos }));
+    nanos
 }
 
 /// A clock that only moves when a test moves it.

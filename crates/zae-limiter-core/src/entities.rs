@@ -117,14 +117,21 @@ impl RateLimiter {
             if found == 0 {
                 return Err(Error::NotFound(Object::Entity(id.clone())));
             }
+            self.note_deletion(id).await?;
             self.inner.call(self.store().write(&[audit(found)])).await?;
             return self.delete_keys(id).await;
         }
+        self.note_deletion(id).await?;
         // The entity itself goes last, so that a deletion cut short can be repeated.
         let removed = self.delete_keys(id).await? + 1;
         let batch = [Write::Delete(own, Precondition::Always), audit(removed)];
         self.inner.call(self.store().write(&batch)).await?;
         Ok(removed)
+    }
+
+    async fn note_deletion(&self, id: &EntityId) -> Result<(), Error> {
+        let scope = Scope::Entity(self.namespace_id().clone(), id.clone());
+        self.inner.call(self.store().note_deletion(&scope, self.inner.now().now)).await
     }
 
     /// Deletes everything of an entity but its own record, and returns how much that was.
@@ -295,7 +302,7 @@ impl<'a> CreateEntity<'a> {
             parent: parent.clone(),
             cascade: self.cascade,
             metadata: self.metadata.clone(),
-            created_at: limiter.clock().now(),
+            created_at: limiter.inner.now().now,
         };
         let change = Change {
             subject: AuditSubject::Entity(id.clone()),

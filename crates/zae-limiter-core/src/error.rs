@@ -221,12 +221,24 @@ pub enum Error {
         /// Its name.
         name: NamespaceName,
     },
+    /// The namespace was purged, or a purge of it has begun.
+    #[error(
+        "namespace {name} was purged, and nothing of it can be used again; \
+         register the name again and open a new limiter"
+    )]
+    NamespacePurged {
+        /// Its name.
+        name: NamespaceName,
+    },
     /// Other clients kept changing the same record.
     #[error("others changed the same record {attempts} times in a row; try again")]
     Contended {
         /// The number of attempts.
         attempts: u32,
     },
+    /// The call cannot be decided without waiting: see [`Acquire::try_now`](crate::Acquire::try_now). Nothing was taken.
+    #[error("the call cannot be decided without waiting for the store; await the acquire")]
+    WouldWait,
     /// The store is unavailable, or the bucket is busy, and `on_unavailable` is
     /// [`Block`](crate::OnUnavailable::Block).
     #[error("limits cannot be checked: {} ({:.3} s waited)", why_unchecked(cause), waited.as_secs_f64())]

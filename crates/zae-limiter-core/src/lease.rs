@@ -484,7 +484,7 @@ impl Inner {
         let has_refund = differences.any(|difference| difference.amount < Millitokens::ZERO);
         loop {
             attempts.in_call = true;
-            let answer = self.store.settle(settlements, self.clock.now()).await;
+            let answer = self.store.settle(settlements, self.now().now).await;
             self.note(&answer);
             let Err(error) = answer else { return Ok(()) };
             let may_retry = !has_refund || error.applied() == Applied::No;

@@ -23,12 +23,17 @@ mod namespaces;
 mod page;
 mod pages;
 mod plan;
+mod prepared;
+mod prepared_lease;
 mod record;
+mod skew;
 mod stale;
 mod store;
+mod sweep;
 mod telemetry;
 mod usage;
 mod waiting;
+mod warm;
 mod window;
 
 pub use acquire::{Acquire, Acquiring};
@@ -52,17 +57,21 @@ pub use namespaces::Namespaces;
 pub use page::{Cursor, PAGE_MAX, Page, PageRequest};
 pub use pages::Pages;
 pub use plan::{
-    Admission, BucketKey, Leg, LegTaken, Lifetime, Placement, Plan, Settlement, Takes, Target,
-    refused_statuses,
+    Admission, BucketKey, Leg, LegTaken, Lifetime, Placement, Plan, Settlement, SingleLeg, Takes,
+    Target, refused_statuses,
 };
+pub use prepared::{Prepared, PreparedAcquire, PreparedAcquiring};
+pub use prepared_lease::PreparedLease;
 pub use record::{
     AuditAction, AuditEvent, AuditSubject, Config, ConfigLevel, Entity, Key, Namespace,
-    OnUnavailable, OtherAction, Record, Usage, UsageKey,
+    NamespaceStatus, OnUnavailable, OtherAction, Record, Usage, UsageKey,
 };
+pub use skew::MAX_CLOCK_SKEW;
 pub use store::{
     BATCH_MAX, BucketQuery, Cost, Precondition, Query, ResourceList, Scope, Store, StoredBucket,
-    UsageRecording, Write, Written,
+    TimeCheck, UsageRecording, Write, Written,
 };
+pub use sweep::{OrphanItems, Orphans};
 pub use usage::{UsageQuery, UsageSummary};
 pub use window::{UsageSettings, Window, format_time, hour_of, start_of_hour};
 pub use zae_limiter_model::*;

@@ -4,7 +4,7 @@ use futures_core::future::BoxFuture;
 use std::any::Any;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use zae_limiter_model::{
@@ -21,6 +21,7 @@ use crate::error::{Applied, Error, StoreError, StoreErrorKind};
 use crate::namespaces::Namespaces;
 use crate::plan::{BucketKey, Lifetime, Origin, Source, Target};
 use crate::record::{ConfigLevel, Key, OnUnavailable, Record};
+use crate::skew::{Checked, ClockCheck, MAX_CLOCK_SKEW};
 use crate::store::Store;
 use crate::waiting::Queues;
 
@@ -104,7 +105,7 @@ pub(crate) struct Handle {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// How many handles a limiter has.
+/// How many handles a limiter has: a power of two.
 const HANDLES: usize = 8;
 
 #[derive(Debug)]
@@ -119,9 +120,12 @@ pub(crate) struct Inner {
     pub(crate) breaker: Breaker,
     pub(crate) background: Background,
     pub(crate) queues: Queues,
+    pub(crate) clock_check: Arc<ClockCheck>,
     /// The last `on_unavailable` read from the store, for when the store is unavailable: 0 none, 1 allow,
     /// 2 block.
     stored_policy: AtomicU8,
+    /// Whether the namespace was found to be purged.
+    is_purged: AtomicBool,
 }
 
 /// The settings of a limiter; [`Builder`] documents each.
@@ -163,6 +167,7 @@ pub struct Builder {
     cache_capacity: usize,
     breaker: BreakerSettings,
     background: Background,
+    max_clock_skew: Duration,
 }
 
 impl Builder {
@@ -186,6 +191,7 @@ impl Builder {
             cache_capacity: 100_000,
             breaker: BreakerSettings::default(),
             background: Background::default(),
+            max_clock_skew: MAX_CLOCK_SKEW,
         }
     }
 
@@ -270,6 +276,18 @@ impl Builder {
         self
     }
 
+    /// How far the clock may jump while the process runs (2 minutes). After a longer jump, calls use the time before it
+    /// plus the time that has passed, until the clock has kept its new time for five minutes. A refill time further
+    /// ahead than this, which a wrong clock has left in a store, is rewound. Zero switches both off.
+    ///
+    /// A DynamoDB store compares the clock with the table's time instead, within a bound of its own
+    /// (`DynamoOptions::max_clock_skew`).
+    #[must_use]
+    pub fn max_clock_skew(mut self, bound: Duration) -> Self {
+        self.max_clock_skew = bound;
+        self
+    }
+
     /// Another clock, for tests and simulations.
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
@@ -305,9 +323,11 @@ impl Builder {
         let name = NamespaceName::new(&self.namespace)?;
         self.settings.default_limits = Arc::new(LimitSet::new(self.limits)?);
         let entropy = Arc::new(self.entropy.unwrap_or_else(Entropy::from_os));
+        let clock_check = Arc::new(ClockCheck::new(self.max_clock_skew));
         let registry = Namespaces {
             store: Arc::clone(&self.store),
             clock: Arc::clone(&self.clock),
+            clock_check: Arc::clone(&clock_check),
             entropy: Arc::clone(&entropy),
             principal: self.principal.clone(),
             deadline: self.settings.admin_deadline,
@@ -321,11 +341,13 @@ impl Builder {
             namespace: namespace.id.clone(),
             namespace_name: name,
             settings: self.settings,
-            cache: ConfigCache::new(namespace.id, self.cache_ttl, self.cache_capacity),
+            cache: ConfigCache::new(&namespace.id, self.cache_ttl, self.cache_capacity),
             breaker: Breaker::new(self.breaker),
             background: self.background,
             queues: Queues::default(),
+            clock_check,
             stored_policy: AtomicU8::new(0),
+            is_purged: AtomicBool::new(false),
         };
         Ok(RateLimiter::new(Arc::new(inner), HANDLES, self.principal))
     }
@@ -376,7 +398,14 @@ impl RateLimiter {
 
     /// This thread's handle.
     pub(crate) fn handle(&self) -> &Arc<Handle> {
-        &self.handles[stripe() % self.handles.len()]
+        self.handle_of(stripe())
+    }
+
+    /// The handle of a thread with this [`stripe`].
+    #[inline]
+    pub(crate) fn handle_of(&self, stripe: usize) -> &Arc<Handle> {
+        // As the remainder, and cheaper. A limiter for internal calls has only one.
+        self.handles.get(stripe & (HANDLES - 1)).unwrap_or(&self.handles[0])
     }
 
     /// The namespaces of the store.
@@ -384,6 +413,7 @@ impl RateLimiter {
         Namespaces {
             store: Arc::clone(&self.inner.store),
             clock: Arc::clone(&self.inner.clock),
+            clock_check: Arc::clone(&self.inner.clock_check),
             entropy: Arc::clone(&self.inner.entropy),
             principal: self.principal.clone(),
             deadline: self.inner.settings.admin_deadline,
@@ -444,12 +474,51 @@ pub(crate) fn no_answer() -> StoreError {
 }
 
 impl Inner {
+    /// Reads the clock, once per call, and corrects it if it is wrong.
+    #[inline(always)]
+    pub(crate) fn now(&self) -> Checked {
+        let checked = self.clock_check.now(&*self.clock, &*self.store);
+        if self.clock_check.take_new_time() {
+            self.cache.invalidate_all();
+        }
+        checked
+    }
+
     /// Calls the store within the deadline of an administrative step.
     pub(crate) async fn call<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, Error> {
-        call_store(&*self.clock, self.settings.admin_deadline, call).await
+        self.check_purged()?;
+        let result = call_store(&*self.clock, self.settings.admin_deadline, call).await;
+        // A read may just have found out.
+        if result.is_err() {
+            self.check_purged()?;
+        }
+        result
+    }
+
+    /// Fails if the namespace is known to be purged. It stays so: ids are never used twice.
+    pub(crate) fn check_purged(&self) -> Result<(), Error> {
+        match self.is_purged.load(Ordering::Relaxed) {
+            true => Err(Error::NamespacePurged { name: self.namespace_name.clone() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Fails unless the records of a read contain the namespace, and no purge of it has begun. A soft-deleted
+    /// namespace stays usable.
+    pub(crate) fn require_namespace<'a>(
+        &self,
+        records: impl IntoIterator<Item = &'a Record>,
+    ) -> Result<(), Error> {
+        let usable = |record: &Record| matches!(record, Record::Namespace(it) if !it.is_purging);
+        if !records.into_iter().any(usable) {
+            self.is_purged.store(true, Ordering::Relaxed);
+            // From now on no call finds what it needs in the cache.
+            self.cache.invalidate_all();
+        }
+        self.check_purged()
     }
 
     /// What happens to a call while the store is unavailable.
@@ -555,16 +624,27 @@ impl Inner {
     ) -> Result<Target, StoreError> {
         let config = |level| Key::Config(self.namespace.clone(), level);
         // From the most specific level to the least, and the entity itself.
-        let keys = [
+        let mut keys = vec![
             config(ConfigLevel::EntityResource(entity.clone(), resource.clone())),
             config(ConfigLevel::Entity(entity.clone())),
             config(ConfigLevel::Resource(resource.clone())),
             config(ConfigLevel::System),
             Key::Entity(self.namespace.clone(), entity.clone()),
         ];
+        let checks_namespace = self.cache.is_namespace_due(now);
+        if checks_namespace {
+            keys.push(Key::Namespace(self.namespace.clone()));
+        }
         let mut configs = Vec::new();
         let mut parent = None;
-        for record in self.store.get(&keys).await?.into_iter().flatten() {
+        let found: Vec<Record> = self.store.get(&keys).await?.into_iter().flatten().collect();
+        if checks_namespace {
+            // Callers turn it into the typed error.
+            self.require_namespace(&found)
+                .map_err(|error| StoreError::new(StoreErrorKind::Rejected, error.to_string()))?;
+            self.cache.namespace_exists(now);
+        }
+        for record in found {
             match record {
                 Record::Config(config) => configs.push(config),
                 Record::Entity(entity) if entity.cascade => parent = entity.parent,

@@ -260,7 +260,7 @@ impl RateLimiter {
         resource: &str,
     ) -> Result<EffectiveLimits, Error> {
         let (entity, resource) = (EntityId::new(entity)?, ResourceName::new(resource)?);
-        let now = self.clock().now();
+        let now = self.inner.now().now;
         let target = self.inner.call(self.inner.resolve(&entity, &resource, now)).await?;
         let level = match target.origin().source {
             Source::EntityResource => Some(ConfigLevel::EntityResource(entity, resource)),
@@ -353,16 +353,19 @@ impl RateLimiter {
         Ok(found.into_iter().flatten().find_map(Record::into_config))
     }
 
-    /// Reads the configuration of a level, and the retention of audit events in days.
+    /// Reads the configuration of a level, and the retention of audit events in days. Fails if the namespace was
+    /// purged.
     async fn config_and_retention(
         &self,
         level: &ConfigLevel,
     ) -> Result<(Option<Config>, Option<u32>), Error> {
         let key = |level: &ConfigLevel| Key::Config(self.namespace_id().clone(), level.clone());
-        let keys = [key(level), key(&ConfigLevel::System)];
-        let keys = if *level == ConfigLevel::System { &keys[..1] } else { &keys };
+        let namespace = Key::Namespace(self.namespace_id().clone());
+        let keys = [namespace, key(level), key(&ConfigLevel::System)];
+        let keys = if *level == ConfigLevel::System { &keys[..2] } else { &keys };
         let (mut current, mut retention) = (None, None);
         let found = self.inner.call(self.store().get(keys)).await?;
+        self.inner.require_namespace(found.iter().flatten())?;
         for config in found.into_iter().flatten().filter_map(Record::into_config) {
             retention = retention.or(config.audit_retention_days);
             if config.level == *level {
@@ -515,7 +518,7 @@ impl RateLimiter {
     async fn update_bucket(&self, entity: &EntityId, resource: &ResourceName) -> Result<(), Error> {
         // Not from the cache: a call that began before the change may have cached old limits, and the
         // target's read time must be after the change.
-        let now = self.clock().now();
+        let now = self.inner.now().now;
         let target = self.inner.call(self.inner.load(entity, resource, now)).await?;
         if target.limits().is_empty() {
             return Ok(());

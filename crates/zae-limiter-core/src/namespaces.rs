@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use zae_limiter_model::{NamespaceId, NamespaceName};
+use zae_limiter_model::{NamespaceId, NamespaceName, Timestamp};
 
 use crate::audit::{Change, check_retention};
 use crate::clock::Clock;
@@ -13,11 +13,17 @@ use crate::error::{Error, Object};
 use crate::limits::{ATTEMPTS_MAX, config_details};
 use crate::page::PageRequest;
 use crate::pages::Pages;
-use crate::record::{AuditAction, AuditSubject, Config, ConfigLevel, Key, Namespace, Record};
+use crate::record::{
+    AuditAction, AuditSubject, Config, ConfigLevel, Key, Namespace, NamespaceStatus, Record,
+};
+use crate::skew::ClockCheck;
 use crate::store::{Precondition, Query, Scope, Store, Write, Written};
 
 /// The namespace that is registered on first use.
 const DEFAULT_NAMESPACE: &str = "default";
+
+/// How often a purge lists the items of a namespace that others still write to.
+const PURGE_PASSES_MAX: u32 = 8;
 
 /// Registers, lists, deletes and purges the namespaces of a store. Made by
 /// [`RateLimiter::namespaces`](crate::RateLimiter::namespaces).
@@ -38,6 +44,7 @@ const DEFAULT_NAMESPACE: &str = "default";
 pub struct Namespaces {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) clock_check: Arc<ClockCheck>,
     pub(crate) entropy: Arc<Entropy>,
     pub(crate) principal: Option<Arc<str>>,
     pub(crate) deadline: Duration,
@@ -45,6 +52,10 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock_check.now(&*self.clock, &*self.store).now
+    }
+
     /// Finds a namespace for a limiter.
     pub(crate) async fn open(&self, name: &NamespaceName) -> Result<Namespace, Error> {
         match self.find(name).await? {
@@ -67,27 +78,31 @@ impl Namespaces {
         let namespace = Namespace {
             id: self.entropy.namespace_id(),
             name: name.clone(),
-            created_at: self.clock.now(),
+            created_at: self.now(),
             deleted_at: None,
+            is_purging: false,
         };
         let retention = self.default_retention(name).await?;
-        let name_record = Record::NamespaceName(name.clone(), namespace.id.clone());
-        let mut batch = vec![
-            Write::Put(name_record, Precondition::Absent),
-            Write::Put(Record::Namespace(namespace.clone()), Precondition::Absent),
-            self.namespace_audit(&namespace, AuditAction::NamespaceRegistered, retention),
-        ];
-        if retention.is_some() {
-            let config = with_retention(&namespace.id, None, retention);
-            batch.push(Write::Put(Record::Config(config), Precondition::Absent));
-        }
-        match self.call(self.store.write(&batch)).await? {
-            Written::Done => Ok(namespace),
-            Written::Conflict(_) => {
-                let found = self.find(name).await?;
-                found.ok_or_else(|| Error::UnknownNamespace { name: name.clone() })
+        // Most names are free: the first attempt does not look.
+        let mut holder = Holder::Nobody;
+        for _ in 0..ATTEMPTS_MAX {
+            let mut batch = match holder {
+                Holder::Namespace(found) => return Ok(found),
+                free => free.claim(name, &namespace.id),
+            };
+            batch.push(Write::Put(Record::Namespace(namespace.clone()), Precondition::Absent));
+            let action = AuditAction::NamespaceRegistered;
+            batch.push(self.namespace_audit(&namespace, action, retention));
+            if retention.is_some() {
+                let config = with_retention(&namespace.id, None, retention);
+                batch.push(Write::Put(Record::Config(config), Precondition::Absent));
             }
+            if self.call(self.store.write(&batch)).await? == Written::Done {
+                return Ok(namespace);
+            }
+            holder = self.holder(name).await?;
         }
+        Err(Error::Contended { attempts: ATTEMPTS_MAX })
     }
 
     /// The namespace with this name; `None` if it was deleted.
@@ -99,13 +114,26 @@ impl Namespaces {
         self.find(&NamespaceName::new(name)?).await
     }
 
-    async fn find(&self, name: &NamespaceName) -> Result<Option<Namespace>, Error> {
+    pub(crate) async fn find(&self, name: &NamespaceName) -> Result<Option<Namespace>, Error> {
+        Ok(match self.holder(name).await? {
+            Holder::Namespace(found) => Some(found),
+            Holder::Nobody | Holder::Dangling(..) => None,
+        })
+    }
+
+    /// Who has a name.
+    pub(crate) async fn holder(&self, name: &NamespaceName) -> Result<Holder, Error> {
         let key = [Key::NamespaceName(name.clone())];
-        let mut found = self.call(self.store.get(&key)).await?;
-        match found.pop().flatten() {
-            Some(Record::NamespaceName(_, id)) => self.by_id(&id).await,
-            _ => Ok(None),
-        }
+        let Some(Record::NamespaceName(_, id)) =
+            self.call(self.store.get(&key)).await?.pop().flatten()
+        else {
+            return Ok(Holder::Nobody);
+        };
+        let found = self.by_id(&id).await?;
+        Ok(match found.as_ref().map(Namespace::status) {
+            Some(NamespaceStatus::Active) => Holder::Namespace(found.expect("it has a status")),
+            status => Holder::Dangling(id, status),
+        })
     }
 
     /// The namespace with this id, deleted or not.
@@ -151,11 +179,13 @@ impl Namespaces {
         let found = self.find(&name).await?;
         let mut namespace =
             found.ok_or_else(|| Error::NotFound(Object::Namespace(name.clone())))?;
-        namespace.deleted_at = Some(self.clock.now());
+        namespace.deleted_at = Some(self.now());
         let retention = self.stored_retention(&namespace.id).await?;
+        let active = Precondition::Status(NamespaceStatus::Active);
+        let named = Precondition::NameOf(namespace.id.clone());
         let batch = [
-            Write::Delete(Key::NamespaceName(name.clone()), Precondition::Present),
-            Write::Put(Record::Namespace(namespace.clone()), Precondition::Present),
+            Write::Delete(Key::NamespaceName(name.clone()), named),
+            Write::Put(Record::Namespace(namespace.clone()), active),
             self.namespace_audit(&namespace, AuditAction::NamespaceDeleted, retention),
         ];
         match self.call(self.store.write(&batch)).await? {
@@ -164,72 +194,112 @@ impl Namespaces {
         }
     }
 
-    /// Restores a deleted namespace under its name.
+    /// Restores a deleted namespace under its name. One that is registered, but has lost its name, gets it back.
     ///
     /// # Errors
     ///
-    /// [`Error::NotFound`]; [`Error::AlreadyExists`] when another namespace has the name; an error of the
-    /// store.
+    /// [`Error::NotFound`]; [`Error::AlreadyExists`] when another namespace has the name;
+    /// [`Error::NamespacePurged`] when a purge has begun; [`Error::Contended`]; an error of the store.
     pub async fn recover(&self, id: &NamespaceId) -> Result<Namespace, Error> {
-        let mut namespace = self
-            .by_id(id)
-            .await?
-            .ok_or_else(|| Error::NotFound(Object::NamespaceId(id.clone())))?;
-        if namespace.deleted_at.take().is_none() {
-            return Ok(namespace);
-        }
         let retention = self.stored_retention(id).await?;
-        let name_record = Record::NamespaceName(namespace.name.clone(), id.clone());
-        let batch = [
-            Write::Put(name_record, Precondition::Absent),
-            Write::Put(Record::Namespace(namespace.clone()), Precondition::Present),
-            self.namespace_audit(&namespace, AuditAction::NamespaceRecovered, retention),
-        ];
-        match self.call(self.store.write(&batch)).await? {
-            Written::Done => Ok(namespace),
-            Written::Conflict(0) => Err(Error::AlreadyExists(Object::Namespace(namespace.name))),
-            Written::Conflict(_) => Err(Error::NotFound(Object::NamespaceId(id.clone()))),
+        for _ in 0..ATTEMPTS_MAX {
+            let found = self.by_id(id).await?;
+            let found = found.ok_or_else(|| Error::NotFound(Object::NamespaceId(id.clone())))?;
+            let (name, status) = (found.name.clone(), found.status());
+            if status == NamespaceStatus::Purging {
+                return Err(Error::NamespacePurged { name });
+            }
+            let namespace = Namespace { deleted_at: None, ..found };
+            let mut batch = match self.holder(&name).await? {
+                Holder::Namespace(other) if other.id == *id => return Ok(namespace),
+                Holder::Namespace(_) => return Err(Error::AlreadyExists(Object::Namespace(name))),
+                free => free.claim(&name, id),
+            };
+            let precondition = Precondition::Status(status);
+            batch.push(Write::Put(Record::Namespace(namespace.clone()), precondition));
+            let action = AuditAction::NamespaceRecovered;
+            batch.push(self.namespace_audit(&namespace, action, retention));
+            if self.call(self.store.write(&batch)).await? == Written::Done {
+                return Ok(namespace);
+            }
         }
+        Err(Error::Contended { attempts: ATTEMPTS_MAX })
     }
 
     /// Removes a deleted namespace with all its items, for good. Calls `progress` with the number of items
-    /// removed so far. A purge that was interrupted can be repeated.
+    /// removed so far. A purge that was interrupted can be repeated, and can no longer be undone.
+    ///
+    /// Limiters that are open in the namespace notice within the TTL of their cache, and may write until then.
     ///
     /// Returns the number of items removed.
     ///
     /// # Errors
     ///
-    /// [`Error::NotFound`]; [`Error::NamespaceInUse`] unless it was deleted first; an error of the
-    /// store.
+    /// [`Error::NotFound`]; [`Error::NamespaceInUse`] unless it was deleted first; [`Error::Contended`]; an
+    /// error of the store.
     pub async fn purge(
         &self,
         id: &NamespaceId,
         mut progress: impl FnMut(u64),
     ) -> Result<u64, Error> {
-        let namespace = self
-            .by_id(id)
-            .await?
-            .ok_or_else(|| Error::NotFound(Object::NamespaceId(id.clone())))?;
-        if namespace.deleted_at.is_none() {
-            return Err(Error::NamespaceInUse { name: namespace.name });
-        }
+        self.begin_purge(id).await?;
         let scope = Scope::Namespace(id.clone());
+        self.call(self.store.note_deletion(&scope, self.now())).await?;
         let mut removed = 0;
+        for _ in 0..PURGE_PASSES_MAX {
+            let before = removed;
+            self.purge_once(id, &mut removed, &mut progress).await?;
+            // Open limiters and aggregators may have written meanwhile.
+            if removed == before {
+                break;
+            }
+        }
+        // No precondition: nothing leads out of the status of a purge.
+        self.call(self.store.delete(&[Key::Namespace(id.clone())])).await?;
+        Ok(removed)
+    }
+
+    /// Marks the namespace, so that nobody recovers it while its items are removed.
+    async fn begin_purge(&self, id: &NamespaceId) -> Result<(), Error> {
+        for _ in 0..ATTEMPTS_MAX {
+            let found = self.by_id(id).await?;
+            let found = found.ok_or_else(|| Error::NotFound(Object::NamespaceId(id.clone())))?;
+            match found.status() {
+                NamespaceStatus::Active => {
+                    return Err(Error::NamespaceInUse { name: found.name });
+                }
+                NamespaceStatus::Purging => return Ok(()),
+                NamespaceStatus::Deleted => {}
+            }
+            let marked = Record::Namespace(Namespace { is_purging: true, ..found });
+            let deleted = Precondition::Status(NamespaceStatus::Deleted);
+            if self.call(self.store.write(&[Write::Put(marked, deleted)])).await? == Written::Done {
+                return Ok(());
+            }
+        }
+        Err(Error::Contended { attempts: ATTEMPTS_MAX })
+    }
+
+    async fn purge_once(
+        &self,
+        id: &NamespaceId,
+        removed: &mut u64,
+        progress: &mut impl FnMut(u64),
+    ) -> Result<(), Error> {
+        let scope = Scope::Namespace(id.clone());
         let mut request = PageRequest::first(crate::PAGE_MAX);
         loop {
             let page = self.call(self.store.list_keys(&scope, &request)).await?;
             if !page.items.is_empty() {
                 self.call(self.store.delete(&page.items)).await?;
-                removed += page.items.len() as u64;
-                progress(removed);
+                *removed += page.items.len() as u64;
+                progress(*removed);
             }
             match page.next {
                 Some(after) => request.after = Some(after),
-                None => break,
+                None => return Ok(()),
             }
         }
-        self.call(self.store.delete(&[Key::Namespace(id.clone())])).await?;
-        Ok(removed)
     }
 
     /// Stores how many days audit events are kept, in every registered namespace. A namespace that is
@@ -328,6 +398,38 @@ impl Namespaces {
             details: json!({ "namespace_name": namespace.name.as_str() }),
         };
         self.audit(&namespace.id, change, retention)
+    }
+}
+
+/// Who has a name.
+///
+/// All changes keep this true: the record of a name points to a namespace that is active, and every active
+/// namespace has its name. Each change requires, in one batch, the status from which it starts. Purges of
+/// earlier releases, and clients that write the two records one after the other, leave names that point to
+/// a namespace which is deleted or gone. Such a name is free.
+#[derive(Debug)]
+pub(crate) enum Holder {
+    Nobody,
+    Namespace(Namespace),
+    /// The namespace that the name points to, and its status if it exists.
+    Dangling(NamespaceId, Option<NamespaceStatus>),
+}
+
+impl Holder {
+    /// The writes that give a free name to a namespace. The caller writes the record of that namespace.
+    fn claim(&self, name: &NamespaceName, id: &NamespaceId) -> Vec<Write> {
+        let record = Record::NamespaceName(name.clone(), id.clone());
+        let (old, status) = match self {
+            Self::Nobody => return vec![Write::Put(record, Precondition::Absent)],
+            Self::Namespace(found) => (&found.id, Some(found.status())),
+            Self::Dangling(old, status) => (old, *status),
+        };
+        let mut writes = vec![Write::Put(record, Precondition::NameOf(old.clone()))];
+        if old != id {
+            let precondition = status.map_or(Precondition::Absent, Precondition::Status);
+            writes.push(Write::Check(Key::Namespace(old.clone()), precondition));
+        }
+        writes
     }
 }
 

@@ -102,14 +102,18 @@ pub(crate) struct SlotEntry {
 /// One seed per process, so that a target can store its hash.
 static HASHING: LazyLock<foldhash::quality::RandomState> = LazyLock::new(Default::default);
 
-/// The hash of a bucket's key within this process.
-pub(crate) fn bucket_hash(namespace: &NamespaceId, entity: &str, resource: &str) -> u64 {
+/// The hash of a namespace within this process.
+pub(crate) fn namespace_hash(namespace: &NamespaceId) -> u64 {
+    hash_in(0, namespace.as_str())
+}
+
+/// The hash of a name below another one: of a resource below its namespace, or of an entity below these two. So calls
+/// on the same resource need to hash only the entity.
+#[inline]
+pub(crate) fn hash_in(above: u64, name: &str) -> u64 {
     let mut hasher = HASHING.build_hasher();
-    // No name contains NUL, so it separates the names.
-    for name in [namespace.as_str(), entity, resource] {
-        hasher.write(name.as_bytes());
-        hasher.write_u8(0);
-    }
+    hasher.write_u64(above);
+    hasher.write(name.as_bytes());
     hasher.finish()
 }
 
@@ -118,6 +122,17 @@ impl Target {
     pub fn new(key: BucketKey, limits: Arc<LimitSet>, lifetime: Lifetime) -> Self {
         let unknown = Origin { read_at: Timestamp::default(), parent: None, source: Source::Call };
         Self::resolved(key, limits, lifetime, unknown)
+    }
+
+    /// A target as the cache had it, from what a prepared call remembers of it.
+    pub(crate) fn remembered(
+        key: BucketKey,
+        limits: Arc<LimitSet>,
+        read_at: Timestamp,
+        idle_ms: u64,
+    ) -> Self {
+        let target = Self::new(key, limits, Lifetime::Forever).with_limits_read_at(read_at);
+        Self { idle_ms, ..target }
     }
 
     /// Marks the limits as read from the stored configuration at `moment`: for tests, and for stores that
@@ -142,7 +157,7 @@ impl Target {
             Lifetime::Forever => FOREVER,
             Lifetime::Idle(idle) => millis_rounded_up(idle).min(FOREVER - 1),
         };
-        let hash = bucket_hash(&key.namespace, key.entity.as_str(), key.resource.as_str());
+        let hash = key.hash();
         let id = SmallVec::from_slice(key.entity.as_str().as_bytes());
         Self { limits, hash, origin, id, idle_ms, slot: BucketSlot::default(), key }
     }
@@ -153,6 +168,7 @@ impl Target {
     }
 
     /// The limits of the bucket.
+    #[inline]
     pub fn limits(&self) -> &Arc<LimitSet> {
         &self.limits
     }
@@ -174,7 +190,14 @@ impl Target {
         }
     }
 
+    /// The lifetime in milliseconds, as [`remembered`](Self::remembered) takes it.
+    #[inline]
+    pub(crate) fn idle_ms(&self) -> u64 {
+        self.idle_ms
+    }
+
     /// When the bucket expires if it was written at `now`.
+    #[inline]
     pub fn expiry(&self, bucket: &Bucket, now: Timestamp) -> Option<Timestamp> {
         if self.idle_ms == FOREVER {
             return None;
@@ -189,25 +212,32 @@ impl Target {
     }
 
     /// The parent, if the entity cascades.
+    #[inline]
     pub fn parent(&self) -> Option<&EntityId> {
         self.origin.parent.as_ref()
     }
 
+    #[inline]
     pub(crate) fn origin(&self) -> &Origin {
         &self.origin
     }
 
+    #[inline]
     pub(crate) fn slot(&self) -> &BucketSlot {
         &self.slot
     }
 
+    #[inline]
     pub(crate) fn hash(&self) -> u64 {
         self.hash
     }
 
     /// Whether it is the entity's bucket for the resource.
+    #[inline]
     pub(crate) fn is_for(&self, entity: &str, resource: &str) -> bool {
-        self.id[..] == *entity.as_bytes() && self.key.resource.as_str() == resource
+        let own = self.key.resource.as_str();
+        // Most often both are the same shared copy: see `ConfigCache::intern`.
+        self.id[..] == *entity.as_bytes() && (std::ptr::eq(own, resource) || own == resource)
     }
 }
 
@@ -243,11 +273,12 @@ impl Clone for Target {
 impl BucketKey {
     /// The key's hash within this process.
     pub(crate) fn hash(&self) -> u64 {
-        bucket_hash(&self.namespace, self.entity.as_str(), self.resource.as_str())
+        let above = hash_in(namespace_hash(&self.namespace), self.resource.as_str());
+        hash_in(above, self.entity.as_str())
     }
 }
 
-fn millis_rounded_up(wait: Duration) -> u64 {
+pub(crate) fn millis_rounded_up(wait: Duration) -> u64 {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
@@ -278,8 +309,22 @@ pub struct Leg {
 pub struct Plan {
     /// The moment of the acquire.
     pub now: Timestamp,
+    /// A store without a time of its own rewinds a refill time that is more than this after `now`: the clock was ahead
+    /// before, and is right now. `None` if `now` is no proof of that.
+    pub max_skew: Option<Duration>,
     /// The buckets, each at most once.
     pub legs: SmallVec<[Leg; 1]>,
+}
+
+/// An acquire from one bucket, as [`Store::take_now`](crate::Store::take_now) gets it.
+#[derive(Clone, Copy, Debug)]
+pub struct SingleLeg<'a> {
+    /// The moment of the acquire.
+    pub now: Timestamp,
+    /// The bucket and its limits.
+    pub target: &'a Target,
+    /// The amounts: each cell once, not negative, within the capacity.
+    pub takes: &'a [Take],
 }
 
 /// Where in a bucket tokens were taken, in the store's own numbering. A lease passes it to the store when it settles.

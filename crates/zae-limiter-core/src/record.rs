@@ -9,6 +9,7 @@ use zae_limiter_model::{
 };
 
 use crate::plan::BucketKey;
+use crate::store::Scope;
 use crate::window::Window;
 
 /// An entity that has limits: an API key, a project, an organisation.
@@ -351,6 +352,30 @@ pub struct Namespace {
     pub created_at: Timestamp,
     /// When it was soft-deleted; its items still exist.
     pub deleted_at: Option<Timestamp>,
+    /// Whether a purge of the deleted namespace has begun. It can only end with the record's removal.
+    pub is_purging: bool,
+}
+
+/// What may happen to a namespace next. Every change of a namespace requires the status that it starts from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NamespaceStatus {
+    /// It is registered and has its name: it can be deleted.
+    Active,
+    /// It is soft-deleted: it can be recovered or purged.
+    Deleted,
+    /// Its items are being removed: it can only be purged to the end.
+    Purging,
+}
+
+impl Namespace {
+    /// What may happen to the namespace next.
+    pub fn status(&self) -> NamespaceStatus {
+        match self.deleted_at {
+            None => NamespaceStatus::Active,
+            Some(_) if self.is_purging => NamespaceStatus::Purging,
+            Some(_) => NamespaceStatus::Deleted,
+        }
+    }
 }
 
 /// A record, which is read and written as a whole.
@@ -387,6 +412,8 @@ pub enum Key {
     Namespace(NamespaceId),
     /// A name record.
     NamespaceName(NamespaceName),
+    /// What [`Store::note_deletion`](crate::Store::note_deletion) left. A key can only delete it.
+    Tombstone(Scope),
 }
 
 impl Record {

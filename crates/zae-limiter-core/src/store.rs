@@ -8,19 +8,19 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use zae_limiter_model::{Bucket, EntityId, NamespaceId, ResourceName, Timestamp};
+use zae_limiter_model::{Bucket, EntityId, Millitokens, NamespaceId, ResourceName, Timestamp};
 
-use crate::error::StoreError;
+use crate::error::{StoreError, StoreErrorKind};
 use crate::page::{Page, PageRequest};
-use crate::plan::{Admission, BucketKey, Plan, Settlement, Target};
-use crate::record::{AuditSubject, Key, Record};
+use crate::plan::{Admission, BucketKey, Plan, Settlement, SingleLeg, Target};
+use crate::record::{AuditSubject, Key, NamespaceStatus, Record};
 use crate::window::Window;
 
 /// The most records that one [`Store::get`] or [`Store::write`] names.
 pub const BATCH_MAX: usize = 25;
 
 /// The condition on the stored record under which a [`Write`] is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Precondition {
     /// No condition.
     Always,
@@ -30,6 +30,10 @@ pub enum Precondition {
     Present,
     /// The record is a [`Config`](crate::Config) with this version.
     Version(u64),
+    /// The record is a [`Namespace`](crate::Namespace) with this status.
+    Status(NamespaceStatus),
+    /// The record is the name of this namespace.
+    NameOf(NamespaceId),
 }
 
 /// One change of a batch.
@@ -81,7 +85,7 @@ pub enum BucketQuery {
 }
 
 /// The owner of the items to list.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     /// An entity: its record, limits, buckets and usage, but not its audit events.
     Entity(NamespaceId, EntityId),
@@ -118,6 +122,17 @@ pub enum UsageRecording {
     Deferred,
 }
 
+/// What a store says of a reading of the limiter's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeCheck {
+    /// The store has no time of its own, or does not know it yet.
+    Unknown,
+    /// The reading differs from the store's time by no more than the store's bound.
+    Within,
+    /// It differs by more. This is the store's time.
+    Beyond(Timestamp),
+}
+
 /// The cost of a store's calls so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
@@ -138,7 +153,8 @@ pub struct Cost {
 /// whether the change may still have been made.
 ///
 /// *Time.* A store has no clock. Each call on buckets has its moment. A bucket whose expiry is not after
-/// that moment counts as absent.
+/// that moment counts as absent. A refill time that lies further ahead of an acquire than
+/// [`Plan::max_skew`] was written by a wrong clock. The store [rewinds] it, also if it then refuses.
 ///
 /// *Acquire* refills, checks and takes over all legs by [`decide`](zae_limiter_model::decide): from
 /// all of them or from none. A store that cannot do so in one step refunds what it took from some legs
@@ -177,12 +193,30 @@ pub struct Cost {
 /// recorded, for stores that promise this.
 ///
 /// [follows]: zae_limiter_model::Bucket::follow
+/// [rewinds]: zae_limiter_model::Bucket::rewind
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Like [`acquire`](Self::acquire), for stores that can answer without waiting. The default returns
     /// `None`.
     fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {
         let _ = plan;
         None
+    }
+
+    /// Like [`acquire_now`](Self::acquire_now), for the usual call only: from one bucket that exists, follows the
+    /// target's limits, and covers the amounts. A store then takes them, writes the balances after that to `left`, one
+    /// for each amount, and returns `true`; the tokens have the default [`Placement`](crate::Placement). Otherwise it
+    /// changes nothing, and the limiter calls [`acquire_now`](Self::acquire_now). The default never does it.
+    ///
+    /// The limiter holds a lock of its cache meanwhile. So this must not wait, or call the limiter.
+    fn take_now(&self, leg: &SingleLeg<'_>, left: &mut [Millitokens]) -> bool {
+        let _ = (leg, left);
+        false
+    }
+
+    /// Compares a reading of the limiter's clock with the store's own time, without a call. The default has none.
+    fn check_time(&self, now: Timestamp) -> TimeCheck {
+        let _ = now;
+        TimeCheck::Unknown
     }
 
     /// The cost of all calls so far; `None` for a store whose calls are not billed.
@@ -226,6 +260,18 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// again.
     fn delete<'a>(&'a self, keys: &'a [Key]) -> BoxFuture<'a, Result<(), StoreError>>;
 
+    /// Notes, before the items of an owner are listed and deleted, that changes made until `now` must leave no usage
+    /// behind. A store that records usage [later](UsageRecording::Deferred) remembers it until it has recorded these
+    /// changes. The default does nothing: for stores that record usage at once.
+    fn note_deletion<'a>(
+        &'a self,
+        scope: &'a Scope,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        let _ = (scope, now);
+        Box::pin(async { Ok(()) })
+    }
+
     /// Lists records.
     fn list<'a>(
         &'a self,
@@ -247,6 +293,22 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         page: &'a PageRequest,
     ) -> BoxFuture<'a, Result<Page<Key>, StoreError>>;
 
+    /// Lists the keys of everything in the store, in any order, to find what belongs to nothing. An item that is no
+    /// record is listed as the [`Key::Namespace`] that it belongs to, whether that exists or not. A tombstone is listed
+    /// if it has expired at `now`. Items that are not a limiter's are not listed. A bucket may be listed more than
+    /// once. The default is an error: for stores that cannot do it.
+    fn list_everything<'a>(
+        &'a self,
+        now: Timestamp,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
+        let _ = (now, page);
+        Box::pin(async {
+            let message = "this store cannot list all its items";
+            Err(StoreError::new(StoreErrorKind::Rejected, message))
+        })
+    }
+
     /// Lists resources by name.
     fn list_resources<'a>(
         &'a self,
@@ -261,6 +323,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 impl<S: Store + ?Sized> Store for Arc<S> {
     fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {
         (**self).acquire_now(plan)
+    }
+
+    fn take_now(&self, leg: &SingleLeg<'_>, left: &mut [Millitokens]) -> bool {
+        (**self).take_now(leg, left)
+    }
+
+    fn check_time(&self, now: Timestamp) -> TimeCheck {
+        (**self).check_time(now)
     }
 
     fn cost(&self) -> Option<Cost> {
@@ -314,6 +384,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).delete(keys)
     }
 
+    fn note_deletion<'a>(
+        &'a self,
+        scope: &'a Scope,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        (**self).note_deletion(scope, now)
+    }
+
     fn list<'a>(
         &'a self,
         query: &'a Query,
@@ -336,6 +414,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         page: &'a PageRequest,
     ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
         (**self).list_keys(scope, page)
+    }
+
+    fn list_everything<'a>(
+        &'a self,
+        now: Timestamp,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
+        (**self).list_everything(now, page)
     }
 
     fn list_resources<'a>(

@@ -1,9 +1,17 @@
 //! Counters and histograms, behind the feature `metrics`. Entity ids are never labels: there are
 //! too many of them, and they are often secrets.
 
+use tracing::level_filters::LevelFilter;
 use zae_limiter_model::LimitName;
 
 use crate::clock::Clock;
+
+/// Whether a subscriber may record the span of a call. Without one, the warm path makes no span: that costs as much as
+/// the rest.
+#[inline]
+pub(crate) fn may_be_traced() -> bool {
+    LevelFilter::current() >= LevelFilter::DEBUG
+}
 
 /// How an acquire ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +49,10 @@ mod enabled {
         metrics::counter!("zae_limiter_unsettled_leases_total").increment(1);
     }
 
+    pub(crate) fn clock_corrected() {
+        metrics::counter!("zae_limiter_clock_corrections_total").increment(1);
+    }
+
     pub(crate) fn cache_miss() {
         metrics::counter!("zae_limiter_config_cache_misses_total").increment(1);
     }
@@ -69,6 +81,7 @@ mod disabled {
     pub(crate) fn decided(_: Outcome) {}
     pub(crate) fn refused(_: &LimitName) {}
     pub(crate) fn unsettled() {}
+    pub(crate) fn clock_corrected() {}
     pub(crate) fn cache_miss() {}
     pub(crate) fn cache_hit() {}
     /// Nothing is measured.

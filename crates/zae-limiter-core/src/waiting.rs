@@ -237,12 +237,13 @@ impl Acquire<'_> {
     ) -> Result<Vec<LimitStatus>, Error> {
         self.check_takes()?;
         let limits = self.limits.clone().map(LimitSet::new).transpose()?.map(Arc::new);
-        let (clock, now) = (&*self.inner.clock, self.inner.clock.now());
+        let (clock, at) = (&*self.inner.clock, self.inner.now());
+        let now = at.now;
         let deadline = self.deadline.unwrap_or(self.inner.settings.deadline);
         let targets = self.targets(entity, resource, limits.as_ref(), Chain::new(), now);
         let (own, above) = call_store(clock, deadline, targets).await??;
         // Checks the names and amounts.
-        self.plan(Arc::clone(&own), &above, now)?;
+        self.plan(Arc::clone(&own), &above, at)?;
         let chain: Vec<_> = std::iter::once(&own).chain(&above).collect();
         let keys: Vec<_> = chain.iter().map(|target| target.key().clone()).collect();
         let buckets = call_store(clock, deadline, self.inner.store.peek(&keys, now)).await?;
@@ -252,7 +253,7 @@ impl Acquire<'_> {
         }
         let mut statuses = Vec::new();
         for ((level, target), bucket) in chain.into_iter().enumerate().zip(buckets) {
-            let all = statuses_of(level, target, bucket, &amounts, now)?;
+            let all = statuses_of(level, target, bucket, &amounts, at)?;
             let is_asked = |status: &LimitStatus| {
                 amounts.iter().any(|(name, _)| *name == status.limit_name.as_str())
             };

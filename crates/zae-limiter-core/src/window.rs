@@ -124,6 +124,14 @@ pub fn hour_of(at: Timestamp) -> i64 {
     at.as_millis().div_euclid(HOUR_MS)
 }
 
+/// Whether an hour contains `at`: [`hour_of`] without the division.
+#[inline]
+pub(crate) fn is_in_hour(hour: i64, at: Timestamp) -> bool {
+    let start = hour.checked_mul(HOUR_MS);
+    let since = start.and_then(|start| at.as_millis().checked_sub(start));
+    since.is_some_and(|since| (0..HOUR_MS).contains(&since))
+}
+
 /// The first moment of an hour.
 pub fn start_of_hour(hour: i64) -> Timestamp {
     Timestamp::from_millis(hour.saturating_mul(HOUR_MS))
@@ -155,6 +163,17 @@ fn timestamp_of(civil: DateTime) -> Option<Timestamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_moment_is_in_its_own_hour_and_in_no_other() {
+        for at in [0, 1, -1, HOUR_MS - 1, HOUR_MS, -HOUR_MS, 1_794_752_736_789, i64::MAX] {
+            let at = Timestamp::from_millis(at);
+            let hour = hour_of(at);
+            assert!(is_in_hour(hour, at));
+            assert!(!is_in_hour(hour - 1, at) && !is_in_hour(hour + 1, at), "{at:?}");
+            assert!(!is_in_hour(i64::MAX, at) && !is_in_hour(i64::MIN, at));
+        }
+    }
 
     #[test]
     fn windows_follow_the_calendar() {

@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 use zae_limiter_core::{BoxFuture, BucketKey, StoreError};
 use zae_limiter_schema::bucket::BucketItem;
 use zae_limiter_schema::{
-    BucketItemKey, Change, Consistency, Consumed, Item, ItemKey, Query, QueryOutput, TableError,
-    TableErrorKind, Transacted, Update, Updated,
+    BucketItemKey, Change, Consistency, Consumed, Item, ItemKey, Query, QueryOutput, Scanned,
+    TableError, TableErrorKind, Transacted, Update, Updated,
 };
 
 use crate::driver::{Driver, key_of};
@@ -62,6 +62,20 @@ impl Driver {
             found.extend(read.items.into_iter().filter_map(|item| Some((key_of(&item)?, item))));
         }
         Ok(found)
+    }
+
+    /// Reads a page of the whole table.
+    pub(crate) async fn scan(
+        self: &Arc<Self>,
+        after: Option<ItemKey>,
+        limit: usize,
+    ) -> Result<Scanned, CallError> {
+        let scan = self.call(move |driver| {
+            Box::pin(async move { driver.table.scan(after.as_ref(), limit).await })
+        });
+        let scanned = scan.await?;
+        self.meter.count(scanned.consumed);
+        Ok(scanned)
     }
 
     pub(crate) async fn query(self: &Arc<Self>, query: &Query) -> Result<QueryOutput, CallError> {

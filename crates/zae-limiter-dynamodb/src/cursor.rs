@@ -6,7 +6,7 @@
 use zae_limiter_core::{Cursor, PageRequest, StoreError, StoreErrorKind};
 use zae_limiter_schema::{Index, Item, Value};
 
-fn foreign_cursor() -> StoreError {
+pub(crate) fn foreign() -> StoreError {
     let message = "the cursor is not from this list; start again at the first page";
     StoreError::new(StoreErrorKind::Rejected, message)
 }
@@ -29,7 +29,7 @@ pub(crate) fn read(
     let Some(cursor) = &page.after else { return Ok(None) };
     let mut parts = cursor.as_str().split('|');
     let name = parts.next().unwrap_or_default();
-    let list = lists.iter().position(|list| *list == name).ok_or_else(foreign_cursor)?;
+    let list = lists.iter().position(|list| *list == name).ok_or_else(foreign)?;
     let texts = parts.map(|part| part.replace("%7C", "|").replace("%25", "%")).collect();
     Ok(Some((list, texts)))
 }
@@ -59,7 +59,7 @@ pub(crate) fn start(
     }
     let places = places(index);
     if places.len() != texts.len() || texts.iter().any(String::is_empty) {
-        return Err(foreign_cursor());
+        return Err(foreign());
     }
     let places = places.into_iter().map(str::to_owned);
     let mut key: Item = places.zip(texts.into_iter().map(Value::S)).collect();
@@ -69,7 +69,7 @@ pub(crate) fn start(
 
 /// The one text of a cursor.
 pub(crate) fn only(texts: Vec<String>) -> Result<String, StoreError> {
-    <[String; 1]>::try_from(texts).map(|[text]| text).map_err(|_| foreign_cursor())
+    <[String; 1]>::try_from(texts).map(|[text]| text).map_err(|_| foreign())
 }
 
 #[cfg(test)]
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_cursor_is_refused() {
+    fn a_foreign_is_refused() {
         for place in ["", "x", "x|a", "é|é", "list|", "list|a|b", "list||", "list|a|b|c|d"] {
             let read = read(&page(Cursor::new(place)), &["list"]);
             let read = read.map(|found| found.unwrap().1).and_then(|texts| start(texts, None, "p"));

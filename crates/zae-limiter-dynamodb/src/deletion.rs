@@ -5,12 +5,16 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zae_limiter_core::{BucketKey, ConfigLevel, Key, NamespaceId, StoreError, StoreErrorKind};
+use zae_limiter_core::{
+    BucketKey, ConfigLevel, Key, NamespaceId, Scope, StoreError, StoreErrorKind, Timestamp,
+};
 use zae_limiter_schema::bucket::{delete_together, further_shards};
 use zae_limiter_schema::records::registry::{self, ResourceChanges};
+use zae_limiter_schema::records::tombstone;
 use zae_limiter_schema::{
     BucketItemKey, Change, Condition, Consistency, Index, ItemKey, PAGE_ITEMS_MAX, Query, Range,
-    SHARD_ZERO, Step, Transacted, entity_partition, namespace_partition, system_partition,
+    SHARD_ZERO, Step, TableTime, Transacted, entity_partition, namespace_partition,
+    system_partition,
 };
 
 use crate::driver::{Driver, key_of};
@@ -31,6 +35,22 @@ const DELETIONS_MAX: u32 = 64;
 const BETWEEN_DELETIONS: Duration = Duration::from_millis(10);
 
 impl Driver {
+    /// Leaves a tombstone, so that no aggregator creates the usage again.
+    pub(crate) async fn note_deletion(
+        self: &Arc<Self>,
+        scope: &Scope,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let at = match self.table.time() {
+            // Changes have the table's time. It is up to a second later than a date tells.
+            TableTime::At(date) => date.saturating_add_millis(1_000),
+            TableTime::NotYet | TableTime::Never => now,
+        };
+        // If it is unmet, there is one of a later deletion.
+        self.update(&tombstone::write(scope, at)).await?;
+        Ok(())
+    }
+
     /// Deletes records. Those that do not exist are ignored.
     pub(crate) async fn delete(self: &Arc<Self>, keys: &[Key]) -> Result<(), StoreError> {
         let keys: BTreeSet<&Key> = keys.iter().collect();
@@ -182,14 +202,15 @@ impl Driver {
     }
 
     /// Deletes the record of a namespace, and its items that are no records: registries, and items of other
-    /// clients. The record goes last, so that an interrupted deletion can be repeated.
+    /// clients. Its tombstone stays. The record goes last, so that an interrupted deletion can be repeated.
     async fn delete_namespace(self: &Arc<Self>, ns: &NamespaceId) -> Result<(), StoreError> {
         let system = system_partition(ns.as_str());
         let mut left = self.find_keys(None, system, Range::All).await?;
         let indexed = Some(Index::Namespace);
         left.extend(self.find_keys(indexed, namespace_partition(ns), Range::All).await?);
-        let left: BTreeSet<ItemKey> =
-            left.into_iter().filter(|key| record_key(key).is_none()).collect();
+        let own = tombstone::key(&Scope::Namespace(ns.clone()));
+        left.retain(|key| record_key(key).is_none() && *key != own);
+        let left: BTreeSet<ItemKey> = left.into_iter().collect();
         let left: Vec<ItemKey> = left.into_iter().collect();
         self.remove(&left).await?;
         self.remove(&[ItemKey::of(&Key::Namespace(ns.clone()))]).await?;

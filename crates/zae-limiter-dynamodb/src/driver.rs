@@ -23,6 +23,7 @@ use crate::bucket::decide::Request;
 use crate::bucket::message::{
     self, Call, CallResult, Caller, Command, Event, Op, Queued, Response,
 };
+use crate::bucket::time::Time;
 use crate::buckets::{Bucket, Buckets};
 use crate::error::CallError;
 use crate::meter::{Meter, Resharding};
@@ -78,6 +79,11 @@ impl Driver {
         self.runtime.get().map_or(Ok(()), |runtime| runtime.check())
     }
 
+    /// The table's time.
+    pub(crate) fn time(&self) -> Time {
+        Time::new(self.table.time(), self.options.max_clock_skew)
+    }
+
     /// Submits a request to its bucket.
     pub(crate) fn submit(self: &Arc<Self>, request: Request, now: Timestamp) -> ReplyReceiver {
         let (sender, receiver) = oneshot::channel();
@@ -106,6 +112,12 @@ impl Driver {
             Reply::Done(count) => Ok(count),
             other => unreachable!("a task is done, not {other:?}"),
         }
+    }
+
+    /// Whether a bucket's snapshots may refuse a leg.
+    pub(crate) fn may_refuse(&self, leg: &Leg, now: Timestamp) -> bool {
+        let bucket = self.buckets.find(leg.target.key());
+        bucket.is_some_and(|bucket| bucket.lock().may_refuse(leg, now))
     }
 
     /// The statuses of a leg by a bucket's snapshots, if they are fresh.
@@ -154,13 +166,18 @@ impl Driver {
         let (mut mine, mut follows_task_reply) = (None, false);
         let mut events = vec![event];
         while let Some(event) = events.pop() {
-            let commands = bucket.lock().on(event);
+            let commands = {
+                let mut machine = bucket.lock();
+                machine.set_time(self.time());
+                machine.on(event)
+            };
             for command in commands {
                 match command {
                     Command::Call(op, call) => {
                         let (driver, bucket) = (Arc::clone(self), Arc::clone(bucket));
-                        let call = Some(call);
-                        let running = Running { driver, bucket, op, call, follows_task_reply };
+                        let (call, has_returned) = (Some(call), false);
+                        let running =
+                            Running { driver, bucket, op, call, has_returned, follows_task_reply };
                         if let Some(other) = mine.replace(running) {
                             self.spawn(Box::pin(other.go()));
                         }
@@ -174,6 +191,9 @@ impl Driver {
                     }
                     Command::LostRefund(error) => {
                         tracing::warn!(%error, "could not refund a cancelled acquire");
+                    }
+                    Command::Rewound => {
+                        tracing::info!("a refill time far in the future was set to now");
                     }
                     Command::Count(counted) => self.resharding.count(counted, &bucket.key),
                 }
@@ -212,21 +232,22 @@ impl Driver {
     }
 
     /// Makes a call for a bucket.
-    async fn perform(&self, call: &Call) -> CallResult {
+    async fn perform(&self, bucket: &BucketKey, call: Call) -> CallResult {
         let limit = self.options.call_timeout;
         match call {
             Call::Pause(wait) => {
-                self.table.pause(*wait).await;
+                self.table.pause(wait).await;
                 Ok(Response::Woke)
             }
-            Call::Update(_, update) => {
-                let updated = self.within(limit, self.table.update(update)).await?;
+            Call::Update(shard, update) => {
+                let key = BucketItemKey { bucket: bucket.clone(), shard };
+                let updated = self.within(limit, self.table.update_bucket(&key, update)).await?;
                 let (Updated::Done(_, consumed) | Updated::Unmet(_, consumed)) = &updated;
                 self.meter.count(*consumed);
                 Ok(Response::Updated(updated))
             }
             Call::Transact(changes) => {
-                let transacted = self.within(limit, self.table.transact(changes)).await?;
+                let transacted = self.within(limit, self.table.transact(&changes)).await?;
                 let (Transacted::Done(consumed) | Transacted::Unmet(_, consumed)) = &transacted;
                 self.meter.count(*consumed);
                 Ok(Response::Transacted(transacted))
@@ -282,8 +303,9 @@ struct Running {
     driver: Arc<Driver>,
     bucket: Arc<Bucket<Sender>>,
     op: Op,
-    /// `None` once it has returned.
+    /// `None` once it was made.
     call: Option<Call>,
+    has_returned: bool,
     /// The same event also replied to a task.
     follows_task_reply: bool,
 }
@@ -292,9 +314,9 @@ impl Running {
     async fn go(self) {
         let mut next = Some(self);
         while let Some(mut running) = next.take() {
-            let Some(call) = &running.call else { return };
-            let result = running.driver.perform(call).await;
-            running.call = None;
+            let Some(call) = running.call.take() else { return };
+            let result = running.driver.perform(&running.bucket.key, call).await;
+            running.has_returned = true;
             let event = Event::Answered(running.op, result);
             next = running.driver.feed_within(&running.bucket, event);
             if next.as_ref().is_some_and(|next| next.follows_task_reply) {
@@ -315,7 +337,7 @@ thread_local! {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if self.call.take().is_none() {
+        if self.has_returned {
             return;
         }
         let dropped = (Arc::clone(&self.driver), Arc::clone(&self.bucket), self.op);

@@ -14,6 +14,7 @@ mod cursor;
 mod deletion;
 mod driver;
 mod error;
+mod everything;
 mod lists;
 mod meter;
 mod options;

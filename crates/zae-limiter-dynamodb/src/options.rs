@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use zae_limiter_core::MAX_CLOCK_SKEW;
 
 /// The most shards of a bucket: 64,000 writes a second.
 const SHARDS_MAX: u32 = 64;
@@ -30,6 +31,7 @@ pub struct DynamoOptions {
     pub(crate) queue_max: usize,
     pub(crate) worker_threads: Option<usize>,
     pub(crate) runtime: Option<Handle>,
+    pub(crate) max_clock_skew: Duration,
 }
 
 impl Default for DynamoOptions {
@@ -45,6 +47,7 @@ impl Default for DynamoOptions {
             queue_max: 10_000,
             worker_threads: None,
             runtime: None,
+            max_clock_skew: MAX_CLOCK_SKEW,
         }
     }
 }
@@ -117,6 +120,16 @@ impl DynamoOptions {
     #[must_use]
     pub fn queue_max(mut self, callers: usize) -> Self {
         self.queue_max = callers.max(1);
+        self
+    }
+
+    /// How far the caller's clock may differ from the table's time (2 minutes). A call from a clock that differs by more
+    /// uses the table's time. A refill time that lies further ahead of the table's time was written by a wrong clock,
+    /// and the store sets it back. The table's time is the date of its responses. Zero switches both off: for tests with
+    /// a clock of their own on a real endpoint.
+    #[must_use]
+    pub fn max_clock_skew(mut self, bound: Duration) -> Self {
+        self.max_clock_skew = bound;
         self
     }
 

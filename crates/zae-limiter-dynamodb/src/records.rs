@@ -152,11 +152,11 @@ fn key_of(write: &Write) -> Key {
     }
 }
 
-fn precondition_of(write: &Write) -> Precondition {
+fn precondition_of(write: &Write) -> &Precondition {
     match write {
         Write::Put(_, precondition)
         | Write::Delete(_, precondition)
-        | Write::Check(_, precondition) => *precondition,
+        | Write::Check(_, precondition) => precondition,
     }
 }
 
@@ -176,27 +176,41 @@ fn conflict_seen(batch: &[Write], seen: &HashMap<ItemKey, Option<Item>>) -> Opti
     for (at, write) in batch.iter().enumerate() {
         match seen.get(&ItemKey::of(&key_of(write))) {
             Some(item) if !holds(write, item.as_ref()) => return Some(at),
-            None if precondition_of(write) != Precondition::Always => return None,
+            None if *precondition_of(write) != Precondition::Always => return None,
             _ => {}
         }
     }
     None
 }
 
-/// Whether a write's precondition holds for an item, and the item is not being purged.
+/// Whether a write's precondition holds for an item.
 fn holds(write: &Write, item: Option<&Item>) -> bool {
-    let is_met = match precondition_of(write) {
+    let key = key_of(write);
+    // A damaged record meets no precondition on its contents.
+    let decoded = || item.and_then(|item| records::decode(&key, item).ok().flatten());
+    match precondition_of(write) {
         Precondition::Always => true,
+        // The record of a name may outlive its namespace.
+        Precondition::Absent if is_name(&key) => item.is_none() || decoded().is_none(),
         Precondition::Absent => item.is_none(),
         Precondition::Present => item.is_some(),
         Precondition::Version(wanted) => {
-            let wanted = i64::try_from(wanted).ok();
-            is_config(&key_of(write))
+            let wanted = i64::try_from(*wanted).ok();
+            is_config(&key)
                 && wanted.is_some()
                 && item.is_some_and(|item| version_of(item) == wanted)
         }
-    };
-    is_met && !(reactivates(write) && item.is_some_and(|item| !is_not_purging(item)))
+        Precondition::Status(status) => {
+            matches!(decoded(), Some(Record::Namespace(found)) if found.status() == *status)
+        }
+        Precondition::NameOf(id) => {
+            matches!(decoded(), Some(Record::NamespaceName(_, of)) if of == *id)
+        }
+    }
+}
+
+fn is_name(key: &Key) -> bool {
+    matches!(key, Key::NamespaceName(_))
 }
 
 /// Whether the record has a version: only stored limits do.
@@ -208,36 +222,29 @@ fn version_of(item: &Item) -> Option<i64> {
     item.get(CONFIG_VERSION).map_or(Some(0), Value::as_i64)
 }
 
-fn is_not_purging(item: &Item) -> bool {
-    item.get("status").is_none_or(|status| status.as_str() != Some("purging"))
-}
-
-/// Whether the write recovers a namespace that may have been deleted.
-fn reactivates(write: &Write) -> bool {
-    let Write::Put(Record::Namespace(namespace), Precondition::Present) = write else {
-        return false;
-    };
-    namespace.deleted_at.is_none()
-}
-
-fn conditions_of(key: &Key, precondition: Precondition) -> Vec<Condition> {
+fn conditions_of(key: &Key, precondition: &Precondition) -> Vec<Condition> {
     let pk = || "PK".to_owned();
+    let never = || vec![Condition::Exists(pk()), Condition::Absent(pk())];
     let version = || CONFIG_VERSION.to_owned();
     match precondition {
         Precondition::Always => Vec::new(),
+        Precondition::Absent if is_name(key) => vec![records::is_free()],
         Precondition::Absent => vec![Condition::Absent(pk())],
         Precondition::Present => vec![Condition::Exists(pk())],
-        // Contradictory, so that it never holds.
-        Precondition::Version(_) if !is_config(key) => {
-            vec![Condition::Exists(pk()), Condition::Absent(pk())]
+        Precondition::Status(status) if matches!(key, Key::Namespace(_)) => {
+            vec![Condition::Exists(pk()), records::has_status(*status)]
         }
+        Precondition::NameOf(id) if is_name(key) => vec![records::is_name_of(id)],
+        // Contradictory, so that it never holds.
+        Precondition::Status(_) | Precondition::NameOf(_) => never(),
+        Precondition::Version(_) if !is_config(key) => never(),
         Precondition::Version(0) => {
             let zero = Condition::Equal(version(), Value::number(0));
             let none = Condition::Absent(version());
             vec![Condition::Exists(pk()), Condition::Any(vec![none, zero])]
         }
         Precondition::Version(wanted) => {
-            let wanted = i64::try_from(wanted).unwrap_or(i64::MAX);
+            let wanted = i64::try_from(*wanted).unwrap_or(i64::MAX);
             vec![Condition::Equal(version(), Value::number(wanted))]
         }
     }
@@ -318,11 +325,11 @@ fn prepare(batch: &[Write], seen: &HashMap<ItemKey, Option<Item>>) -> Prepared {
         match write {
             Write::Put(record, _) => put(&mut prepared, batch, at, record, before),
             Write::Delete(deleted, precondition) => {
-                delete(&mut prepared, at, deleted, *precondition, before);
+                delete(&mut prepared, at, deleted, precondition, before);
             }
             Write::Check(_, Precondition::Always) => {}
             Write::Check(_, precondition) => {
-                prepared.push(at, Change::Check(key, conditions_of(&key_of(write), *precondition)));
+                prepared.push(at, Change::Check(key, conditions_of(&key_of(write), precondition)));
             }
         }
     }
@@ -350,9 +357,6 @@ fn put(prepared: &mut Prepared, batch: &[Write], at: usize, record: &Record, bef
         Record::NamespaceName(name, id) => records::encode_name(name, id, created_at(batch, id)),
         _ => encoded.actions,
     };
-    if reactivates(&batch[at]) {
-        conditions.push(records::not_purging());
-    }
     if let (Key::Config(ns, level), Before::Absent) = (&key, before)
         && let Some(counter) = registry::counter(level)
     {
@@ -376,24 +380,24 @@ fn delete(
     prepared: &mut Prepared,
     at: usize,
     key: &Key,
-    precondition: Precondition,
+    precondition: &Precondition,
     before: Before<'_>,
 ) {
     let item_key = ItemKey::of(key);
     let mut conditions = conditions_of(key, precondition);
-    if precondition == Precondition::Absent {
+    if *precondition == Precondition::Absent {
         return prepared.push(at, Change::Check(item_key, conditions));
     }
     if let Key::Config(ns, level) = key
         && let Some(counter) = registry::counter(level)
     {
         if matches!(before, Before::Absent) {
-            let absent = conditions_of(key, Precondition::Absent);
+            let absent = conditions_of(key, &Precondition::Absent);
             return prepared.push(at, Change::Check(item_key, absent));
         }
         // The counter goes down only if the item exists.
-        if precondition == Precondition::Always {
-            conditions = conditions_of(key, Precondition::Present);
+        if *precondition == Precondition::Always {
+            conditions = conditions_of(key, &Precondition::Present);
         }
         count(&mut prepared.counts, ns, counter, -1);
     }

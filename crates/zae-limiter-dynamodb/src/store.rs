@@ -7,9 +7,11 @@ use smallvec::SmallVec;
 use zae_limiter_core::{
     Admission, Applied, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key, Leg, LegTaken,
     LimitStatus, NamespaceId, Page, PageRequest, Plan, Query, Record, ResourceList, ResourceName,
-    Scope, Settlement, Store, StoreError, StoredBucket, Target, Timestamp, UsageRecording, Write,
-    Written,
+    Scope, Settlement, Store, StoreError, StoredBucket, Target, TimeCheck, Timestamp,
+    UsageRecording, Write, Written,
 };
+
+use zae_limiter_schema::bucket::BucketItem;
 
 use crate::DynamoStore;
 use crate::bucket::decide::Request;
@@ -30,6 +32,10 @@ async fn acquire(driver: &Arc<Driver>, plan: &Plan) -> Result<Admission, StoreEr
 
 /// The statuses of all limits, if the snapshots of all buckets are fresh and one of them refuses.
 fn refused_locally(driver: &Driver, plan: &Plan) -> Option<Vec<LimitStatus>> {
+    // Most calls are admitted, and need no statuses.
+    if !plan.legs.iter().any(|leg| driver.may_refuse(leg, plan.now)) {
+        return None;
+    }
     let mut is_refused = false;
     let mut statuses = Vec::new();
     for (level, leg) in plan.legs.iter().enumerate() {
@@ -76,7 +82,17 @@ async fn peek(
     now: Timestamp,
 ) -> Result<Vec<Option<Bucket>>, StoreError> {
     let shards = driver.read_all_shards(keys).await?;
-    Ok(shards.into_iter().map(|items| Shards::live(items, now).whole(Some(now))).collect())
+    let (time, max_skew) = (driver.time(), driver.options.max_clock_skew);
+    let now = time.corrected(now);
+    // As the next acquire will find it.
+    let rewound = |mut item: BucketItem| {
+        if time.is_ahead(&item) {
+            item.bucket.rewind(now, max_skew);
+        }
+        item
+    };
+    let live = |items: Vec<BucketItem>| Shards::live(items.into_iter().map(rewound), now);
+    Ok(shards.into_iter().map(|items| live(items).whole(Some(now))).collect())
 }
 
 /// The legs of an acquire. If it is dropped before the end, it refunds what was taken.
@@ -179,6 +195,10 @@ impl Drop for Legs<'_> {
 }
 
 impl Store for DynamoStore {
+    fn check_time(&self, now: Timestamp) -> TimeCheck {
+        self.driver.time().check(now)
+    }
+
     fn cost(&self) -> Option<Cost> {
         Some(self.driver.meter.so_far())
     }
@@ -231,6 +251,14 @@ impl Store for DynamoStore {
         Box::pin(self.driver.delete(keys))
     }
 
+    fn note_deletion<'a>(
+        &'a self,
+        scope: &'a Scope,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(self.driver.note_deletion(scope, now))
+    }
+
     fn list<'a>(
         &'a self,
         query: &'a Query,
@@ -253,6 +281,14 @@ impl Store for DynamoStore {
         page: &'a PageRequest,
     ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
         Box::pin(self.driver.list_keys(scope, page))
+    }
+
+    fn list_everything<'a>(
+        &'a self,
+        now: Timestamp,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
+        Box::pin(self.driver.list_everything(now, page))
     }
 
     fn list_resources<'a>(

@@ -119,7 +119,7 @@ fn chain(targets: &[(&Arc<Target>, i64)], now: Timestamp) -> Plan {
         let takes = [Take { cell: 0, amount: Millitokens::new(tokens * 1_000) }];
         Leg { target: Arc::clone(target), takes: takes.into_iter().collect() }
     };
-    Plan { now, legs: targets.iter().map(leg).collect() }
+    Plan { max_skew: None, now, legs: targets.iter().map(leg).collect() }
 }
 
 /// How a table turns a call away that it has not carried out. All pass by themselves.
@@ -331,7 +331,7 @@ async fn a_refund_reaches_its_shard_beside_the_charge_of_another_caller() {
         let amounts = [(0, 1_000), (1, 9_000)];
         let amounts = amounts.map(|(cell, amount)| Take { cell, amount: Millitokens::new(amount) });
         let leg = Leg { target: Arc::clone(&with_b), takes: amounts.into_iter().collect() };
-        let plan = Plan { now: at(0), legs: [leg].into_iter().collect() };
+        let plan = Plan { max_skew: None, now: at(0), legs: [leg].into_iter().collect() };
         let Admission::Taken(taken) = store.acquire(&plan).await.unwrap() else { panic!() };
         let (having, lacking) = (taken[0].placement.get(), 1 - taken[0].placement.get());
         let held_by = |shard: u32| {

@@ -90,7 +90,8 @@ impl Op {
         match &self.ask {
             Ask::Take(amounts) => {
                 let leg = Leg { target, takes: takes(amounts) };
-                let plan = Plan { now: at(self.now), legs: [leg].into_iter().collect() };
+                let plan =
+                    Plan { max_skew: None, now: at(self.now), legs: [leg].into_iter().collect() };
                 let admission = store.acquire(&plan).await?;
                 Ok(Some(matches!(admission, Admission::Taken(_))))
             }
@@ -360,7 +361,7 @@ async fn crowd(seed: u64, chances: Chances, walks: bool) -> Result<(), String> {
         all.map(|(cell, amount)| Take { cell, amount: Millitokens::new(amount) }).collect()
     };
     let leg = Leg { target: Arc::clone(&first), takes: op(&first, spent, 0) };
-    let begin = Plan { now: at(0), legs: [leg].into_iter().collect() };
+    let begin = Plan { max_skew: None, now: at(0), legs: [leg].into_iter().collect() };
     assert!(matches!(plain.acquire(&begin).await.unwrap(), Admission::Taken(_)));
     let shards = 1 << rng.u32(0..4);
     plain.split_to(&key(), shards, at(0)).await.unwrap();
@@ -444,7 +445,13 @@ async fn crowd(seed: u64, chances: Chances, walks: bool) -> Result<(), String> {
             let store = stores[rng.usize(..2)].clone();
             let goes = chances.goes && rng.u8(..4) == 0;
             let goes = if goes { rng.usize(..60) } else { usize::MAX };
-            (does, store, Plan { now: at(0), legs: [leg].into_iter().collect() }, settlement, goes)
+            (
+                does,
+                store,
+                Plan { max_skew: None, now: at(0), legs: [leg].into_iter().collect() },
+                settlement,
+                goes,
+            )
         })
         .collect();
     let mut calls: Vec<Option<Replying<'_>>> = asked
@@ -653,7 +660,7 @@ impl Walker {
         match walk {
             Walk::Take(amounts) => {
                 let leg = Leg { target: self.target(set, read_at), takes: takes(amounts) };
-                let plan = Plan { now: at(now), legs: [leg].into_iter().collect() };
+                let plan = Plan { max_skew: None, now: at(now), legs: [leg].into_iter().collect() };
                 return Ok(matches!(store.acquire(&plan).await?, Admission::Taken(_)));
             }
             Walk::Settle(shard, amounts) => {
@@ -940,7 +947,7 @@ async fn a_charge_beside_a_refund_of_another_limit_is_spread_over_all_shards() {
         };
         let plan = |takes: Takes| {
             let leg = Leg { target: Arc::clone(&target), takes };
-            Plan { now: at(0), legs: [leg].into_iter().collect() }
+            Plan { max_skew: None, now: at(0), legs: [leg].into_iter().collect() }
         };
         let charge = |shard: u32, takes: Takes| {
             [Settlement {
@@ -1002,7 +1009,7 @@ async fn a_refund_is_not_repeated_when_a_charge_beside_it_fails() {
                 target: Arc::clone(&narrow),
                 takes: [Take { cell: 0, amount: Millitokens::new(80_000) }].into_iter().collect(),
             };
-            let begin = Plan { now: at(0), legs: [leg].into_iter().collect() };
+            let begin = Plan { max_skew: None, now: at(0), legs: [leg].into_iter().collect() };
             assert!(matches!(store.acquire(&begin).await.unwrap(), Admission::Taken(_)));
             store.split_to(&key(), shards, at(0)).await.unwrap();
             let differences = [(0, -10_000), (1, 5_000)];
@@ -1042,7 +1049,7 @@ async fn concurrent_charges_are_each_spread_over_all_shards() {
     let take = |tokens: i64| {
         let takes = [Take { cell: 0, amount: Millitokens::new(tokens * 1_000) }];
         let leg = Leg { target: Arc::clone(&target), takes: takes.into_iter().collect() };
-        Plan { now: at(0), legs: [leg].into_iter().collect() }
+        Plan { max_skew: None, now: at(0), legs: [leg].into_iter().collect() }
     };
     let charge = |tokens: i64| {
         let differences = [Take { cell: 0, amount: Millitokens::new(tokens * 1_000) }];
@@ -1077,7 +1084,7 @@ async fn a_charge_is_spread_over_all_shards_also_if_one_lacks_the_limit() {
     let take = |target: &Arc<Target>, cell: usize| {
         let takes = [Take { cell, amount: Millitokens::new(1_000) }].into_iter().collect();
         let leg = Leg { target: Arc::clone(target), takes };
-        Plan { now: at(0), legs: [leg].into_iter().collect() }
+        Plan { max_skew: None, now: at(0), legs: [leg].into_iter().collect() }
     };
     assert!(matches!(stores[0].acquire(&take(&narrow, 0)).await.unwrap(), Admission::Taken(_)));
     stores[0].split_to(&key(), 2, at(0)).await.unwrap();
@@ -1112,7 +1119,7 @@ async fn limits_that_change_while_a_bucket_splits_reach_every_shard() {
                 let other = DynamoStore::new(Arc::new(table.clone()), options());
                 let takes = [Take { cell: 0, amount: Millitokens::new(1_000) }];
                 let leg = Leg { target: of(640, 0), takes: takes.into_iter().collect() };
-                let begin = Plan { now: at(0), legs: [leg].into_iter().collect() };
+                let begin = Plan { max_skew: None, now: at(0), legs: [leg].into_iter().collect() };
                 assert!(matches!(other.acquire(&begin).await.unwrap(), Admission::Taken(_)));
                 other.split_to(&key(), shards, at(0)).await.unwrap();
                 let count = AtomicUsize::new(0);
@@ -1167,7 +1174,7 @@ async fn a_refund_lets_no_shard_of_a_bucket_in_debt_admit() {
     let take = |tokens: i64| {
         let takes = [Take { cell: 0, amount: Millitokens::new(tokens * 1_000) }];
         let leg = Leg { target: Arc::clone(&target), takes: takes.into_iter().collect() };
-        Plan { now: at(0), legs: [leg].into_iter().collect() }
+        Plan { max_skew: None, now: at(0), legs: [leg].into_iter().collect() }
     };
     let charge = |tokens: i64| {
         let differences = [Take { cell: 0, amount: Millitokens::new(tokens * 1_000) }];
@@ -1208,7 +1215,7 @@ async fn a_lifetime_that_changes_while_a_bucket_is_split_holds_after_the_merge()
         };
         let takes = [Take { cell: 0, amount: Millitokens::new(1_000) }];
         let leg = Leg { target: of(before, 600, 0), takes: takes.into_iter().collect() };
-        let begin = Plan { now: at(0), legs: [leg].into_iter().collect() };
+        let begin = Plan { max_skew: None, now: at(0), legs: [leg].into_iter().collect() };
         assert!(matches!(store.acquire(&begin).await.unwrap(), Admission::Taken(_)));
         store.split_to(&key(), 2, at(0)).await.unwrap();
         store.reconfigure(&of(after, 500, 1_000), at(1_000)).await.unwrap();
@@ -1301,6 +1308,7 @@ async fn no_entity_id_is_in_a_log_or_an_error() {
             [Take { cell: 0, amount: Millitokens::new(amount) }].into_iter().collect()
         };
         let plan = |amount: i64| Plan {
+            max_skew: None,
             now: at(0),
             legs: [Leg { target: Arc::clone(&target), takes: takes(amount) }].into_iter().collect(),
         };
@@ -1364,6 +1372,7 @@ async fn debts_near_the_limits_of_i64_are_kept_on_shards() {
             [Take { cell: 0, amount: Millitokens::new(amount) }].into_iter().collect()
         };
         let plan = |amount: i64| Plan {
+            max_skew: None,
             now: at(0),
             legs: [Leg { target: Arc::clone(&target), takes: takes(amount) }].into_iter().collect(),
         };
@@ -1447,6 +1456,7 @@ async fn a_change_of_limits_among_many_keeps_every_debt() {
             [Take { cell: 0, amount: Millitokens::new(amount) }].into_iter().collect()
         };
         let plan = |target: &Arc<Target>, amount: i64, now: i64| Plan {
+            max_skew: None,
             now: at(now),
             legs: [Leg { target: Arc::clone(target), takes: takes(amount) }].into_iter().collect(),
         };
@@ -1519,7 +1529,7 @@ async fn a_bucket_split_while_its_limit_is_lowered_admits_by_the_lower_one() {
         let plan = |target: &Arc<Target>, now: i64| {
             let takes = [Take { cell: 0, amount: Millitokens::new(1_000) }].into_iter().collect();
             let leg = Leg { target: Arc::clone(target), takes };
-            Plan { now: at(now), legs: [leg].into_iter().collect() }
+            Plan { max_skew: None, now: at(now), legs: [leg].into_iter().collect() }
         };
         let (old, new) = (of(640, 0), of(64, 10));
         let other = DynamoStore::new(Arc::new(table.clone()), options().seed(7));
@@ -1574,7 +1584,7 @@ async fn the_next_acquire_corrects_the_expiry_after_a_merge() {
     let plan = |target: &Arc<Target>, now: i64| {
         let takes = [Take { cell: 0, amount: Millitokens::new(1_000) }].into_iter().collect();
         let leg = Leg { target: Arc::clone(target), takes };
-        Plan { now: at(now), legs: [leg].into_iter().collect() }
+        Plan { max_skew: None, now: at(now), legs: [leg].into_iter().collect() }
     };
     let (idle, forever) =
         (of(Lifetime::Idle(Duration::from_secs(120)), 0), of(Lifetime::Forever, 1_000));

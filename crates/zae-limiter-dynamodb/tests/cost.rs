@@ -33,7 +33,7 @@ fn take(target: &Arc<Target>, tokens: i64) -> Leg {
 }
 
 fn plan(now: Timestamp, legs: impl IntoIterator<Item = Leg>) -> Plan {
-    Plan { now, legs: legs.into_iter().collect() }
+    Plan { max_skew: None, now, legs: legs.into_iter().collect() }
 }
 
 /// A client on a table, and what it has cost since the last look.

@@ -539,7 +539,7 @@ async fn refunds_reach_the_shard_that_has_the_limit_and_room_for_it() {
             target: Arc::clone(&with_b),
             takes: takes.into_iter().collect(),
         };
-        let plan = Plan { now: at(0), legs: [leg].into_iter().collect() };
+        let plan = Plan { max_skew: None, now: at(0), legs: [leg].into_iter().collect() };
         let Admission::Taken(taken) = store.acquire(&plan).await.unwrap() else { panic!() };
         let having: BTreeSet<u32> = shards(&table)
             .iter()

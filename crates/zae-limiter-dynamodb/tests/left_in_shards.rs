@@ -38,7 +38,7 @@ fn amounts(tokens: [i64; 2]) -> zae_limiter_core::Takes {
 /// The shard, and what the reply says is left of both limits; `None` if it was refused.
 async fn take(store: &DynamoStore, tokens: [i64; 2], now: Timestamp) -> Option<(u32, [i64; 2])> {
     let leg = Leg { target: target(), takes: amounts(tokens) };
-    let plan = Plan { now, legs: [leg].into_iter().collect() };
+    let plan = Plan { max_skew: None, now, legs: [leg].into_iter().collect() };
     match store.acquire(&plan).await.expect("an answer") {
         Admission::Taken(taken) => {
             let left = [taken[0].left[0].get(), taken[0].left[1].get()];

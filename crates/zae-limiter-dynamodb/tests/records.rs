@@ -8,8 +8,9 @@ use std::sync::Arc;
 use common::TestTable;
 use zae_limiter_core::{
     AuditEvent, AuditSubject, BucketKey, BucketQuery, Config, ConfigLevel, EntityId, Key, Limit,
-    LimitSet, Namespace, NamespaceId, NamespaceName, PageRequest, Precondition, Query, Record,
-    ResourceList, ResourceName, Scope, Store, StoreErrorKind, Timestamp, Write, Written,
+    LimitSet, Namespace, NamespaceId, NamespaceName, NamespaceStatus, PageRequest, Precondition,
+    Query, Record, ResourceList, ResourceName, Scope, Store, StoreErrorKind, Timestamp, Write,
+    Written,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::{
@@ -296,7 +297,7 @@ async fn all_shards_of_a_bucket_are_deleted() {
 fn namespace(deleted_at: Option<Timestamp>) -> Record {
     let name = NamespaceName::new("prod").unwrap();
     let created_at = Timestamp::from_millis(5_000);
-    Record::Namespace(Namespace { id: ns(), name, created_at, deleted_at })
+    Record::Namespace(Namespace { id: ns(), name, created_at, deleted_at, is_purging: false })
 }
 
 #[tokio::test]
@@ -340,9 +341,34 @@ async fn a_namespace_that_is_being_purged_is_not_recovered() {
     let attributes: Vec<(&str, Value)> =
         item.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     table.put(&by_id, &attributes).await;
-    assert_eq!(store.get(&[Key::Namespace(ns())]).await.unwrap(), [Some(deleted)]);
-    let recover = Write::Put(namespace(None), Precondition::Present);
+    let found = store.get(&[Key::Namespace(ns())]).await.unwrap().remove(0);
+    let found = found.and_then(Record::into_namespace).unwrap();
+    assert_eq!(found.status(), NamespaceStatus::Purging);
+    assert_eq!(Record::Namespace(Namespace { is_purging: false, ..found }), deleted);
+    let is_deleted = Precondition::Status(NamespaceStatus::Deleted);
+    let recover = Write::Put(namespace(None), is_deleted);
     assert_eq!(write(&store, &[recover]).await, Written::Conflict(0));
+}
+
+/// Other clients may keep the record of a name and mark it as deleted.
+#[tokio::test]
+async fn the_name_of_a_deleted_namespace_is_free() {
+    for status in ["deleted", "purging"] {
+        let (table, store) = open();
+        let name = NamespaceName::new("prod").unwrap();
+        let record = Record::NamespaceName(name.clone(), ns());
+        let left = [
+            ("namespace_id", Value::text("AAAAAAAAAAA")),
+            ("namespace_name", Value::text("prod")),
+            ("status", Value::text(status)),
+        ];
+        table.put(&ItemKey::of(&record.key()), &left).await;
+        assert_eq!(store.get(&[record.key()]).await.unwrap(), [None]);
+        let put = Write::Put(record.clone(), Precondition::Absent);
+        assert_eq!(write(&store, std::slice::from_ref(&put)).await, Written::Done, "{status}");
+        assert_eq!(store.get(&[record.key()]).await.unwrap(), [Some(record)]);
+        assert_eq!(write(&store, &[put]).await, Written::Conflict(0));
+    }
 }
 
 #[tokio::test]

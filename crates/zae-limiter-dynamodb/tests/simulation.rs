@@ -161,6 +161,46 @@ fn play_stack(seed: u64) -> StackReport {
     })
 }
 
+/// Clocks are wrong by minutes or a year, in both directions, and a client without a check freezes buckets. Nothing is
+/// admitted beyond what the bounds of the clocks allow, and every bucket serves at the end.
+#[test]
+fn no_clock_freezes_a_bucket() {
+    let replay = format!("{REPLAY} no_clock");
+    let reports = play_all("no_clock", &[1_641_975_871], |seed| {
+        let shards_max = [1, 1, 2, 4][usize::try_from(seed % 4).unwrap_or(0)];
+        let simulation = Simulation::new(seed).harsh(HARSH).replayed_by(&replay);
+        let simulation = simulation.with_wrong_clocks();
+        match seed % 3 {
+            0 => walk_of(&simulation, seed),
+            _ => simulation.run(move |table, client| {
+                Arc::new(DynamoStore::new(table, options(seed, client, shards_max)))
+            }),
+        }
+    });
+    let sum = |count: fn(&Report) -> u64| reports.iter().map(count).sum::<u64>();
+    let (frozen, rewound) = (sum(|report| report.frozen), sum(|report| report.rewound));
+    println!("no_clock: {frozen} frozen, {rewound} rewound");
+    assert!(reports.is_empty() || frozen > 0 && rewound > 0);
+}
+
+/// Whole limiters with such clocks.
+#[test]
+fn limiters_with_wrong_clocks_keep_their_promises() {
+    let seeds = Seeds::from_env(8, &format!("{REPLAY} limiters_with"));
+    let reports = seeds.play_and_print(
+        |seed| {
+            let stack = Stack::new(seed).harsh(HARSH).with_wrong_clocks();
+            let stack = stack.replayed_by(&format!("{REPLAY} limiters_with"));
+            stack.run(move |table, client| {
+                Arc::new(DynamoStore::new(table, options(seed, client, 4)))
+            })
+        },
+        |_| {},
+    );
+    let admitted = reports.iter().map(|report| report.admitted).sum::<u64>();
+    assert!(seeds.is_alone() || reports.is_empty() || admitted > 0);
+}
+
 /// Limiters with their deadlines, retries, breakers and leases, on the store, on the table.
 #[test]
 fn the_whole_stack_keeps_its_deadlines_and_its_confirmed_writes() {

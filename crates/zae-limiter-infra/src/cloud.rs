@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
 use std::fmt;
-use zae_limiter_core::BoxFuture;
+use std::time::Duration;
+
+use zae_limiter_core::{BoxFuture, UsageSettings};
 
 use crate::plan::{StackPlan, tag};
 
@@ -135,6 +137,9 @@ pub enum Maker {
     Other,
 }
 
+/// A hundred years.
+const DAYS_MAX: u32 = 36_500;
+
 /// How early releases of the Python client began the names of stacks.
 const EARLY_PREFIX: &str = "ZAEL-";
 /// Parameters and outputs of all templates of the Python client.
@@ -159,6 +164,23 @@ impl StackState {
         let has_parameters = PYTHON_PARAMETERS.iter().all(|one| self.parameters.contains_key(*one));
         let has_outputs = PYTHON_OUTPUTS.iter().all(|one| self.outputs.contains_key(*one));
         self.name.starts_with(EARLY_PREFIX) || (has_parameters && has_outputs)
+    }
+
+    /// The windows of usage records and their retention, if the stack has a function that writes them.
+    pub fn usage_settings(&self) -> Option<UsageSettings> {
+        let parameter = |name: &str| self.parameters.get(name).map(String::as_str);
+        if parameter("EnableAggregator") == Some("false") {
+            return None;
+        }
+        let windows = parameter("SnapshotWindows")?.split(',').map(|word| word.trim().parse().ok());
+        let mut settings =
+            UsageSettings { windows: windows.collect::<Option<_>>()?, ..UsageSettings::default() };
+        if let Some(days) =
+            parameter("UsageRetentionDays").and_then(|days| days.parse::<u32>().ok())
+        {
+            settings.retention = Duration::from_secs(u64::from(days.min(DAYS_MAX)) * 86_400);
+        }
+        Some(settings)
     }
 
     /// An output. `None` if it is empty or does not exist.
@@ -282,7 +304,24 @@ pub trait Cloud: fmt::Debug + Send + Sync {
 
 #[cfg(test)]
 mod tests {
+    use zae_limiter_core::Window::{Daily, Hourly, Monthly};
+
     use super::*;
+    use crate::options::StackOptions;
+
+    fn empty(name: &str) -> StackState {
+        StackState {
+            name: name.to_owned(),
+            id: String::new(),
+            status: Status("CREATE_COMPLETE".to_owned()),
+            reason: None,
+            created_at: None,
+            updated_at: None,
+            parameters: BTreeMap::new(),
+            outputs: BTreeMap::new(),
+            tags: BTreeMap::new(),
+        }
+    }
 
     fn stack(name: &str, tagged: bool, parameters: &[&str], outputs: &[&str]) -> Maker {
         let map = |names: &[&str]| -> BTreeMap<String, String> {
@@ -290,17 +329,29 @@ mod tests {
         };
         let managed = (tag::MANAGED_BY.to_owned(), tag::MANAGED_BY_US.to_owned());
         let state = StackState {
-            name: name.to_owned(),
-            id: String::new(),
-            status: Status("CREATE_COMPLETE".to_owned()),
-            reason: None,
-            created_at: None,
-            updated_at: None,
             parameters: map(parameters),
             outputs: map(outputs),
             tags: tagged.then_some(managed).into_iter().collect(),
+            ..empty(name)
         };
         state.maker()
+    }
+
+    #[test]
+    fn the_settings_of_a_deployed_function_are_those_of_its_options() {
+        let options = || StackOptions::new("my-app".parse().expect("a name"));
+        let settings = |options: StackOptions| {
+            let parameters = options.plan().expect("valid").parameters;
+            StackState { parameters, ..empty("my-app") }.usage_settings()
+        };
+        let found = settings(options()).expect("a function");
+        let retention = UsageSettings::default().retention;
+        assert_eq!((&found.windows[..], found.retention), (&[Hourly, Daily][..], retention));
+        let found = settings(options().snapshot_windows([Monthly]).usage_retention_days(7));
+        let week = Duration::from_secs(7 * 86_400);
+        assert_eq!(found, Some(UsageSettings { windows: vec![Monthly], retention: week }));
+        assert_eq!(settings(options().no_aggregator()), None);
+        assert_eq!(empty("of-another-program").usage_settings(), None);
     }
 
     #[test]

@@ -22,7 +22,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_else(|| panic!("not a text: {value}")).to_owned()
 }
 
-/// The metrics of the dashboard that AWS's own services write.
+/// The metrics of the dashboard.
 fn shown() -> BTreeSet<Metric> {
     let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
     let widgets = dashboard["widgets"].as_array().unwrap().iter();
@@ -35,7 +35,7 @@ fn shown() -> BTreeSet<Metric> {
         let dimensions = pairs.iter().map(|[name, value]| (name.clone(), value.clone()));
         (words[0].clone(), words[1].clone(), dimensions.collect())
     });
-    metrics.filter(|(namespace, ..)| namespace.starts_with("AWS/")).collect()
+    metrics.collect()
 }
 
 /// The metrics that the alarms watch.
@@ -67,7 +67,8 @@ fn the_dashboard_shows_every_metric_with_an_alarm_and_none_that_the_stack_lacks(
     let missing: Vec<&Metric> = watched.difference(&shown).collect();
     assert!(missing.is_empty(), "not on the dashboard: {missing:?}");
     let table = vec![("TableName".to_owned(), "my-app".to_owned())];
-    for (namespace, name, dimensions) in shown.difference(&watched) {
+    let of_aws = |metric: &&Metric| metric.0.starts_with("AWS/");
+    for (namespace, name, dimensions) in shown.difference(&watched).filter(of_aws) {
         assert_eq!(namespace, "AWS/DynamoDB", "{name}");
         assert!(WITHOUT_ALARM.contains(&name.as_str()), "unknown: {name}");
         assert_eq!(*dimensions, table, "{name}");
@@ -87,4 +88,42 @@ fn widgets_do_not_overlap() {
             }
         }
     }
+}
+
+/// Lambda counts an invocation that returns records to be delivered again as a success.
+#[test]
+fn an_alarm_sees_records_that_fail_in_invocations_that_succeed() {
+    let metric = ("ZaeLimiter/Aggregator", "RecordsFailed");
+    let table = vec![("TableName".to_owned(), "my-app".to_owned())];
+    let watched = watched();
+    let found = watched.iter().find(|(namespace, name, _)| (&**namespace, &**name) == metric);
+    assert_eq!(found.map(|(.., dimensions)| dimensions), Some(&table), "{watched:?}");
+    let plan = StackOptions::new("my-app".parse().unwrap()).plan().unwrap();
+    let stack = Stack::of(&plan, "code/1.zip");
+    let alarm = stack.properties("FailedRecordsAlarm");
+    assert_eq!(alarm["ComparisonOperator"], "GreaterThanThreshold");
+    assert_eq!((alarm["Threshold"].as_u64(), &alarm["Statistic"]), (Some(0), &"Sum".into()));
+    let without = StackOptions::new("my-app".parse().unwrap()).no_aggregator().plan().unwrap();
+    assert!(!Stack::of(&without, "").resources.contains_key("FailedRecordsAlarm"));
+}
+
+#[test]
+fn the_guide_names_every_alarm_and_the_time_that_dead_letters_leave() {
+    let guide = include_str!("../../../docs/operations.md");
+    let plan = StackOptions::new("my-app".parse().unwrap()).plan().unwrap();
+    let stack = Stack::of(&plan, "code/1.zip");
+    let alarms = stack.resources.values().filter(|one| one["Type"] == "AWS::CloudWatch::Alarm");
+    let names: Vec<String> = alarms.map(|alarm| text(&alarm["Properties"]["AlarmName"])).collect();
+    assert_eq!(names.len(), 7, "the guide says seven");
+    for name in names {
+        let name = name.strip_prefix("my-app").unwrap();
+        assert!(guide.contains(&format!("| `…{name}` |")), "{name}");
+    }
+    // Of the 24 hours in the stream.
+    let mapping = stack.properties("StreamMapping");
+    assert_eq!(mapping["MaximumRecordAgeInSeconds"].as_u64(), Some(12 * 3_600));
+    assert!(guide.contains("count on 12 hours"));
+    let days = stack.properties("DeadLetters")["MessageRetentionPeriod"].as_u64();
+    assert_eq!(days, Some(14 * 86_400));
+    assert!(guide.contains("keeps the message\nfor 14 days"));
 }

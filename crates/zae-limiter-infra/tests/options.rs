@@ -154,7 +154,7 @@ fn every_alarm_notifies_the_topic() {
             assert_eq!(stack(&options()).properties(name).get("AlarmActions"), None);
         }
     }
-    assert_eq!(alarms, 6);
+    assert_eq!(alarms, 7);
 }
 
 #[test]

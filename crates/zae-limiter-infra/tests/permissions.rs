@@ -358,8 +358,13 @@ fn the_aggregator_may_book_and_refill_and_nothing_else() {
     assert!(aggregator.may("UpdateItem", TABLE_ARN, &key("abcdefghijk/BUCKET#k#r#0")));
     assert!(aggregator.may("UpdateItem", TABLE_ARN, &key("abcdefghijk/ENTITY#k")));
     assert!(aggregator.may("GetRecords", "att:Table.StreamArn", &[]));
+    // A record is created with a check of the tombstones of its entity and namespace.
+    let tombstones = ["abcdefghijk/ENTITY#k".to_owned(), "abcdefghijk/SYSTEM#".to_owned()];
+    assert!(aggregator.may("BatchGetItem", TABLE_ARN, &tombstones));
+    assert!(aggregator.may("ConditionCheckItem", TABLE_ARN, &tombstones[..1]));
+    assert!(aggregator.may("BatchWriteItem", TABLE_ARN, &tombstones[..1]));
     assert!(!aggregator.may("GetItem", TABLE_ARN, &key("_/SYSTEM#")));
-    assert!(!aggregator.may("GetItem", TABLE_ARN, &key("abcdefghijk/ENTITY#k")));
+    assert!(!aggregator.may("GetItem", TABLE_ARN, &key("abcdefghijk/RESOURCE#r")));
     for other in
         ["abcdefghijk/SYSTEM#", "abcdefghijk/RESOURCE#r", "abcdefghijk/AUDIT#k", "_/SYSTEM#"]
     {

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - a balance never exceeds its limit's capacity;
-//! - time is credited once: `refilled_at` never moves back;
+//! - time is credited once: `refilled_at` never moves back, except by [`Bucket::rewind`];
 //! - `remainder` carries the fraction of a millitoken that a refill could not credit. A full bucket
 //!   drops it.
 
@@ -11,7 +11,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{LimitName, LimitSet, Millitokens, Rate, Timestamp};
+use crate::{LimitName, LimitSet, Millitokens, Rate, Take, Timestamp};
 
 /// One limit's balance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,20 +31,32 @@ impl Cell {
         Self { tokens: rate.capacity(), ..Self::default() }
     }
 
+    #[inline]
     fn refill(&mut self, rate: &Rate, elapsed_ms: u64) {
-        let capacity = i128::from(rate.capacity().get());
-        let (added, remainder) = rate.earned_in(elapsed_ms, self.remainder);
-        let tokens = i128::from(self.tokens.get()) + added;
-        if tokens >= capacity {
-            self.tokens = rate.capacity();
-            self.remainder = 0;
-        } else {
-            self.tokens = Millitokens::new(i64::try_from(tokens).expect("below the capacity"));
-            self.remainder = remainder;
+        match rate.earned_below(self.tokens, elapsed_ms, self.remainder) {
+            Some((tokens, remainder)) => {
+                self.tokens = tokens;
+                self.remainder = remainder;
+            }
+            None => {
+                self.tokens = rate.capacity();
+                self.remainder = 0;
+            }
         }
     }
 
+    /// Takes what the balance covers, and returns what is left.
+    #[inline]
+    fn take(&mut self, amount: Millitokens) -> Millitokens {
+        let tokens = self.tokens.get().checked_sub(amount.get());
+        self.tokens = Millitokens::new(tokens.expect("the balance covers the amount"));
+        self.unbooked = self.unbooked.saturating_add(amount);
+        self.consumed = self.consumed.saturating_add(amount);
+        self.tokens
+    }
+
     /// Applies a signed difference: positive takes, negative refunds, up to the capacity.
+    #[inline]
     fn charge(&mut self, rate: &Rate, difference: Millitokens) -> Result<(), Overflow> {
         match self.tokens.get().checked_sub(difference.get()) {
             Some(tokens) if tokens < rate.capacity().get() => {
@@ -131,16 +143,19 @@ impl Bucket {
     }
 
     /// The limits by which the bucket refills.
+    #[inline]
     pub fn limits(&self) -> &Arc<LimitSet> {
         &self.limits
     }
 
     /// The balances, one for each limit, in the order of the limits.
+    #[inline]
     pub fn cells(&self) -> &[Cell] {
         &self.cells
     }
 
     /// The moment up to which elapsed time is credited.
+    #[inline]
     pub fn refilled_at(&self) -> Timestamp {
         self.refilled_at
     }
@@ -152,6 +167,7 @@ impl Bucket {
     }
 
     /// Credits the time up to `now` to all limits. A clock that stands or runs back credits nothing.
+    #[inline]
     pub fn refill(&mut self, now: Timestamp) {
         let elapsed_ms = now.millis_since(self.refilled_at);
         if elapsed_ms == 0 {
@@ -161,6 +177,29 @@ impl Bucket {
             cell.refill(rate, elapsed_ms);
         }
         self.refilled_at = now;
+    }
+
+    /// Whether the refill time lies more than twice `max_skew` after `now`: a clock that was ahead has written it. A
+    /// clock within the bound may have been checked against a time that differs a little from `now`.
+    pub fn is_ahead(&self, now: Timestamp, max_skew: Duration) -> bool {
+        // Usually it is not even after `now`: that costs less to find out.
+        self.refilled_at > now && self.refilled_at > now.saturating_add(max_skew.saturating_mul(2))
+    }
+
+    /// Sets a refill time that [is ahead](Self::is_ahead) to `now`. Otherwise nothing would be earned until the clock
+    /// that wrote it is right. Balances stay, and fractions of a millitoken are dropped. Returns whether it did.
+    ///
+    /// `now` must be right: a clock that lags by more than `max_skew` would rewind a right refill time.
+    ///
+    /// The time from `now` to the old refill time may then be credited a second time, at most the capacity. If the
+    /// clock that was ahead goes on, that happens after each rewind. So nobody may rewind a bucket often.
+    pub fn rewind(&mut self, now: Timestamp, max_skew: Duration) -> bool {
+        let is_ahead = self.is_ahead(now, max_skew);
+        if is_ahead {
+            self.refilled_at = now;
+            self.cells.iter_mut().for_each(|cell| cell.remainder = 0);
+        }
+        is_ahead
     }
 
     /// A copy of the balances, for [`restore`](Self::restore).
@@ -179,7 +218,35 @@ impl Bucket {
         self.refilled_at = before.refilled_at;
     }
 
+    /// Refills the bucket up to `now` and takes all amounts, as [`decide`](crate::decide) does for a chain of one
+    /// bucket, but each cell must be named at most once. If a balance is too low, nothing changes, not even the refill
+    /// time. Otherwise it writes the balances after taking to `left`, one for each amount. Returns whether it took them.
+    ///
+    /// # Panics
+    ///
+    /// When an amount is negative, its cell does not exist, or `left` has another length.
+    #[inline]
+    pub fn take(&mut self, takes: &[Take], left: &mut [Millitokens], now: Timestamp) -> bool {
+        assert_eq!(takes.len(), left.len(), "one balance for each amount");
+        let before = if now > self.refilled_at { Some(self.balances()) } else { None };
+        self.refill(now);
+        for (at, take) in takes.iter().enumerate() {
+            assert!(take.amount >= Millitokens::ZERO, "an acquire never takes a negative amount");
+            debug_assert!(takes[..at].iter().all(|other| other.cell != take.cell), "named twice");
+            if !self.holds(take.cell, take.amount) {
+                before.into_iter().for_each(|before| self.restore(before));
+                return false;
+            }
+        }
+        let cells = &mut self.cells[..];
+        for (take, left) in takes.iter().zip(left) {
+            *left = cells[take.cell].take(take.amount);
+        }
+        true
+    }
+
     /// Whether the balance of cell `at` covers `amount`. 0 is always covered, even in debt.
+    #[inline]
     pub(crate) fn holds(&self, at: usize, amount: Millitokens) -> bool {
         self.cells[at].holds(amount)
     }
@@ -190,6 +257,7 @@ impl Bucket {
     /// # Errors
     ///
     /// [`Overflow`]; nothing is changed.
+    #[inline]
     pub fn charge(&mut self, at: usize, difference: Millitokens) -> Result<(), Overflow> {
         self.cells[at].charge(&self.limits.rates()[at], difference)
     }
@@ -217,6 +285,7 @@ impl Bucket {
     }
 
     /// Whether any limit is in debt.
+    #[inline]
     pub fn in_debt(&self) -> bool {
         self.cells.iter().any(|cell| cell.tokens < Millitokens::ZERO)
     }
@@ -348,6 +417,7 @@ impl FromIterator<Cell> for Cells {
 impl Deref for Cells {
     type Target = [Cell];
 
+    #[inline]
     fn deref(&self) -> &[Cell] {
         match self {
             Self::Few(cells, len) => &cells[..usize::from(*len)],
@@ -357,6 +427,7 @@ impl Deref for Cells {
 }
 
 impl DerefMut for Cells {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [Cell] {
         match self {
             Self::Few(cells, len) => &mut cells[..usize::from(*len)],

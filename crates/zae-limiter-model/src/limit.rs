@@ -186,6 +186,35 @@ impl Rate {
         (added, left)
     }
 
+    /// The balance after `elapsed_ms` on top of `tokens` and `remainder`, and the new remainder; `None` if that
+    /// reaches the capacity.
+    #[inline]
+    pub(crate) fn earned_below(
+        &self,
+        tokens: Millitokens,
+        elapsed_ms: u64,
+        remainder: u64,
+    ) -> Option<(Millitokens, u64)> {
+        let amount = self.refill_amount.get().unsigned_abs();
+        let product = elapsed_ms.checked_mul(amount).and_then(|p| p.checked_add(remainder));
+        if let (Some(total), Some(missing)) =
+            (product, self.capacity.get().checked_sub(tokens.get()))
+        {
+            // A bucket that is full needs no division, which costs more than the rest.
+            let missing = u64::try_from(missing).unwrap_or(0);
+            if u128::from(total) >= u128::from(missing) * u128::from(self.period_ms) {
+                return None;
+            }
+            let added = i64::try_from(total / self.period_ms).expect("less than what is missing");
+            return Some((Millitokens::new(tokens.get() + added), total % self.period_ms));
+        }
+        let (added, remainder) = self.earned_in(elapsed_ms, remainder);
+        let balance = i128::from(tokens.get()) + added;
+        let is_below = balance < i128::from(self.capacity.get());
+        let balance = || Millitokens::new(i64::try_from(balance).expect("below the capacity"));
+        is_below.then(|| (balance(), remainder))
+    }
+
     /// The least number of milliseconds that earn `deficit` on top of `remainder`, rounded up.
     pub(crate) fn millis_to_earn(&self, deficit: i128, remainder: u64) -> u64 {
         if deficit <= 0 {
@@ -265,6 +294,7 @@ impl LimitSet {
     }
 
     /// How many limits there are.
+    #[inline]
     pub fn len(&self) -> usize {
         self.rates.len()
     }
@@ -275,6 +305,7 @@ impl LimitSet {
     }
 
     /// The index of the limit with this name.
+    #[inline]
     pub fn position(&self, name: &str) -> Option<usize> {
         // For a few short names, comparing bytes inline is faster than a binary search or memcmp.
         let wanted = name.as_bytes();
@@ -285,11 +316,13 @@ impl LimitSet {
     }
 
     /// The names, in order.
+    #[inline]
     pub fn names(&self) -> &[LimitName] {
         &self.names
     }
 
     /// The rates, in the order of the names.
+    #[inline]
     pub fn rates(&self) -> &[Rate] {
         &self.rates
     }

@@ -42,6 +42,7 @@ impl Millitokens {
 
     /// The sum; it saturates at the bounds of `i64`.
     #[must_use]
+    #[inline]
     pub const fn saturating_add(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
     }
@@ -74,6 +75,7 @@ impl fmt::Debug for Millitokens {
 /// # Errors
 ///
 /// [`Invalid`] above [`AMOUNT_MAX`].
+#[inline]
 pub fn amount(tokens: u64) -> Result<Millitokens, Invalid> {
     match i64::try_from(tokens) {
         Ok(fits) if tokens <= AMOUNT_MAX => Ok(Millitokens(fits * MILLI)),

@@ -34,7 +34,7 @@ mod reshard;
 
 use zae_limiter_core::{Bucket, BucketKey, EntityId, LimitName, LimitSet, Rate, Timestamp};
 
-pub use item::{BucketItem, shards_seen, share_of};
+pub use item::{BucketItem, Field, shards_seen, share_of};
 pub use reshard::{ShardPair, after_merge, after_split, merge, restore, split};
 
 pub use count::{carry_shard_count, delete_together, further_shards};
@@ -76,6 +76,7 @@ const SHARDS_SEEN: &str = "shards_seen";
 /// items of other clients.
 const LIMITS_AT: &str = "limits_at";
 const TTL: &str = "ttl";
+const PARENT: &str = "parent_id";
 /// On the first shard: how long the bucket had to live when it was split, in seconds. Shards do not
 /// expire; once merged into one, the bucket does again.
 const IDLE: &str = "idle_s";
@@ -435,6 +436,28 @@ pub fn refill(
     Update { key: key.item_key(), actions, conditions }
 }
 
+/// Sets a refill time that a wrong clock has written to `now`, which is before it. Balances stay; remainders are dropped.
+///
+/// Older snapshots fail their conditions afterwards, by the generation: the refill time may come to stand where it
+/// stood before.
+pub fn rewind(key: &BucketItemKey, snapshot: &BucketItem, now: Timestamp) -> Update {
+    let (mut actions, mut conditions) = (Vec::new(), Vec::new());
+    pin_snapshot(snapshot, &mut conditions);
+    actions.push(Action::Set(REFILLED_AT.to_owned(), Value::number(now.as_millis())));
+    if snapshot.has_remainders {
+        actions.push(Action::Remove(REMAINDERS_AT.to_owned()));
+        snapshot.whole.names().iter().for_each(|limit| push_remainder(&mut actions, limit, 0));
+    }
+    if snapshot.generation != 0 {
+        actions.push(next_generation(snapshot, now));
+    }
+    if let Some(writes) = snapshot.wcu {
+        // It earned nothing either, so this count says nothing.
+        count_write(&mut actions, writes.max(WCU_CAPACITY), now, now);
+    }
+    Update { key: key.item_key(), actions, conditions }
+}
+
 /// A remainder of 0 has no attribute, which keeps the item small.
 fn push_remainder(actions: &mut Vec<Action>, limit: &LimitName, remainder: u64) {
     let name = attribute(limit.as_str(), "rm");
@@ -691,7 +714,7 @@ fn push_copies(actions: &mut Vec<Action>, key: &BucketItemKey, owner: &Owner<'_>
     set("entity_id", Value::text(entity.as_str()));
     set("resource", Value::text(resource.as_str()));
     set("cascade", Value::Bool(owner.parent.is_some()));
-    set("parent_id", parent);
+    set(PARENT, parent);
     set(Index::Resource.pk(), Value::text(crate::resource_partition(namespace, resource)));
     set(Index::Resource.sk(), Value::text(format!("BUCKET#{entity}#{shard}")));
     set(Index::Entity.pk(), Value::text(crate::entity_partition(namespace, entity)));

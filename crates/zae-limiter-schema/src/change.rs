@@ -12,6 +12,17 @@ const GENERATION: &str = "gn";
 const SCHEDULES: [&str; 3] = ["sched", "rsched", "vu"];
 const LIMIT_SCHEDULES: [&str; 4] = ["_sched", "_rsched", "_ws", "_rsa"];
 
+/// Whether the functions below read the attribute from the item before the change.
+pub fn is_compared(attribute: &str) -> bool {
+    let is_count = |name: &str| name.starts_with("b_") && name.ends_with("_tc");
+    matches!(attribute, REFILLED_AT | SHARD_COUNT | GENERATION) || is_count(attribute)
+}
+
+/// Whether the attribute is a key of the table or of an index. Nothing is derived from these.
+pub fn is_key(attribute: &str) -> bool {
+    matches!(attribute, "PK" | "SK") || attribute.starts_with("GSI")
+}
+
 /// By how much the net consumption of each limit differs, in millitokens. A new item counts from 0. A
 /// limit that was removed is left out, and so is the reserved limit.
 ///

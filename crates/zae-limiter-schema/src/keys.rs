@@ -4,8 +4,10 @@ use std::fmt;
 
 use zae_limiter_core::{
     AuditSubject, BucketKey, ConfigLevel, DEFAULT_RESOURCE, EntityId, Key, NamespaceId,
-    NamespaceName, ResourceName, Timestamp, UsageKey, Window,
+    NamespaceName, ResourceName, Scope, Timestamp, UsageKey, Window,
 };
+
+use crate::records::tombstone;
 
 /// The namespace of the table's own records: the version, the namespaces and the stream checkpoints.
 pub const REGISTRY: &str = "_";
@@ -38,6 +40,7 @@ impl ItemKey {
             Key::Bucket(bucket) => {
                 BucketItemKey { bucket: bucket.clone(), shard: SHARD_ZERO }.item_key()
             }
+            Key::Tombstone(scope) => tombstone::key(scope),
             Key::Namespace(id) => Self::new(system_partition(REGISTRY), format!("#NSID#{id}")),
             Key::NamespaceName(name) => {
                 Self::new(system_partition(REGISTRY), format!("#NAMESPACE#{name}"))
@@ -206,6 +209,8 @@ pub enum ParsedKey {
     EntityConfigResources(NamespaceId),
     /// The version record.
     Version,
+    /// The tombstone of an entity or a namespace.
+    Tombstone(Scope),
 }
 
 /// Parses a key. `None` for a key that no supported release of the format writes.
@@ -216,6 +221,9 @@ pub fn parse_key(key: &ItemKey) -> Option<ParsedKey> {
         return parse_registry(kind, name, &key.sk);
     }
     let ns = NamespaceId::new(ns).ok()?;
+    if let Some(scope) = parse_tombstone(&ns, kind, name, &key.sk) {
+        return Some(ParsedKey::Tombstone(scope));
+    }
     let record = match (kind, key.sk.as_str()) {
         ("ENTITY", sk) => parse_entity(ns, EntityId::new(name).ok()?, sk)?,
         ("BUCKET", "#STATE") => {
@@ -240,6 +248,18 @@ pub fn parse_key(key: &ItemKey) -> Option<ParsedKey> {
         _ => return None,
     };
     Some(ParsedKey::Record(record))
+}
+
+fn parse_tombstone(ns: &NamespaceId, kind: &str, name: &str, sk: &str) -> Option<Scope> {
+    match (kind, sk) {
+        ("ENTITY", tombstone::ENTITY_SORT_KEY) => {
+            Some(Scope::Entity(ns.clone(), EntityId::new(name).ok()?))
+        }
+        ("SYSTEM", tombstone::NAMESPACE_SORT_KEY) if name.is_empty() => {
+            Some(Scope::Namespace(ns.clone()))
+        }
+        _ => None,
+    }
 }
 
 fn parse_registry(kind: &str, name: &str, sk: &str) -> Option<ParsedKey> {

@@ -7,6 +7,7 @@
 
 pub mod bucket;
 pub mod change;
+mod dates;
 mod expression;
 mod keys;
 pub mod records;
@@ -14,6 +15,7 @@ mod table;
 mod value;
 mod writers;
 
+pub use dates::{ResponseDates, TableTime, parse_http_date};
 pub use expression::{Action, Condition, Rendered, render_condition, render_update};
 pub use keys::{
     BucketItemKey, Index, ItemKey, ParsedKey, REGISTRY, SHARD_ZERO, bucket_partition,
@@ -21,8 +23,8 @@ pub use keys::{
     resource_partition, system_partition,
 };
 pub use table::{
-    BatchRead, Change, Consistency, Consumed, PAGE_ITEMS_MAX, Query, QueryOutput, Range, Step,
-    Table, TableError, TableErrorKind, Task, Transacted, Update, Updated,
+    BatchRead, Change, Consistency, Consumed, Decoded, PAGE_ITEMS_MAX, Query, QueryOutput, Range,
+    Scanned, Step, Table, TableError, TableErrorKind, Task, Transacted, Update, Updated,
 };
 pub use value::{Item, Malformed, Value, item_size};
 pub use writers::{ATTRIBUTES, Attribute, WRITERS, Writer};

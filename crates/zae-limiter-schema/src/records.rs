@@ -19,6 +19,7 @@ mod namespace;
 mod number;
 mod reader;
 pub mod registry;
+pub mod tombstone;
 mod usage;
 mod version;
 
@@ -33,7 +34,7 @@ use crate::value::{Item, Malformed, Value};
 
 pub use config::CONFIG_VERSION;
 pub use json::to_object;
-pub use namespace::{encode_name, not_purging};
+pub use namespace::{encode_name, has_status, is_free, is_name_of};
 pub use version::Version;
 
 /// The item that a record is written to, as far as it was read.
@@ -84,7 +85,7 @@ pub fn encode(record: &Record, before: Before<'_>) -> Encoded {
 pub fn decode(key: &Key, item: &Item) -> Result<Option<Record>, Malformed> {
     let reader = reader::Reader::new(ItemKey::of(key), item);
     Ok(match key {
-        Key::Bucket(_) => None,
+        Key::Bucket(_) | Key::Tombstone(_) => None,
         Key::Entity(ns, id) => Some(Record::Entity(entity::decode(ns, id, &reader)?)),
         Key::Config(ns, level) => Some(Record::Config(config::decode(ns, level, &reader)?)),
         Key::Audit(ns, subject, id) => {

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use zae_limiter_core::{Applied, BoxFuture};
 
+use crate::bucket::BucketItem;
+use crate::dates::TableTime;
 use crate::expression::{Action, Condition};
-use crate::keys::{Index, ItemKey};
-use crate::value::Item;
+use crate::keys::{BucketItemKey, Index, ItemKey};
+use crate::value::{Item, Malformed};
 
 /// The most items that one page of a query asks for.
 pub const PAGE_ITEMS_MAX: usize = 1_000;
@@ -46,11 +48,25 @@ pub struct Update {
 
 /// The result of an update.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Updated {
+pub enum Updated<I = Item> {
     /// It was applied. The item as it is now.
-    Done(Item, Consumed),
+    Done(I, Consumed),
     /// A condition did not hold, and nothing changed. The item as it is, if there is one.
-    Unmet(Option<Item>, Consumed),
+    Unmet(Option<I>, Consumed),
+}
+
+/// A bucket's item in an answer, or why it cannot be read.
+pub type Decoded = Result<BucketItem, Malformed>;
+
+impl Updated {
+    /// The same result with a decoded item.
+    pub fn decode(self, key: &BucketItemKey) -> Updated<Decoded> {
+        let decode = |item: &Item| BucketItem::decode(key, item);
+        match self {
+            Self::Done(item, consumed) => Updated::Done(decode(&item), consumed),
+            Self::Unmet(item, consumed) => Updated::Unmet(item.as_ref().map(decode), consumed),
+        }
+    }
 }
 
 /// One change of a transaction.
@@ -167,6 +183,17 @@ pub struct QueryOutput {
     pub consumed: Consumed,
 }
 
+/// A page of the whole table.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scanned {
+    /// The items, in no particular order.
+    pub items: Vec<Item>,
+    /// The key after which the next page starts; `None` on the last page.
+    pub next: Option<ItemKey>,
+    /// The capacity consumed.
+    pub consumed: Consumed,
+}
+
 /// Why a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableErrorKind {
@@ -235,6 +262,16 @@ pub trait Table: fmt::Debug + Send + Sync + 'static {
     /// Updates one item.
     fn update<'a>(&'a self, update: &'a Update) -> BoxFuture<'a, Result<Updated, TableError>>;
 
+    /// Updates a bucket's item: every acquire on DynamoDB is one of these. An implementation can save the detour
+    /// through an [`Item`]; the default makes it.
+    fn update_bucket<'a>(
+        &'a self,
+        key: &'a BucketItemKey,
+        update: Update,
+    ) -> BoxFuture<'a, Result<Updated<Decoded>, TableError>> {
+        Box::pin(async move { Ok(self.update(&update).await?.decode(key)) })
+    }
+
     /// Applies at most 100 changes to different items, all or none.
     fn transact<'a>(
         &'a self,
@@ -251,8 +288,27 @@ pub trait Table: fmt::Debug + Send + Sync + 'static {
     /// Reads one page of a partition.
     fn query<'a>(&'a self, query: &'a Query) -> BoxFuture<'a, Result<QueryOutput, TableError>>;
 
+    /// Reads a page of the whole table, at most `limit` items, after a key. The default is an error: only sweeping
+    /// needs it.
+    fn scan<'a>(
+        &'a self,
+        after: Option<&'a ItemKey>,
+        limit: usize,
+    ) -> BoxFuture<'a, Result<Scanned, TableError>> {
+        let _ = (after, limit);
+        Box::pin(async {
+            let message = "this table cannot be scanned";
+            Err(TableError::new(TableErrorKind::Rejected, message))
+        })
+    }
+
     /// Deletes any number of items, whether they exist or not. An error may leave some of them deleted.
     fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>>;
+
+    /// The table's own time, by the dates of its responses. The default has none.
+    fn time(&self) -> TableTime {
+        TableTime::Never
+    }
 
     /// Completes after `wait`, by the table's clock.
     fn pause(&self, wait: Duration) -> BoxFuture<'_, ()>;

@@ -124,6 +124,12 @@ pub const WRITERS: &[Writer] = &[
         pins: SNAPSHOT,
     },
     Writer {
+        name: "rewind",
+        purpose: "Sets an `rf` that a wrong clock has written, far in the future, to now. It grants nothing.",
+        groups: &[&["b_*_rm", "b_wcu_tc", "b_wcu_tk", "gn", "rf", "rm_at"]],
+        pins: &["gn", "rf"],
+    },
+    Writer {
         name: "rewrite",
         purpose: "Gives a shard other limits, or starts an expired bucket again.",
         groups: &[SHARD, BURST, IDLE],
@@ -282,7 +288,7 @@ mod tests {
     use super::*;
     use crate::bucket::{
         After, Alive, Balances, BucketItem, Expiry, Movement, Owner, ShardPair, Since, add,
-        carry_shard_count, create, delete_together, merge, refill, restore, rewrite, split,
+        carry_shard_count, create, delete_together, merge, refill, restore, rewind, rewrite, split,
     };
     use crate::{
         Action, BucketItemKey, Change, Condition, Item, SHARD_ZERO, Update, Value, render_update,
@@ -495,6 +501,7 @@ mod tests {
                 });
                 pinned.collect()
             }
+            "rewind" => vec![rewind(&key(), &first, at(500)), rewind(&key(), &later, at(500))],
             "rewrite" => vec![
                 rewrite(
                     &key(),

@@ -7,20 +7,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use zae_limiter_core::{
     AuditAction, AuditEvent, AuditSubject, Bucket, BucketKey, Config, ConfigLevel, Entity,
     EntityId, Limit, LimitName, LimitSet, Millitokens, Namespace, NamespaceId, NamespaceName,
-    OnUnavailable, Record, ResourceName, Timestamp, Usage, UsageKey, Window,
+    NamespaceStatus, OnUnavailable, Record, ResourceName, Scope, Timestamp, Usage, UsageKey,
+    Window,
 };
 use zae_limiter_schema::bucket::{After, Expiry, Owner, create};
 use zae_limiter_schema::records::booking::{Booking, Position, Source};
 use zae_limiter_schema::records::checkpoint::{self, Checkpoint, Hold};
 use zae_limiter_schema::records::registry::{self, ResourceChanges};
-use zae_limiter_schema::records::{Before, Version, encode, encode_name, not_purging};
+use zae_limiter_schema::records::tombstone;
+use zae_limiter_schema::records::{Before, Version, encode, encode_name, has_status};
 use zae_limiter_schema::{
-    ATTRIBUTES, Action, Attribute, BucketItemKey, Condition, Index, Item, ItemKey, SHARD_ZERO,
-    Update, WRITERS,
+    ATTRIBUTES, Action, Attribute, BucketItemKey, Change, Condition, Index, Item, ItemKey,
+    SHARD_ZERO, Update, WRITERS,
 };
 
 const NAMESPACE: &str = "abcdefghijk";
@@ -122,6 +125,7 @@ fn usage() -> Vec<Update> {
         events: 1,
         expires_at: AT,
         sources: BTreeMap::from([(0, Source { first: position(), last: position() })]),
+        earliest: AT,
     };
     let record = Usage {
         key,
@@ -130,14 +134,16 @@ fn usage() -> Vec<Update> {
         expires_at: Some(AT),
     };
     let mut writes = writes_of(&Record::Usage(record));
-    writes.push(booking.update());
+    writes.push(booking.add());
+    let Change::Update(created) = booking.create(Some(AT)) else { panic!("not an update") };
+    writes.push(created);
     writes
 }
 
-/// A namespace that was deleted can be recovered unless another client deletes its items.
+/// Every change of a namespace requires the status that it starts from.
 fn namespace_by_id(namespace: Namespace) -> Vec<Update> {
     let mut writes = writes_of(&Record::Namespace(namespace));
-    writes[1].conditions.push(not_purging());
+    writes[1].conditions.push(has_status(NamespaceStatus::Deleted));
     writes
 }
 
@@ -147,6 +153,8 @@ fn namespace_by_name(name: &NamespaceName) -> Vec<Update> {
     writes
 }
 
+const TAKEOVER: Duration = Duration::from_secs(20);
+
 fn checkpoints() -> Vec<Update> {
     let seen = Checkpoint {
         shard: STREAM_SHARD.to_owned(),
@@ -154,12 +162,17 @@ fn checkpoints() -> Vec<Update> {
         owner: Some("worker".to_owned()),
         beat: 1,
         position: Some("1".to_owned()),
+        read_to: Some(AT),
         done: false,
+        takeover_after: Some(TAKEOVER),
+        seen_at: Some(AT),
     };
     vec![
-        checkpoint::claim(STREAM_SHARD, &seen.stream, None, "worker", AT),
-        checkpoint::claim(STREAM_SHARD, &seen.stream, Some(&seen), "worker", AT),
-        checkpoint::advance(&seen, "worker", Hold::Release, AT),
+        checkpoint::register(&seen, AT),
+        checkpoint::claim(&seen, None, "worker", TAKEOVER, AT),
+        checkpoint::claim(&seen, Some(&seen), "worker", TAKEOVER, AT),
+        checkpoint::advance(&seen, Some("1"), "worker", Hold::Release, AT),
+        checkpoint::hand_over(&seen, &seen),
     ]
 }
 
@@ -188,7 +201,7 @@ const NAMESPACES: &[Attribute] = &[
     row(
         "status",
         "`active`, `deleted` or `purging`",
-        "`purging` while another client deletes the items; we never write it.",
+        "`purging` while a client deletes the items.",
     ),
     row("created_at", "ISO 8601 time", "When the namespace was registered."),
     row(
@@ -232,7 +245,17 @@ const USAGE: &[Attribute] = &[
         "text",
         "The stream position just after the last booked change of this shard. It keeps a batch that is delivered twice from counting twice.",
     ),
+    row(
+        "after#",
+        "text, epoch milliseconds",
+        "The entity was deleted: changes up to this moment do not count. Absent if it was not.",
+    ),
     row("ttl", "epoch seconds", "When DynamoDB may delete the item."),
+];
+
+const TOMBSTONE: &[Attribute] = &[
+    row("deleted_at", "epoch milliseconds", "When the deletion began, by the clock of its client."),
+    row("ttl", "epoch seconds", "When DynamoDB may delete the item: three days later."),
 ];
 
 const AUDIT: &[Attribute] = &[
@@ -267,6 +290,21 @@ const CHECKPOINT: &[Attribute] = &[
     ),
     row("beat", "number", "The heartbeat: it rises while the owner is alive."),
     row("position", "text", "The sequence number of the last processed record."),
+    row(
+        "read_to",
+        "epoch milliseconds",
+        "The time of the last processed record. It names the time of changes that are lost.",
+    ),
+    row(
+        "seen_at",
+        "epoch milliseconds",
+        "When it was last known that no change was missed. Counts while there is no position.",
+    ),
+    row(
+        "takeover_ms",
+        "milliseconds",
+        "How long the owner's heartbeat may stay unchanged before another worker takes over.",
+    ),
     row("done", "true or false", "Whether the stream shard is closed and processed to its end."),
     row("ttl", "epoch seconds", "When DynamoDB may delete the item."),
 ];
@@ -277,8 +315,13 @@ fn kinds() -> Vec<Kind> {
     let added = ResourceChanges { added: resources.clone(), ..ResourceChanges::default() };
     let replaced = ResourceChanges { added: resources.clone(), removed: ["x".to_owned()].into() };
     let removed = ResourceChanges { removed: resources, ..ResourceChanges::default() };
-    let namespace =
-        Namespace { id: ns(), name: name.clone(), created_at: AT, deleted_at: Some(AT) };
+    let namespace = Namespace {
+        id: ns(),
+        name: name.clone(),
+        created_at: AT,
+        deleted_at: Some(AT),
+        is_purging: false,
+    };
     vec![
         Kind {
             title: "Entity",
@@ -355,6 +398,19 @@ fn kinds() -> Vec<Kind> {
                     records.",
             writes: usage(),
             attributes: USAGE,
+        },
+        Kind {
+            title: "Tombstone of an entity",
+            about: "The entity was deleted. The store writes it first. The aggregator checks it when it \
+                    creates a usage record: changes made before create none.",
+            writes: vec![tombstone::write(&Scope::Entity(ns(), entity()), AT)],
+            attributes: TOMBSTONE,
+        },
+        Kind {
+            title: "Tombstone of a namespace",
+            about: "The namespace was purged, or is being purged. The aggregator creates no usage in it.",
+            writes: vec![tombstone::write(&Scope::Namespace(ns()), AT)],
+            attributes: TOMBSTONE,
         },
         Kind {
             title: "Audit event",

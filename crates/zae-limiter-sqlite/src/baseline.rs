@@ -65,12 +65,9 @@ fn measure(
 ) -> Result<Option<f64>, Failure> {
     create_private(file)?;
     let connection = Connection::open(file)?;
-    let synchronous = match durability {
-        Durability::Normal => "NORMAL",
-        Durability::Full => "FULL",
-    };
+    let durability = durability.pragmas();
     connection.execute_batch(&format!(
-        "PRAGMA journal_mode = WAL; PRAGMA synchronous = {synchronous};
+        "PRAGMA journal_mode = WAL; {durability}
          CREATE TABLE bucket (id TEXT PRIMARY KEY, rpm INTEGER, tpm INTEGER) WITHOUT ROWID;
          INSERT INTO bucket VALUES ('key', 1000000000, 1000000000);"
     ))?;

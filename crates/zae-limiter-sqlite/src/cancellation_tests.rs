@@ -6,42 +6,44 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use zae_limiter_core::{BoxFuture, Leg, Lifetime, Limit, LimitSet, Placement, StoreError, amount};
+use zae_limiter_core::{
+    Applied, BoxFuture, Leg, Lifetime, Limit, LimitSet, Placement, StoreError, amount,
+};
 
 use super::*;
 
-const NOW: Timestamp = Timestamp::from_millis(1_794_752_736_789);
+pub(crate) const NOW: Timestamp = Timestamp::from_millis(1_794_752_736_789);
 
 /// Stops the writer within a transaction.
-struct Gate {
+pub(crate) struct Gate {
     reached: mpsc::Receiver<()>,
     open: mpsc::Sender<()>,
 }
 
 impl Gate {
-    fn put(store: &SqliteStore) -> Self {
+    pub(crate) fn put(store: &SqliteStore) -> Self {
         let (reached_tx, reached) = mpsc::channel();
         let (open, open_rx) = mpsc::channel();
         store.shared.writer.put(Job::Gate(reached_tx, open_rx)).unwrap();
         Self { reached, open }
     }
 
-    fn wait_until_reached(&self) {
+    pub(crate) fn wait_until_reached(&self) {
         self.reached.recv().unwrap();
     }
 
-    fn open(self) {
+    pub(crate) fn open(self) {
         self.open.send(()).unwrap();
     }
 }
 
-fn open() -> (TempDir, SqliteStore) {
+pub(crate) fn open() -> (TempDir, SqliteStore) {
     let folder = tempfile::tempdir().unwrap();
     let store = SqliteStore::open(folder.path().join("limits.db")).unwrap();
     (folder, store)
 }
 
-fn target(id: &str) -> Arc<Target> {
+pub(crate) fn target(id: &str) -> Arc<Target> {
     let key = BucketKey {
         namespace: NamespaceId::new("AbCdEfGhIj_").unwrap(),
         entity: zae_limiter_core::EntityId::new(id).unwrap(),
@@ -51,27 +53,29 @@ fn target(id: &str) -> Arc<Target> {
     Arc::new(Target::new(key, limits, Lifetime::Idle(Duration::from_secs(86_400))))
 }
 
-fn plan(targets: &[&Arc<Target>], tokens: u64) -> Plan {
+pub(crate) fn plan(targets: &[&Arc<Target>], tokens: u64) -> Plan {
     let take = Take { cell: 0, amount: amount(tokens).unwrap() };
     let leg = |target: &&Arc<Target>| Leg {
         target: Arc::clone(target),
         takes: [take].into_iter().collect(),
     };
-    Plan { now: NOW, legs: targets.iter().map(leg).collect() }
+    Plan { max_skew: None, now: NOW, legs: targets.iter().map(leg).collect() }
 }
 
-/// Polls once. The reply cannot be there yet.
-fn submit<T>(future: &mut BoxFuture<'_, Result<T, StoreError>>) {
+/// Polls once. The reply cannot be there yet: a gate holds the writer, or did when the call was queued.
+pub(crate) fn submit<T>(future: &mut BoxFuture<'_, Result<T, StoreError>>) {
     let mut context = Context::from_waker(Waker::noop());
     assert!(matches!(future.as_mut().poll(&mut context), Poll::Pending));
 }
 
 /// Waits until all jobs that were submitted before are done.
-async fn barrier(store: &SqliteStore) {
-    store.settle(&[], NOW).await.unwrap();
+pub(crate) async fn barrier(store: &SqliteStore) {
+    // A job for the thread, after all others and the refunds of those that were dropped.
+    let done = store.shared.submit(|caller| Job::Settle(Vec::new(), NOW, Some(caller)));
+    done.await.unwrap();
 }
 
-async fn tokens(store: &SqliteStore, target: &Target) -> Option<i64> {
+pub(crate) async fn tokens(store: &SqliteStore, target: &Target) -> Option<i64> {
     let keys = [target.key().clone()];
     let bucket = store.peek(&keys, NOW).await.unwrap().pop().unwrap();
     bucket.map(|bucket| bucket.cells()[0].tokens.whole_tokens())
@@ -134,8 +138,11 @@ async fn an_acquire_dropped_with_its_reply_unread_is_refunded() {
     let (_folder, store) = open();
     let target = target("key-1");
     let plan = plan(&[&target], 3);
+    let gate = Gate::put(&store);
+    gate.wait_until_reached();
     let mut acquire = store.acquire(&plan);
     submit(&mut acquire);
+    gate.open();
     barrier(&store).await;
     assert_eq!(tokens(&store, &target).await, Some(7));
     drop(acquire);
@@ -161,8 +168,11 @@ async fn a_refused_acquire_that_was_dropped_refunds_nothing() {
     let target = target("key-1");
     store.acquire(&plan(&[&target], 8)).await.unwrap();
     let plan = plan(&[&target], 3);
+    let gate = Gate::put(&store);
+    gate.wait_until_reached();
     let mut acquire = store.acquire(&plan);
     submit(&mut acquire);
+    gate.open();
     barrier(&store).await;
     drop(acquire);
     barrier(&store).await;
@@ -195,8 +205,11 @@ async fn refunds_are_written_before_the_store_closes() {
     let (folder, store) = open();
     let target = target("key-1");
     let plan = plan(&[&target], 3);
+    let gate = Gate::put(&store);
+    gate.wait_until_reached();
     let mut acquire = store.acquire(&plan);
     submit(&mut acquire);
+    gate.open();
     barrier(&store).await;
     drop(acquire);
     drop(store);
@@ -319,7 +332,7 @@ async fn calls_in_a_forked_child_are_rejected() {
     for (call, error) in errors.into_iter().enumerate() {
         let error = error.expect_err("no thread would reply");
         assert_eq!(error.kind(), StoreErrorKind::Rejected, "call {call}");
-        assert!(error.to_string().contains("open the store in the child"), "{error}");
+        assert!(error.to_string().contains("fork first, then open the store"), "{error}");
     }
     // The drop waits for no thread, because the child has none.
     drop(store);

@@ -74,7 +74,7 @@ pub(crate) fn decode_state(
     }
     input.end()?;
     let bucket = Bucket::from_parts(limits.finish()?, cells, refilled_at);
-    Ok(BucketState { bucket, expires_at, hour, events })
+    Ok(BucketState { bucket, expires_at, hour, events, rewound_at: None })
 }
 
 /// Encodes a set of limits.
@@ -307,7 +307,7 @@ mod tests {
                 let refilled_at = Timestamp::from_millis(refilled_at);
                 let bucket = Bucket::from_parts(set, cells, refilled_at);
                 let expires_at = expires_at.map(Timestamp::from_millis);
-                BucketState { bucket, expires_at, hour, events }
+                BucketState { bucket, expires_at, hour, events, rewound_at: None }
             },
         )
     }
@@ -352,7 +352,7 @@ mod tests {
             Arc::new(LimitSet::from_rates(limits).unwrap())
         };
         let bucket = Bucket::full(names(7), Timestamp::from_millis(0));
-        let state = BucketState { bucket, expires_at: None, hour: 0, events: 0 };
+        let state = BucketState { bucket, expires_at: None, hour: 0, events: 0, rewound_at: None };
         assert_eq!(decode_state(&encoded(&state), None, Some(&names(8))), Ok(state));
     }
 

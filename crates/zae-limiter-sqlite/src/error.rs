@@ -46,6 +46,15 @@ impl Failure {
         self.kind() == StoreErrorKind::Full
     }
 
+    /// Whether SQLite could not write all that it had to. For a `COMMIT` this means that nothing of the transaction
+    /// counts: the frame with the commit mark is the last one that SQLite writes to the log. A failed sync, or shared
+    /// memory that cannot grow, comes after that frame.
+    pub(crate) fn is_short_write(&self) -> bool {
+        let Self::Sqlite(error) = self else { return false };
+        let code = error.sqlite_error().map(|error| error.extended_code);
+        matches!(code, Some(ffi::SQLITE_FULL | ffi::SQLITE_IOERR_WRITE))
+    }
+
     /// Whether the failure concerns the whole store, and not one job or row.
     pub(crate) fn is_outage(&self) -> bool {
         use StoreErrorKind::{Denied, Full, Unavailable};
@@ -77,7 +86,9 @@ impl Failure {
             (Self::Rejected(message), _) => (*message).to_owned(),
             (Self::Overflow(overflow), _) => overflow.to_string(),
             (_, StoreErrorKind::Full) => {
-                format!("{file} cannot grow; free some space, or raise the file size limit")
+                format!(
+                    "{file} cannot grow: the disk, a quota or a file size limit is full; free some space"
+                )
             }
             (_, StoreErrorKind::Denied) => {
                 format!(
@@ -98,7 +109,9 @@ impl Failure {
         let error = StoreError::new(kind, message);
         match &**self {
             Self::Unusable(..) | Self::Rejected(_) | Self::Overflow(_) => error,
-            _ => error.caused_by(Arc::clone(self)),
+            // The message says all that SQLite says.
+            _ if self.is_busy() => error,
+            _ => error.caused_by(self.to_string()),
         }
     }
 }
@@ -160,7 +173,11 @@ mod tests {
             let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
             let error = Arc::new(Failure::from(error)).to_store_error(Path::new("limits.db"));
             assert_eq!(error.kind(), kind, "code {code}");
-            assert!(std::error::Error::source(&error).is_some());
+            let cause = std::error::Error::source(&error);
+            let is_locked = [ffi::SQLITE_BUSY, ffi::SQLITE_BUSY_SNAPSHOT, ffi::SQLITE_LOCKED];
+            assert_eq!(cause.is_none(), is_locked.contains(&code), "code {code}");
+            let more = cause.and_then(std::error::Error::source);
+            assert!(more.is_none(), "SQLite says the same thing twice: {more:?}");
             assert!(error.to_string().contains("limits.db"), "{error}");
         }
     }

@@ -69,6 +69,18 @@ fn connection_block() -> String {
     settings_table(&[
         ("synchronous", pragma(&normal, "synchronous"), "with `durability=normal`: `NORMAL`"),
         ("synchronous", pragma(&full, "synchronous"), "with `durability=full`: `FULL`"),
+        ("fullfsync", pragma(&normal, "fullfsync"), "with `durability=normal`"),
+        ("fullfsync", pragma(&full, "fullfsync"), "with `durability=full`; macOS only"),
+        (
+            "checkpoint_fullfsync",
+            pragma(&normal, "checkpoint_fullfsync"),
+            "in both modes; macOS only",
+        ),
+        (
+            "journal_size_limit",
+            pragma(&full, "journal_size_limit"),
+            "bytes to which SQLite cuts a log that was longer",
+        ),
         (
             "wal_autocheckpoint",
             pragma(&full, "wal_autocheckpoint"),
@@ -105,7 +117,7 @@ fn example_state() -> BucketState {
     let refilled_at = Timestamp::from_millis(1_794_752_736_789);
     let bucket =
         Bucket::from_parts(Arc::new(LimitSet::from_rates(limits).unwrap()), cells, refilled_at);
-    BucketState { bucket, expires_at: None, hour: 498_542, events: 3 }
+    BucketState { bucket, expires_at: None, hour: 498_542, events: 3, rewound_at: None }
 }
 
 /// Splits an encoding into fields, by the rules of the page and without the code of the store.
@@ -213,7 +225,8 @@ fn the_format_page_names_the_version_and_the_bounds_of_the_sweeper() {
     let page = std::fs::read_to_string(PAGE).unwrap().replace('\n', " ");
     let (_folder, conn) = open(Durability::Normal);
     let version = pragma(&conn, "user_version");
-    assert_eq!(sweep::SWEEP_DELAY_MS, 3_600_000, "the page says one hour");
+    assert_eq!(sweep::BUCKET_DELAY_MS, 3_600_000, "the page says one hour");
+    assert_eq!(sweep::RECORD_DELAY_MS, 86_400_000, "the page says one day");
     for text in [
         format!("version {version} | opens it"),
         format!("after every {} transactions", writer::SWEEP_EVERY),

@@ -77,6 +77,9 @@ pub(crate) enum Job {
     /// Fails the transaction: with `Unavailable` like a disk that cannot be written, with `Corrupt` like one bad row.
     #[cfg(test)]
     Fail(zae_limiter_core::StoreErrorKind),
+    /// Sets SQLite's `max_page_count`, so that inserts fail like those on a full disk.
+    #[cfg(test)]
+    PagesMax(u32),
 }
 
 impl Job {
@@ -103,7 +106,7 @@ impl Job {
             Self::Write(_, caller) => caller.reply.is_closed(),
             Self::Book(_, _, caller) => caller.reply.is_closed(),
             #[cfg(test)]
-            Self::Gate(..) | Self::Fail(_) => false,
+            Self::Gate(..) | Self::Fail(_) | Self::PagesMax(_) => false,
         }
     }
 
@@ -121,7 +124,7 @@ impl Job {
             Self::Write(_, caller) => caller.forget(),
             Self::Book(_, _, caller) => caller.forget(),
             #[cfg(test)]
-            Self::Gate(..) | Self::Fail(_) => {}
+            Self::Gate(..) | Self::Fail(_) | Self::PagesMax(_) => {}
         }
     }
 
@@ -157,7 +160,7 @@ impl Job {
             Self::Write(_, caller) => drop(caller.reply(commit, file)),
             Self::Book(_, _, caller) => drop(caller.reply(commit, file)),
             #[cfg(test)]
-            Self::Gate(..) | Self::Fail(_) => {}
+            Self::Gate(..) | Self::Fail(_) | Self::PagesMax(_) => {}
         }
         None
     }

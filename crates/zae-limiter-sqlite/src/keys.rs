@@ -118,6 +118,72 @@ const OF_NAMESPACE: &[Walk] = &[
     },
 ];
 
+/// Everything in the file.
+const EVERYTHING: &[Walk] = &[
+    Walk {
+        name: "all-names",
+        sql: "SELECT name FROM namespace_name WHERE name > ? ORDER BY name LIMIT ?",
+        key: &[Kind::Text],
+        read: |row| Ok(Key::NamespaceName(records::name(row, 0)?)),
+    },
+    Walk {
+        name: "all-namespaces",
+        sql: "SELECT id FROM namespace WHERE id > ? ORDER BY id LIMIT ?",
+        key: &[Kind::Text],
+        read: |row| Ok(Key::Namespace(records::name(row, 0)?)),
+    },
+    Walk {
+        name: "all-entities",
+        sql: "SELECT ns, id FROM entity WHERE (ns, id) > (?, ?) ORDER BY ns, id LIMIT ?",
+        key: &[Kind::Text, Kind::Text],
+        read: |row| Ok(Key::Entity(records::name(row, 0)?, records::name(row, 1)?)),
+    },
+    Walk {
+        name: "all-configs",
+        sql: "SELECT ns, level, resource, entity FROM config \
+              WHERE (ns, level, resource, entity) > (?, ?, ?, ?) \
+              ORDER BY ns, level, resource, entity LIMIT ?",
+        key: &[Kind::Text, Kind::Number, Kind::Text, Kind::Text],
+        read: |row| Ok(Key::Config(records::name(row, 0)?, records::level(row, 1, 3, 2)?)),
+    },
+    Walk {
+        name: "all-buckets",
+        sql: "SELECT ns, entity, resource FROM bucket WHERE (ns, entity, resource) > (?, ?, ?) \
+              ORDER BY ns, entity, resource LIMIT ?",
+        key: &[Kind::Text, Kind::Text, Kind::Text],
+        read: |row| {
+            Ok(Key::Bucket(zae_limiter_core::BucketKey {
+                namespace: records::name(row, 0)?,
+                entity: records::name(row, 1)?,
+                resource: records::name(row, 2)?,
+            }))
+        },
+    },
+    Walk {
+        name: "all-audits",
+        sql: "SELECT ns, subject, id FROM audit WHERE (ns, subject, id) > (?, ?, ?) \
+              ORDER BY ns, subject, id LIMIT ?",
+        key: &[Kind::Text, Kind::Text, Kind::Text],
+        read: |row| Ok(Key::Audit(records::name(row, 0)?, records::name(row, 1)?, row.get(2)?)),
+    },
+    Walk {
+        name: "all-usages",
+        sql: "SELECT ns, entity, window, resource, start FROM usage \
+              WHERE (ns, entity, window, resource, start) > (?, ?, ?, ?, ?) \
+              ORDER BY ns, entity, window, resource, start LIMIT ?",
+        key: &[Kind::Text, Kind::Text, Kind::Number, Kind::Text, Kind::Number],
+        read: |row| {
+            Ok(Key::Usage(UsageKey {
+                namespace: records::name(row, 0)?,
+                entity: records::name(row, 1)?,
+                resource: records::name(row, 3)?,
+                window: records::window(row, 2)?,
+                start: records::time(row, 4)?,
+            }))
+        },
+    },
+];
+
 /// Values that sort before every key. No number in a key is `i64::MIN`.
 fn before_all(key: &[Kind]) -> Vec<Value> {
     let first = |kind: &Kind| match kind {
@@ -137,6 +203,20 @@ pub(crate) fn keys(
         Scope::Entity(ns, id) => (OF_ENTITY, vec![ns.as_str(), id.as_str()]),
         Scope::Namespace(ns) => (OF_NAMESPACE, vec![ns.as_str()]),
     };
+    walk_all(conn, walks, &fixed, page)
+}
+
+/// A page of the keys of everything.
+pub(crate) fn everything(conn: &Connection, page: &PageRequest) -> Result<Page<Key>, Failure> {
+    walk_all(conn, EVERYTHING, &[], page)
+}
+
+fn walk_all(
+    conn: &Connection,
+    walks: &[Walk],
+    fixed: &[&str],
+    page: &PageRequest,
+) -> Result<Page<Key>, Failure> {
     let (mut at, mut after) = match cursor::split(page) {
         None => (0, before_all(walks[0].key)),
         Some((name, text)) => {

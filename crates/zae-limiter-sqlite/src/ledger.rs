@@ -4,9 +4,11 @@
 //! are written together at the end. A hot job that fails changes nothing, and the others go on.
 //! All other jobs are cold: they write at once, and if one fails halfway the transaction fails.
 
+use std::collections::HashMap;
+
 use rusqlite::{Connection, params};
 use smallvec::SmallVec;
-use zae_limiter_core::bucket_state::{Booking, BucketState, admit, settle};
+use zae_limiter_core::bucket_state::{Booking, BucketState, admit, may_rewind, rewind, settle};
 use zae_limiter_core::{
     Admission, BucketKey, BucketQuery, Key, Plan, Record, Settlement, StoreErrorKind, Target,
     Timestamp, Usage, UsageKey, UsageSettings, Write, Written, start_of_hour,
@@ -27,11 +29,19 @@ pub(crate) struct Ledger {
     settings: UsageSettings,
     // Usage that `store` adds to the usage records before the transaction ends.
     bookings: Vec<(BucketKey, Booking)>,
+    // When buckets were rewound. States in memory are dropped whenever another process writes.
+    rewound: HashMap<BucketKey, Timestamp>,
 }
 
 impl Ledger {
     pub(crate) fn new(conn: Connection, settings: UsageSettings) -> Self {
-        Self { conn, states: BucketStates::default(), settings, bookings: Vec::new() }
+        Self {
+            conn,
+            states: BucketStates::default(),
+            settings,
+            bookings: Vec::new(),
+            rewound: HashMap::new(),
+        }
     }
 
     /// Drops everything in memory after a transaction that was rolled back.
@@ -52,6 +62,7 @@ impl Ledger {
 
     /// Writes the changes of all hot jobs so far.
     pub(crate) fn store(&mut self) -> Result<(), Failure> {
+        self.check()?;
         self.states.store(&self.conn)?;
         for (key, booking) in std::mem::take(&mut self.bookings) {
             self.book(&key, &booking)?;
@@ -63,6 +74,20 @@ impl Ledger {
         let mut places: SmallVec<[At; 1]> = SmallVec::new();
         for leg in &plan.legs {
             places.push(self.states.find(&self.conn, leg.target.key(), Some(&leg.target))?);
+        }
+        if let Some(max_skew) = plan.max_skew {
+            let is_ahead = |state: &BucketState| state.bucket.is_ahead(plan.now, max_skew);
+            for (leg, at) in plan.legs.iter().zip(&places) {
+                if let Some(mut state) = self.states.get(*at).filter(|one| is_ahead(one)).cloned() {
+                    let key = leg.target.key();
+                    state.rewound_at = self.rewound.get(key).copied();
+                    if rewind(plan, &mut state) {
+                        self.rewound.retain(|_, at| !may_rewind(Some(*at), plan.now));
+                        self.rewound.insert(key.clone(), plan.now);
+                    }
+                    self.states.set(*at, state);
+                }
+            }
         }
         // On copies, because a refused plan must change nothing.
         let copies = plan.legs.iter().zip(&places).map(|(leg, at)| match self.states.get(*at) {
@@ -133,10 +158,10 @@ impl Ledger {
         for (at, write) in batch.iter().enumerate() {
             let holds = match write {
                 Write::Put(record, precondition) => {
-                    records::holds(&self.conn, &record.key(), *precondition)?
+                    records::holds(&self.conn, &record.key(), precondition)?
                 }
                 Write::Delete(key, precondition) | Write::Check(key, precondition) => {
-                    records::holds(&self.conn, key, *precondition)?
+                    records::holds(&self.conn, key, precondition)?
                 }
             };
             if !holds {
@@ -178,7 +203,10 @@ impl Ledger {
         let last = (keys.len() == BOOK_MAX).then(|| keys.last().cloned()).flatten();
         for key in keys {
             // A damaged row has no usage to book. The next acquire from it reports the damage.
-            let Ok(at) = self.states.find(&self.conn, &key, None) else { continue };
+            let Ok(at) = self.states.find(&self.conn, &key, None) else {
+                self.check()?;
+                continue;
+            };
             let Some(state) = self.states.get(at).filter(|state| state.events > 0) else {
                 continue;
             };
@@ -223,6 +251,7 @@ impl Ledger {
 
     /// Adds a booking to the records of its windows.
     pub(crate) fn book(&self, key: &BucketKey, booking: &Booking) -> Result<(), Failure> {
+        self.check()?;
         let at = start_of_hour(booking.hour);
         for &window in &self.settings.windows {
             let key = UsageKey {

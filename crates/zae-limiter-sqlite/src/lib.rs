@@ -8,13 +8,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Callers queue their plans for one writer thread. The writer puts all queued plans into one
-//! transaction, decides them in order, commits, and only then replies. A second thread reads. Both
-//! threads end with the last handle of the store.
+//! A caller does its own transaction while no other call waits ([`CommitOn`]). Otherwise callers queue their plans for
+//! one writer thread. The writer puts all queued plans into one transaction, decides them in order, commits, and only
+//! then replies. A second thread reads. Both threads end with the last handle of the store.
 //!
 //! All processes that open the same file share one budget: SQLite's lock serialises their
-//! transactions. A process that forks must open the store again in the child, because the child has
-//! none of its parent's threads. Calls on the inherited handle are rejected there.
+//! transactions. A process that forks must do so before it opens the store. A child has none of its
+//! parent's threads and none of its locks: there, calls on the inherited handle are rejected, and so
+//! is opening a file that the parent had open.
 //!
 //! `docs/sqlite-format.md` describes the file.
 
@@ -23,6 +24,7 @@ mod bucket_states;
 mod codec;
 mod cursor;
 mod error;
+mod forked;
 mod job;
 mod keys;
 mod ledger;
@@ -30,37 +32,49 @@ mod list;
 mod log;
 mod opened;
 mod options;
+mod pending;
 mod queue;
 mod reader;
 mod records;
 mod schema;
 mod sweep;
 mod writer;
+mod writer_lock;
 
+#[cfg(test)]
+mod caller_tests;
 #[cfg(test)]
 mod cancellation_tests;
 #[cfg(test)]
 mod format_tests;
+#[cfg(test)]
+mod full_disk_tests;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
+use tokio::task::coop;
 use zae_limiter_core::{
-    Admission, Applied, BATCH_MAX, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key,
-    Millitokens, NamespaceId, Page, PageRequest, Plan, Query, Record, ResourceList, ResourceName,
-    Scope, Settlement, Store, StoreError, StoreErrorKind, StoredBucket, Take, Target, Timestamp,
+    Admission, BATCH_MAX, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key, Millitokens,
+    NamespaceId, Page, PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope,
+    Settlement, Store, StoreError, StoreErrorKind, StoredBucket, Take, Target, Timestamp,
     UsageRecording, Write, Written,
 };
 
-pub use crate::options::{Durability, SqliteOptions};
+pub use crate::options::{CommitOn, Durability, SqliteOptions};
 
 use crate::error::Failure;
+use crate::forked::OpenHere;
 use crate::job::{Caller, Job};
+use crate::ledger::Ledger;
+use crate::pending::{PendingAcquire, PendingSettlement};
 use crate::queue::{Closed, Queue};
 use crate::reader::ReadJob;
+use crate::writer_lock::WriterLock;
 
 /// The most keys that one transaction deletes.
 const DELETE_MAX: usize = 256;
@@ -90,12 +104,15 @@ pub struct SqliteStore {
 struct Shared {
     file: PathBuf,
     writer: Arc<Queue<Job>>,
+    write_now: Arc<WriterLock>,
     reader: Arc<Queue<Box<dyn ReadJob>>>,
     // Both are joined when the last handle is dropped.
     write_thread: Option<JoinHandle<()>>,
     read_thread: Option<JoinHandle<()>>,
     // The process that has these threads. A forked child does not have them.
     process: u32,
+    // Dropped after the threads have closed the file.
+    _open: OpenHere,
 }
 
 impl SqliteStore {
@@ -154,7 +171,7 @@ impl Shared {
             return Ok(());
         }
         let message =
-            "this process was forked after the store was opened; open the store in the child";
+            "this process was forked after the store was opened; fork first, then open the store";
         Err(StoreError::new(StoreErrorKind::Rejected, message))
     }
 
@@ -188,6 +205,29 @@ impl Shared {
         }
     }
 
+    /// Acquires on this thread, if the writer is free.
+    fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {
+        if let Err(error) = check_plan(plan).and_then(|()| self.check_process()) {
+            return Some(Err(error));
+        }
+        self.write_now(Some(plan.now), |ledger| ledger.acquire(plan))
+    }
+
+    /// Does a transaction on this thread, if the writer is free and the task need not yield.
+    fn write_now<T>(
+        &self,
+        now: Option<Timestamp>,
+        work: impl FnOnce(&mut Ledger) -> Result<T, Failure>,
+    ) -> Option<Result<T, StoreError>> {
+        // A task whose calls are all done here would never yield to the others of its runtime. If it has to, the call goes
+        // to the thread, and the wait for its reply yields.
+        let mut context = Context::from_waker(Waker::noop());
+        let Poll::Ready(budget) = coop::poll_proceed(&mut context) else { return None };
+        let done = self.write_now.try_now(now, work)?;
+        budget.made_progress();
+        Some(done)
+    }
+
     /// Queues a job for the writer and waits for the reply.
     async fn submit<T>(&self, job: impl FnOnce(Caller<T>) -> Job) -> Result<T, StoreError> {
         self.check_process()?;
@@ -216,46 +256,6 @@ impl Shared {
             if after.is_none() {
                 return Ok(());
             }
-        }
-    }
-}
-
-/// An acquire whose reply is awaited. If it is dropped with the reply unread, the store refunds
-/// what the plan took.
-struct PendingAcquire<'a> {
-    shared: &'a Shared,
-    plan: &'a Plan,
-    reply: oneshot::Receiver<Result<Admission, StoreError>>,
-}
-
-impl Drop for PendingAcquire<'_> {
-    fn drop(&mut self) {
-        // From here on the writer sees a closed channel. An earlier reply is still in it.
-        self.reply.close();
-        if let Ok(Ok(Admission::Taken(_))) = self.reply.try_recv() {
-            self.shared.submit_detached(Job::refund(self.plan));
-        }
-    }
-}
-
-/// A settlement whose reply is awaited. Once polled, a settlement is carried out: if it is dropped
-/// with a transient failure unread, the store queues it again.
-struct PendingSettlement<'a> {
-    shared: &'a Shared,
-    settlements: &'a [Settlement],
-    now: Timestamp,
-    reply: oneshot::Receiver<Result<(), StoreError>>,
-}
-
-impl Drop for PendingSettlement<'_> {
-    fn drop(&mut self) {
-        // From here on the writer sees a closed channel. An earlier reply is still in it.
-        self.reply.close();
-        let Ok(Err(error)) = self.reply.try_recv() else { return };
-        // Permissions can be mended while the store is open.
-        let can_succeed_later = error.is_transient() || error.kind() == StoreErrorKind::Denied;
-        if can_succeed_later && error.applied() == Applied::No {
-            self.shared.submit_detached(Job::Settle(self.settlements.to_vec(), self.now, None));
         }
     }
 }
@@ -299,11 +299,16 @@ impl Store for SqliteStore {
         UsageRecording::Immediate
     }
 
+    fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {
+        self.shared.acquire_now(plan)
+    }
+
     fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
         Box::pin(async move {
-            check_plan(plan)?;
             let shared = &*self.shared;
-            shared.check_process()?;
+            if let Some(done) = shared.acquire_now(plan) {
+                return done;
+            }
             let (caller, reply) = Caller::new();
             let put = shared.writer.put(Job::Acquire(plan.clone(), caller));
             put.map_err(|closed| shared.closed_error(closed))?;
@@ -324,6 +329,9 @@ impl Store for SqliteStore {
             }
             let shared = &*self.shared;
             shared.check_process()?;
+            if let Some(done) = shared.write_now(None, |ledger| ledger.settle(settlements, now)) {
+                return done;
+            }
             let (caller, reply) = Caller::new();
             let job = Job::Settle(settlements.to_vec(), now, Some(caller));
             shared.writer.put_always(job).map_err(|closed| shared.closed_error(closed))?;
@@ -429,6 +437,17 @@ impl Store for SqliteStore {
         Box::pin(async move {
             let (scope, page) = (scope.clone(), page.clone());
             self.shared.read(move |conn| keys::keys(conn, &scope, &page)).await
+        })
+    }
+
+    fn list_everything<'a>(
+        &'a self,
+        _now: Timestamp,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
+        Box::pin(async move {
+            let page = page.clone();
+            self.shared.read(move |conn| keys::everything(conn, &page)).await
         })
     }
 

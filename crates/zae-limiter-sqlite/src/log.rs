@@ -1,9 +1,14 @@
 //! Keeps SQLite's log short.
 //!
-//! SQLite checkpoints the log by itself, but starts it over only at a moment without readers. Many short readers, or one
-//! that never ends, let it grow. This one waits a little for the readers, while it holds new ones off.
+//! SQLite would checkpoint a long log at the end of a `COMMIT`, which copies up to 128 MiB on the thread of whoever
+//! commits. So a hook only notes the length, and the writer's thread checkpoints.
+//!
+//! A checkpoint starts the log over only at a moment without readers. Many short readers, or one that never ends, let it
+//! grow. This one waits a little for the readers, while it holds new ones off.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use rusqlite::Connection;
@@ -17,16 +22,47 @@ const READERS_WAIT: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct Log {
     path: PathBuf,
-    /// The size at which SQLite's own checkpoints should have started it over.
+    /// Pages in the log after the last commit of the watched connection.
+    pages: Arc<AtomicI32>,
+    /// The size at which a checkpoint is due. Soon afterwards the log should start over.
     normal_bytes: u64,
     /// The size for the next try. Each try that fails puts it up, so that tries stay rare.
     next_bytes: u64,
 }
 
 impl Log {
-    /// The log at `path`, which SQLite checkpoints at `normal_bytes`.
+    /// The log at `path`, which is due for a checkpoint at `normal_bytes`.
     pub(crate) fn new(path: PathBuf, normal_bytes: u64) -> Self {
-        Self { path, normal_bytes, next_bytes: normal_bytes.saturating_mul(2) }
+        let next_bytes = normal_bytes.saturating_mul(2);
+        Self { path, pages: Arc::default(), normal_bytes, next_bytes }
+    }
+
+    /// Notes the length of the log at each commit of a connection, which no longer checkpoints by itself.
+    pub(crate) fn watch(&self, conn: &mut Connection) -> Result<(), Failure> {
+        let pages = Arc::clone(&self.pages);
+        // Relaxed: whoever reads it holds the connection.
+        let note = move |_: &mut rusqlite::hooks::Wal, now| {
+            pages.store(now, Ordering::Relaxed);
+            Ok(())
+        };
+        Ok(conn.wal_hook(Some(note))?)
+    }
+
+    /// Whether the log is so long that it should be copied into the file.
+    pub(crate) fn is_due(&self) -> bool {
+        let pages = u64::try_from(self.pages.load(Ordering::Relaxed)).unwrap_or(0);
+        pages * u64::from(crate::schema::PAGE_BYTES) >= self.normal_bytes
+    }
+
+    /// Copies a long log into the file, as far as readers allow. Must run outside of a transaction.
+    pub(crate) fn checkpoint_if_due(&self, conn: &Connection) {
+        if self.is_due() {
+            self.pages.store(0, Ordering::Relaxed);
+            // If it fails or another process is at it, the next commit shows that the log is still long.
+            if let Err(failure) = conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())) {
+                tracing::debug!(%failure, "could not copy SQLite's log into the file");
+            }
+        }
     }
 
     /// Empties the log if it is too long. Must run outside of a transaction.
@@ -40,11 +76,16 @@ impl Log {
             Ok(true) => self.next_bytes = self.normal_bytes.saturating_mul(2),
             emptied => {
                 self.next_bytes = bytes.saturating_add(self.normal_bytes);
-                tracing::warn!(
-                    failure = emptied.err().map(tracing::field::display),
-                    megabytes = bytes >> 20,
-                    "SQLite's log grows, because a program keeps a read transaction open; end that program"
-                );
+                let megabytes = bytes >> 20;
+                match emptied {
+                    Err(failure) => {
+                        tracing::warn!(%failure, megabytes, "SQLite's log grows: it cannot be copied to the file");
+                    }
+                    _ => tracing::warn!(
+                        megabytes,
+                        "SQLite's log grows, because a program keeps a read transaction open; end that program"
+                    ),
+                }
             }
         }
     }
@@ -108,5 +149,105 @@ mod tests {
         log.bound(&conn);
         assert_eq!(length(&log), 0);
         assert_eq!(log.next_bytes, 2 * NORMAL);
+    }
+
+    #[test]
+    fn a_long_log_is_copied_by_a_checkpoint_and_not_by_a_commit() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("limits.db");
+        let mut conn = schema::open_writer(&file, Durability::Normal).unwrap();
+        conn.execute_batch("PRAGMA wal_autocheckpoint = 16").unwrap();
+        let log = Log::new(folder.path().join("limits.db-wal"), NORMAL);
+        log.watch(&mut conn).unwrap();
+        let written = std::fs::metadata(&file).unwrap().len();
+        write_beyond(4 * NORMAL, &conn, &log);
+        assert_eq!(std::fs::metadata(&file).unwrap().len(), written, "commits copy nothing");
+        assert!(log.is_due());
+        log.checkpoint_if_due(&conn);
+        assert!(std::fs::metadata(&file).unwrap().len() > written && !log.is_due());
+        let sql = "INSERT INTO namespace_name (name, id) VALUES ('one more', 'x')";
+        conn.execute(sql, []).unwrap();
+        assert!((1..10).contains(&log.pages.load(Ordering::Relaxed)), "the log starts over");
+        assert!(!log.is_due());
+    }
+
+    const FILE: &str = "ZAEL_TEST_LOG_FILE";
+    const WRITTEN: &str = "rows written: ";
+
+    fn rows(conn: &Connection) -> i64 {
+        let sql = "SELECT count(*) FROM namespace_name";
+        conn.query_row(sql, [], |row| row.get(0)).unwrap()
+    }
+
+    /// The next test runs this one as a child process, and kills it.
+    #[test]
+    fn child_writes_until_it_is_killed() {
+        let Some(file) = std::env::var_os(FILE).map(PathBuf::from) else { return };
+        let conn = schema::open_writer(&file, Durability::Normal).unwrap();
+        let mut log = Log::new(file.with_extension("db-wal"), NORMAL);
+        write_beyond(4 * NORMAL, &conn, &log);
+        log.bound(&conn);
+        println!("\n{}{}", WRITTEN, rows(&conn));
+        // Until the parent kills it, or ends.
+        let _ = std::io::stdin().read_line(&mut String::new());
+    }
+
+    #[test]
+    fn a_log_that_a_killed_process_left_is_emptied_by_the_next_one() {
+        use std::io::BufRead as _;
+        use std::process::{Command, Stdio};
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("limits.db");
+        drop(schema::open_writer(&file, Durability::Normal).unwrap());
+        let reader = schema::open_reader(&file).unwrap();
+        reader.execute_batch("BEGIN").unwrap();
+        assert_eq!(rows(&reader), 0);
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "log::tests::child_writes_until_it_is_killed", "--nocapture"])
+            .env(FILE, &file)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
+        let written = lines.find_map(|line| line.unwrap().strip_prefix(WRITTEN)?.parse().ok());
+        let written: i64 = written.unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+
+        // The next process, while the reader still reads.
+        let conn = schema::open_writer(&file, Durability::Normal).unwrap();
+        let mut log = Log::new(folder.path().join("limits.db-wal"), NORMAL);
+        let left = length(&log);
+        assert!(left > 4 * NORMAL);
+        log.bound(&conn);
+        assert_eq!((length(&log), log.next_bytes), (left, left + NORMAL), "the reader needs it");
+        assert_eq!(rows(&reader), 0, "the reader reads what it began with");
+        reader.execute_batch("ROLLBACK").unwrap();
+        assert_eq!(rows(&reader), written, "the killed process lost nothing");
+        write_beyond(left + NORMAL, &conn, &log);
+        log.bound(&conn);
+        assert_eq!(length(&log), 0);
+        assert!(rows(&reader) >= written);
+    }
+
+    /// What SQLite does by itself once the last reader has gone.
+    #[test]
+    fn sqlite_cuts_a_log_that_was_too_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("limits.db");
+        let conn = schema::open_writer(&file, Durability::Normal).unwrap();
+        let sql = format!("PRAGMA journal_size_limit = {NORMAL}; PRAGMA wal_autocheckpoint = 64");
+        conn.execute_batch(&sql).unwrap();
+        let log = Log::new(folder.path().join("limits.db-wal"), NORMAL);
+        let reader = schema::open_reader(&file).unwrap();
+        reader.execute_batch("BEGIN; SELECT count(*) FROM namespace_name").unwrap();
+        write_beyond(4 * NORMAL, &conn, &log);
+        reader.execute_batch("ROLLBACK").unwrap();
+        for n in 0..3 {
+            let sql = "INSERT INTO namespace_name (name, id) VALUES (?1, 'x')";
+            conn.execute(sql, [format!("more-{n}")]).unwrap();
+        }
+        assert!(length(&log) <= NORMAL, "{} bytes", length(&log));
     }
 }

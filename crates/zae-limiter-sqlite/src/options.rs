@@ -7,10 +7,12 @@ use std::thread::JoinHandle;
 use zae_limiter_core::{StoreError, StoreErrorKind, UsageSettings};
 
 use crate::error::Failure;
+use crate::forked::{self, OpenHere};
 use crate::ledger::Ledger;
 use crate::opened::OpenedFile;
 use crate::queue::Queue;
 use crate::writer::Writer;
+use crate::writer_lock::WriterLock;
 use crate::{Shared, SqliteStore, reader, schema};
 
 /// What survives a power cut. In both modes the file stays consistent, and a process that crashes
@@ -33,6 +35,45 @@ pub enum Durability {
     Full,
 }
 
+impl Durability {
+    /// The settings of a connection that writes. On macOS, a plain sync leaves the data in the disk's own cache, which a
+    /// power cut empties, and which may write in another order: `fullfsync` flushes that cache, too. Checkpoints need
+    /// that in both modes, or else the file might not stay consistent. Other systems ignore the setting.
+    pub(crate) fn pragmas(self) -> &'static str {
+        match self {
+            Self::Normal => {
+                "PRAGMA synchronous = NORMAL; PRAGMA fullfsync = OFF; PRAGMA checkpoint_fullfsync = ON;"
+            }
+            Self::Full => {
+                "PRAGMA synchronous = FULL; PRAGMA fullfsync = ON; PRAGMA checkpoint_fullfsync = ON;"
+            }
+        }
+    }
+}
+
+/// Which thread does the transaction of an acquire or a settlement.
+///
+/// ```
+/// use zae_limiter_sqlite::{CommitOn, SqliteOptions};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("limits.db");
+/// let store = SqliteOptions::new(&path).commit_on(CommitOn::Thread).open()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CommitOn {
+    /// The caller's thread while no other call waits, else the store's thread. The caller never waits for a lock, a
+    /// disk flush or a checkpoint there, only for one transaction: about ten system calls that write one page or two to
+    /// the operating system's cache. It waits for the disk if the bucket's page is in no cache, or if the operating
+    /// system holds writers up. With [`Durability::Full`] it is always the store's thread.
+    #[default]
+    Caller,
+    /// Always the store's thread: for a slow disk under an async runtime with few threads. A single caller gets its
+    /// reply later by the time of two thread switches.
+    Thread,
+}
+
 /// Options of a [`SqliteStore`].
 ///
 /// ```
@@ -48,6 +89,7 @@ pub enum Durability {
 pub struct SqliteOptions {
     path: PathBuf,
     durability: Durability,
+    commit_on: CommitOn,
     usage: UsageSettings,
 }
 
@@ -57,6 +99,7 @@ impl SqliteOptions {
         Self {
             path: path.as_ref().to_owned(),
             durability: Durability::default(),
+            commit_on: CommitOn::default(),
             usage: UsageSettings::default(),
         }
     }
@@ -65,6 +108,13 @@ impl SqliteOptions {
     #[must_use]
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
+        self
+    }
+
+    /// Sets which thread does the transaction of a call.
+    #[must_use]
+    pub fn commit_on(mut self, commit_on: CommitOn) -> Self {
+        self.commit_on = commit_on;
         self
     }
 
@@ -83,29 +133,45 @@ impl SqliteOptions {
     /// - `Denied` if the path cannot be written;
     /// - `Corrupt` if the file is damaged, or belongs to another program;
     /// - `Incompatible` if a later release has written the file;
-    /// - `Unavailable` if another program keeps the file locked.
+    /// - `Unavailable` if another program keeps the file locked;
+    /// - `Rejected` if the file was open when this process was forked, or the path is `:memory:`.
     pub fn open(self) -> Result<SqliteStore, StoreError> {
+        if self.path.as_os_str() == ":memory:" {
+            let message = ":memory: is no file, and a store in SQLite is one; use a MemoryStore";
+            return Err(StoreError::new(StoreErrorKind::Rejected, message));
+        }
         // Absolute, so that a later change of the working folder does not matter.
         let file = std::path::absolute(&self.path).map_err(|error| {
             let message = format!("{} is not a path; name a file", self.path.display());
             StoreError::new(StoreErrorKind::Denied, message).caused_by(error)
         })?;
         let store_error = |failure: Failure| Arc::new(failure).to_store_error(&file);
+        forked::check(&file).map_err(store_error)?;
         let conn = schema::open_writer(&file, self.durability).map_err(store_error)?;
         let read_conn = schema::open_reader(&file).map_err(store_error)?;
 
         let (writer, reader) = (Arc::new(Queue::new()), Arc::new(Queue::new()));
+        let opened = OpenedFile::new(file.clone());
+        let work = Writer::new(opened.clone(), Arc::clone(&writer), Ledger::new(conn, self.usage));
+        let commit_on = match self.durability {
+            Durability::Normal => self.commit_on,
+            // A flush would block the caller.
+            Durability::Full => CommitOn::Thread,
+        };
+        let work = work.map_err(store_error)?;
+        let work = WriterLock::new(work, Arc::clone(&writer), file.clone(), commit_on);
+        let work = Arc::new(work);
         // From here on, dropping `shared` ends the threads that have started.
         let mut shared = Shared {
             file: file.clone(),
-            writer: Arc::clone(&writer),
+            writer,
+            write_now: Arc::clone(&work),
             reader: Arc::clone(&reader),
             write_thread: None,
             read_thread: None,
             process: std::process::id(),
+            _open: OpenHere::new(&file),
         };
-        let opened = OpenedFile::new(file);
-        let work = Writer::new(opened.clone(), writer, Ledger::new(conn, self.usage));
         shared.write_thread = Some(spawn("zael-write", move || work.run())?);
         let read = move || reader::run(opened, reader, read_conn);
         shared.read_thread = Some(spawn("zael-read", read)?);

@@ -28,13 +28,16 @@ struct State<T> {
     queued: VecDeque<T>,
     // Nothing more is accepted. The consumer still takes what is queued.
     is_closed: bool,
+    // Whether the consumer has work that is not in the queue.
+    is_woken: bool,
     // Whether the consumer waits. If not, `put` saves the system call that wakes it.
     sleeps: bool,
 }
 
 impl<T> Queue<T> {
     pub(crate) fn new() -> Self {
-        let state = State { queued: VecDeque::new(), is_closed: false, sleeps: false };
+        let queued = VecDeque::new();
+        let state = State { queued, is_closed: false, is_woken: false, sleeps: false };
         Self { state: Mutex::new(state), ready: Condvar::new() }
     }
 
@@ -82,10 +85,27 @@ impl<T> Queue<T> {
         taken
     }
 
-    /// Waits for a job. Returns `false` if the queue is closed and empty.
+    /// Wakes the consumer for work that is not in the queue.
+    pub(crate) fn wake(&self) {
+        let mut state = self.state();
+        state.is_woken = true;
+        let wake = std::mem::take(&mut state.sleeps);
+        drop(state);
+        if wake {
+            self.ready.notify_one();
+        }
+    }
+
+    /// Whether the queue is open and no job waits.
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.state();
+        state.queued.is_empty() && !state.is_closed
+    }
+
+    /// Waits for a job, or for [`wake`](Self::wake). Returns `false` if the queue is closed and empty.
     pub(crate) fn wait(&self) -> bool {
         let mut state = self.state();
-        while state.queued.is_empty() {
+        while state.queued.is_empty() && !std::mem::take(&mut state.is_woken) {
             if state.is_closed {
                 return false;
             }
@@ -102,22 +122,26 @@ impl<T> Queue<T> {
         self.ready.notify_all();
     }
 
+    /// Closes the queue and drops its jobs: a caller must not wait for a consumer that has ended.
+    pub(crate) fn end(&self) {
+        self.close();
+        let mut rest = VecDeque::new();
+        self.take(&mut rest);
+    }
+
     /// Whether the queue is closed for new jobs.
     pub(crate) fn is_closed(&self) -> bool {
         self.state().is_closed
     }
 }
 
-/// Closes the queue and drops its jobs when the consumer ends, even by a panic: a caller must not
-/// wait for a thread that has ended.
+/// [Ends](Queue::end) the queue when the consumer ends, even by a panic.
 #[derive(Debug)]
 pub(crate) struct EndOfThread<'a, T>(pub(crate) &'a Queue<T>);
 
 impl<T> Drop for EndOfThread<'_, T> {
     fn drop(&mut self) {
-        self.0.close();
-        let mut rest = VecDeque::new();
-        self.0.take(&mut rest);
+        self.0.end();
     }
 }
 
@@ -136,6 +160,16 @@ mod tests {
         let mut taken = VecDeque::from([0]);
         assert_eq!(queue.take(&mut taken), 2);
         assert_eq!(taken, [0, 1, 2]);
+        assert!(!queue.wait());
+    }
+
+    #[test]
+    fn a_consumer_is_woken_once_for_work_that_is_not_in_the_queue() {
+        let queue = Queue::<u8>::new();
+        queue.wake();
+        queue.wake();
+        assert!(queue.wait());
+        queue.close();
         assert!(!queue.wait());
     }
 

@@ -18,7 +18,7 @@ pub(crate) const AUDIT: &str =
     "SELECT ns, subject, id, at, action, principal, resource, details, expires_at";
 pub(crate) const USAGE: &str =
     "SELECT ns, entity, window, resource, start, events, consumed, expires_at";
-pub(crate) const NAMESPACE: &str = "SELECT id, name, created_at, deleted_at";
+pub(crate) const NAMESPACE: &str = "SELECT id, name, created_at, deleted_at, purging";
 
 /// Reads a name, which must follow its rule.
 pub(crate) fn name<T: FromStr<Err = Invalid>>(row: &Row<'_>, at: usize) -> Result<T, Failure> {
@@ -142,6 +142,7 @@ pub(crate) fn namespace(row: &Row<'_>) -> Result<Record, Failure> {
         name: name(row, 1)?,
         created_at: time(row, 2)?,
         deleted_at: optional_time(row, 3)?,
+        is_purging: row.get(4)?,
     }))
 }
 
@@ -193,6 +194,8 @@ fn with_row<T>(key: &Key, then: impl FnOnce(&str, &[&dyn ToSql]) -> T) -> T {
         ),
         Key::Namespace(id) => then(" FROM namespace WHERE id = ?1", &[&id.as_str()]),
         Key::NamespaceName(name) => then(" FROM namespace_name WHERE name = ?1", &[&name.as_str()]),
+        // This store records usage at once and has no tombstones.
+        Key::Tombstone(_) => then(" FROM namespace WHERE 0", &[]),
     }
 }
 
@@ -200,7 +203,7 @@ fn with_row<T>(key: &Key, then: impl FnOnce(&str, &[&dyn ToSql]) -> T) -> T {
 pub(crate) fn get(conn: &Connection, key: &Key) -> Result<Option<Record>, Failure> {
     type Read = fn(&Row<'_>) -> Result<Record, Failure>;
     let (columns, read): (&str, Read) = match key {
-        Key::Bucket(_) => return Ok(None),
+        Key::Bucket(_) | Key::Tombstone(_) => return Ok(None),
         Key::Entity(..) => (ENTITY, entity),
         Key::Config(..) => (CONFIG, config),
         Key::Audit(..) => (AUDIT, audit),
@@ -215,10 +218,19 @@ pub(crate) fn get(conn: &Connection, key: &Key) -> Result<Option<Record>, Failur
 pub(crate) fn holds(
     conn: &Connection,
     key: &Key,
-    precondition: Precondition,
+    precondition: &Precondition,
 ) -> Result<bool, Failure> {
-    if precondition == Precondition::Always {
-        return Ok(true);
+    match precondition {
+        Precondition::Always => return Ok(true),
+        Precondition::Status(status) => {
+            let found = get(conn, key)?.and_then(Record::into_namespace);
+            return Ok(found.is_some_and(|found| found.status() == *status));
+        }
+        Precondition::NameOf(id) => {
+            let found = get(conn, key)?;
+            return Ok(matches!(found, Some(Record::NamespaceName(_, of)) if of == *id));
+        }
+        Precondition::Absent | Precondition::Present | Precondition::Version(_) => {}
     }
     // Reads only the version, so that a damaged record can still be replaced.
     let column = if matches!(key, Key::Config(..)) { "SELECT version" } else { "SELECT NULL" };
@@ -227,10 +239,9 @@ pub(crate) fn holds(
         statement.query_row(params, |row| row.get(0)).optional()
     })?;
     Ok(match precondition {
-        Precondition::Always => true,
         Precondition::Absent => version.is_none(),
-        Precondition::Present => version.is_some(),
         Precondition::Version(expected) => version == Some(Some(expected.cast_signed())),
+        _ => version.is_some(),
     })
 }
 
@@ -309,12 +320,14 @@ pub(crate) fn put(conn: &Connection, record: &Record) -> Result<(), Failure> {
             ],
         ),
         Record::Namespace(it) => run(
-            "INSERT OR REPLACE INTO namespace (id, name, created_at, deleted_at) VALUES (?1, ?2, ?3, ?4)",
+            "INSERT OR REPLACE INTO namespace (id, name, created_at, deleted_at, purging) \
+             VALUES (?1, ?2, ?3, ?4, ?5)",
             params![
                 it.id.as_str(),
                 it.name.as_str(),
                 it.created_at.as_millis(),
                 millis(it.deleted_at),
+                it.is_purging,
             ],
         ),
         Record::NamespaceName(name, id) => run(

@@ -17,11 +17,14 @@ use crate::error::Failure;
 const APPLICATION_ID: i32 = 0x7a61_656c;
 
 /// The version of the tables below, kept in SQLite's `user_version`.
-const SCHEMA_VERSION: i32 = 2;
+const SCHEMA_VERSION: i32 = 3;
 
-/// The oldest version that can be upgraded, and the statement that upgrades it.
-const FIRST_VERSION: i32 = 1;
-const FROM_FIRST: &str = "ALTER TABLE config ADD COLUMN audit_retention_days INTEGER";
+/// The statements that upgrade each earlier version to the next one, from version 1 on.
+const UPGRADES: [&str; 2] = [
+    "ALTER TABLE config ADD COLUMN audit_retention_days INTEGER",
+    "ALTER TABLE namespace ADD COLUMN purging INTEGER NOT NULL DEFAULT 0;
+     CREATE TABLE sweep (delay INTEGER PRIMARY KEY, seen INTEGER NOT NULL, until INTEGER) STRICT",
+];
 
 /// How long SQLite waits for another program's lock, for example while that program creates the
 /// file.
@@ -32,18 +35,19 @@ const OPEN_WAIT: Duration = Duration::from_millis(50);
 const OPEN_TRIES_MAX: usize = 100;
 
 /// Most writes change one row, but SQLite logs the whole page. Small pages keep the log short.
-const PAGE_BYTES: u32 = 1_024;
+pub(crate) const PAGE_BYTES: u32 = 1_024;
 
 /// Pages in the log before a checkpoint copies them into the file: at most 128 MiB, and only where
 /// many buckets are busy. A checkpoint costs two syncs and one scattered write per changed page.
-/// A page that changed often since the last checkpoint is copied once.
+/// A page that changed often since the last checkpoint is copied once. `log.rs` decides who does it.
 const LOG_PAGES_MAX: u32 = 131_072;
 
 /// The size of the log at a checkpoint. After a longer one, SQLite cuts the log to this size.
 pub(crate) const LOG_BYTES_MAX: u64 = LOG_PAGES_MAX as u64 * PAGE_BYTES as u64;
 
-/// Page caches. A negative `cache_size` is in KiB.
-const WRITER_CACHE_KIB: i32 = 64 << 10;
+/// Page caches. A negative `cache_size` is in KiB. That of the writer has room for the pages of a million buckets, and
+/// fills only where that many are busy: reading a page again costs about as much as writing it.
+const WRITER_CACHE_KIB: i32 = 192 << 10;
 const READER_CACHE_KIB: i32 = 8 << 10;
 
 const STATEMENTS_MAX: usize = 128;
@@ -93,13 +97,19 @@ CREATE INDEX usage_by_resource ON usage (ns, resource, window, start, entity);
 
 CREATE TABLE namespace (
     id TEXT NOT NULL PRIMARY KEY,
-    name TEXT NOT NULL, created_at INTEGER NOT NULL, deleted_at INTEGER
+    name TEXT NOT NULL, created_at INTEGER NOT NULL, deleted_at INTEGER,
+    purging INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID, STRICT;
 
 CREATE TABLE namespace_name (
     name TEXT NOT NULL PRIMARY KEY,
     id TEXT NOT NULL
 ) WITHOUT ROWID, STRICT;
+
+CREATE TABLE sweep (
+    delay INTEGER PRIMARY KEY,
+    seen INTEGER NOT NULL, until INTEGER
+) STRICT;
 ";
 
 /// Names every table and column, so that opening a file that lacks one fails.
@@ -111,8 +121,9 @@ const TABLES_CHECK: &[&str] = &[
     "SELECT ns, subject, id, at, action, principal, resource, details, expires_at FROM audit \
      LIMIT 0",
     "SELECT ns, entity, window, resource, start, events, consumed, expires_at FROM usage LIMIT 0",
-    "SELECT id, name, created_at, deleted_at FROM namespace LIMIT 0",
+    "SELECT id, name, created_at, deleted_at, purging FROM namespace LIMIT 0",
     "SELECT name, id FROM namespace_name LIMIT 0",
+    "SELECT delay, seen, until FROM sweep LIMIT 0",
 ];
 
 /// Opens the file for the writer, and creates it if it does not exist.
@@ -159,12 +170,9 @@ fn try_open_writer(path: &Path, durability: Durability) -> Result<Connection, Fa
         let message = "is on a file system without shared memory; put it on a local disk";
         return Err(Failure::Unusable(StoreErrorKind::Denied, message));
     }
-    let synchronous = match durability {
-        Durability::Normal => "NORMAL",
-        Durability::Full => "FULL",
-    };
+    let durability = durability.pragmas();
     conn.execute_batch(&format!(
-        "PRAGMA synchronous = {synchronous};
+        "{durability}
          PRAGMA cache_size = -{WRITER_CACHE_KIB};
          PRAGMA wal_autocheckpoint = {LOG_PAGES_MAX};
          PRAGMA journal_size_limit = {LOG_BYTES_MAX};"
@@ -267,14 +275,15 @@ fn check_header(path: &Path) -> Result<(), Failure> {
 pub(crate) fn check_version(conn: &Connection) -> Result<(), Failure> {
     match recognise(conn)? {
         Found::Current => Ok(()),
-        Found::Empty | Found::Older => Err(FOREIGN),
+        Found::Empty | Found::Older(_) => Err(FOREIGN),
     }
 }
 
 #[derive(PartialEq, Eq)]
 enum Found {
     Empty,
-    Older,
+    /// The statements that are missing.
+    Older(&'static [&'static str]),
     Current,
 }
 
@@ -299,8 +308,11 @@ fn recognise(conn: &Connection) -> Result<Found, Failure> {
     let tables = number("SELECT count(*) FROM sqlite_schema")?;
     match (id, version, tables) {
         (APPLICATION_ID, SCHEMA_VERSION, _) => Ok(Found::Current),
-        (APPLICATION_ID, FIRST_VERSION, _) => Ok(Found::Older),
         (APPLICATION_ID, version, _) if version > SCHEMA_VERSION => Err(NEWER),
+        (APPLICATION_ID, version @ 1.., _) => {
+            let done = usize::try_from(version - 1).expect("it is at least 1");
+            Ok(Found::Older(&UPGRADES[done..]))
+        }
         (0, 0, 0) => Ok(Found::Empty),
         _ => Err(FOREIGN),
     }
@@ -316,7 +328,7 @@ fn create(conn: &Connection) -> Result<(), Failure> {
                 conn.execute_batch(TABLES)?;
                 conn.pragma_update(None, "application_id", APPLICATION_ID)?;
             }
-            Found::Older => conn.execute_batch(FROM_FIRST)?,
+            Found::Older(missing) => conn.execute_batch(&missing.join(";"))?,
             Found::Current => {}
         }
         if found != Found::Current {

@@ -1,17 +1,17 @@
-//! The writer: one thread with one connection, which puts many jobs into one transaction.
+//! The writer: one connection, on which a thread puts many jobs into one transaction, or a caller its own call.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zae_limiter_core::Timestamp;
+use zae_limiter_core::{StoreError, Timestamp};
 
 use crate::error::Failure;
 use crate::job::{Commit, Job};
 use crate::ledger::Ledger;
 use crate::log::Log;
 use crate::opened::OpenedFile;
-use crate::queue::{EndOfThread, Queue};
+use crate::queue::Queue;
 use crate::sweep::Sweeper;
 
 /// The most jobs in one transaction. Other processes wait for it to end.
@@ -22,6 +22,9 @@ const COLLECT_MAX: usize = 16;
 
 /// Transactions between two steps of the sweeper.
 pub(crate) const SWEEP_EVERY: u64 = 64;
+
+/// Steps of the sweeper that can be due before callers leave their calls to the thread, which does these first.
+const STEPS_DUE_MAX: u32 = 2;
 
 /// Pauses between two tries to lock a file that another process has locked. Short at first, because
 /// most transactions are short; longer for a process that keeps the lock.
@@ -53,14 +56,26 @@ pub(crate) struct Writer {
     // How many of the next jobs get a transaction of their own, because one of them failed a batch.
     one_by_one: usize,
     transactions: u64,
+    // Steps of the sweeper that are due, and the moment of the last acquire.
+    steps_due: u32,
+    // See `work`.
+    last: Option<Job>,
+    now: Option<Timestamp>,
+    // How many jobs the thread's last batch had. Callers share a transaction while there were others.
+    last_batch: usize,
     // Whether another process has written since the last transaction.
     others_write: bool,
 }
 
 impl Writer {
-    pub(crate) fn new(file: OpenedFile, queue: Arc<Queue<Job>>, ledger: Ledger) -> Self {
+    pub(crate) fn new(
+        file: OpenedFile,
+        queue: Arc<Queue<Job>>,
+        mut ledger: Ledger,
+    ) -> Result<Self, Failure> {
         let log = Log::new(file.log().to_owned(), crate::schema::LOG_BYTES_MAX);
-        Self {
+        log.watch(&mut ledger.conn)?;
+        Ok(Self {
             file,
             log,
             queue,
@@ -70,15 +85,31 @@ impl Writer {
             retries: VecDeque::new(),
             one_by_one: 0,
             transactions: 0,
+            steps_due: 0,
+            last: None,
+            now: None,
+            last_batch: 0,
             others_write: false,
-        }
+        })
     }
 
-    /// Carries out jobs until the queue is closed and empty.
-    pub(crate) fn run(mut self) {
-        let queue = Arc::clone(&self.queue);
-        let _end = EndOfThread(&queue);
-        while !self.pending.is_empty() || self.queue.wait() {
+    /// Carries out all jobs that wait, and what is due beside them. Only the writer's thread does this.
+    ///
+    /// Returns a job that was alone in the last batch and is committed. Its caller may call again at once, so it should
+    /// get the reply when the lock is free.
+    pub(crate) fn work(&mut self) -> Option<Job> {
+        loop {
+            let waits = self.queue.take(&mut self.pending) > 0 || !self.pending.is_empty();
+            if !waits && !self.has_upkeep() {
+                return self.last.take();
+            }
+            if let Some(job) = self.last.take() {
+                self.reply([job].into(), Commit::Done);
+            }
+            self.keep_up();
+            if self.pending.is_empty() {
+                continue;
+            }
             self.collect();
             match self.begin() {
                 Ok(true) => self.carry_out(),
@@ -89,7 +120,65 @@ impl Writer {
                 }
             }
         }
-        self.retry_at_end();
+    }
+
+    /// Whether a caller may do a transaction: nothing waits for the thread, no other caller was there a moment ago, and
+    /// no other process waits for the file.
+    pub(crate) fn is_free(&self) -> bool {
+        let nothing_waits = self.pending.is_empty() && self.retries.is_empty();
+        let is_kept_up = self.steps_due < STEPS_DUE_MAX && !self.log.is_due();
+        nothing_waits && is_kept_up && self.last_batch <= 1 && !self.others_write
+    }
+
+    /// Does one call in a transaction, if nothing stands in the way. `None` means that nothing has changed.
+    pub(crate) fn transact_now<T>(
+        &mut self,
+        now: Option<Timestamp>,
+        work: impl FnOnce(&mut Ledger) -> Result<T, Failure>,
+    ) -> Option<Result<T, StoreError>> {
+        self.others_write = self.try_begin().ok()?;
+        // A hot job that fails has changed nothing. It may have rewound a bucket.
+        let outcome = work(&mut self.ledger);
+        if self.ledger.store().is_err() {
+            self.roll_back();
+            return None;
+        }
+        let committed = self.commit();
+        self.now = now.or(self.now);
+        self.count();
+        let file = self.file.path();
+        let Err(failure) = committed else {
+            return Some(outcome.map_err(|failure| Arc::new(failure).to_store_error(file)));
+        };
+        self.roll_back();
+        if failure.is_short_write() {
+            return None;
+        }
+        let error = Arc::new(failure).to_store_error(self.file.path());
+        Some(Err(error.maybe_applied()))
+    }
+
+    /// Counts a transaction.
+    fn count(&mut self) {
+        self.transactions += 1;
+        self.steps_due += u32::from(self.transactions.is_multiple_of(SWEEP_EVERY));
+    }
+
+    /// Whether the thread has something to do beside jobs.
+    pub(crate) fn has_upkeep(&self) -> bool {
+        self.steps_due > 0 || self.log.is_due()
+    }
+
+    /// Does what is due beside jobs: steps of the sweeper, and what keeps the log short.
+    fn keep_up(&mut self) {
+        self.log.checkpoint_if_due(&self.ledger.conn);
+        while self.steps_due > 0 {
+            self.steps_due -= 1;
+            if let Some(now) = self.now {
+                self.sweep(now);
+            }
+            self.log.bound(&self.ledger.conn);
+        }
     }
 
     /// Collects a batch. Callers that just got a reply often call again at once, so a short wait
@@ -159,15 +248,19 @@ impl Writer {
         let size = if self.one_by_one > 0 { 1 } else { self.pending.len().min(BATCH_MAX) };
         let mut batch: VecDeque<Job> = self.retries.drain(..).collect();
         batch.extend(self.pending.drain(..size));
+        self.last_batch = batch.len();
         self.one_by_one = self.one_by_one.saturating_sub(1);
 
-        let mut now = None;
-        match self.transact(&mut batch, &mut now) {
+        match self.transact(&mut batch) {
             Ok(()) => match self.commit() {
+                Ok(()) if batch.len() == 1 => self.last = batch.pop_front(),
                 Ok(()) => self.reply(batch, Commit::Done),
                 Err(failure) => {
                     self.roll_back_after(&failure);
-                    self.reply(batch, Commit::Unknown(&Arc::new(failure)));
+                    let failure = Arc::new(failure);
+                    let is_undone = failure.is_short_write();
+                    let commit = if is_undone { Commit::Undone } else { Commit::Unknown };
+                    self.reply(batch, commit(&failure));
                 }
             },
             Err(failure) => {
@@ -183,20 +276,10 @@ impl Writer {
                 }
             }
         }
-        self.transactions += 1;
-        if self.transactions.is_multiple_of(SWEEP_EVERY) {
-            if let Some(now) = now {
-                self.sweep(now);
-            }
-            self.log.bound(&self.ledger.conn);
-        }
+        self.count();
     }
 
-    fn transact(
-        &mut self,
-        batch: &mut VecDeque<Job>,
-        now: &mut Option<Timestamp>,
-    ) -> Result<(), Failure> {
+    fn transact(&mut self, batch: &mut VecDeque<Job>) -> Result<(), Failure> {
         for job in batch {
             self.ledger.check()?;
             if job.is_abandoned() {
@@ -204,7 +287,7 @@ impl Writer {
             }
             match job {
                 Job::Acquire(plan, caller) => {
-                    *now = Some(plan.now);
+                    self.now = Some(plan.now);
                     caller.decide(self.ledger.acquire(plan));
                 }
                 Job::Settle(settlements, now, caller) => {
@@ -234,9 +317,13 @@ impl Writer {
                     let message = "cannot be written, on purpose";
                     return Err(Failure::Unusable(*kind, message));
                 }
+                #[cfg(test)]
+                Job::PagesMax(max) => {
+                    let sql = format!("PRAGMA max_page_count = {max}");
+                    self.ledger.conn.query_row(&sql, [], |_| Ok(()))?;
+                }
             }
         }
-        self.ledger.check()?;
         self.ledger.store()
     }
 
@@ -245,7 +332,7 @@ impl Writer {
         Ok(())
     }
 
-    fn roll_back(&mut self) {
+    pub(crate) fn roll_back(&mut self) {
         self.ledger.clear();
         if !self.ledger.conn.is_autocommit()
             && let Err(failure) = self.ledger.conn.execute_batch("ROLLBACK")
@@ -285,12 +372,24 @@ impl Writer {
         }
     }
 
+    /// Adds a job that is to be done soon.
+    pub(crate) fn put_back(&mut self, job: Job) {
+        self.pending.push_back(job);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn conn(&mut self) -> &mut rusqlite::Connection {
+        &mut self.ledger.conn
+    }
+
     /// Tries once more to carry out background jobs that failed before.
-    fn retry_at_end(&mut self) {
+    pub(crate) fn retry_at_end(&mut self) {
         if !self.retries.is_empty() {
             self.pending.append(&mut self.retries);
             if let Ok(true) = self.begin() {
                 self.carry_out();
+                // Its caller has left.
+                self.last = None;
             }
         }
     }

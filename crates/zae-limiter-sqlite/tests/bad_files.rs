@@ -102,7 +102,7 @@ fn a_database_of_another_program_is_left_alone() {
         "CREATE TABLE theirs (a); INSERT INTO theirs VALUES (1)",
         "PRAGMA application_id = 77; CREATE TABLE theirs (a)",
         "PRAGMA journal_mode = WAL; PRAGMA application_id = 77; CREATE TABLE theirs (a)",
-        "PRAGMA user_version = 3; CREATE TABLE theirs (a)",
+        "PRAGMA user_version = 4; CREATE TABLE theirs (a)",
     ] {
         let folder = Folder::new();
         Connection::open(folder.file()).unwrap().execute_batch(sql).unwrap();
@@ -115,11 +115,11 @@ async fn a_file_of_a_later_release_is_left_alone() {
     let folder = Folder::new();
     a_used_file(&folder).await;
     let conn = Connection::open(folder.file()).unwrap();
-    conn.execute_batch("PRAGMA user_version = 3").unwrap();
+    conn.execute_batch("PRAGMA user_version = 4").unwrap();
     drop(conn);
     check(&folder.file(), StoreErrorKind::Incompatible, "later release");
     let conn = Connection::open(folder.file()).unwrap();
-    conn.execute_batch("PRAGMA user_version = 2").unwrap();
+    conn.execute_batch("PRAGMA user_version = 3").unwrap();
     drop(conn);
     check_unchanged(&folder).await;
 }
@@ -129,14 +129,17 @@ async fn a_file_of_the_first_release_is_upgraded() {
     let folder = Folder::new();
     a_used_file(&folder).await;
     let conn = Connection::open(folder.file()).unwrap();
-    let back = "ALTER TABLE config DROP COLUMN audit_retention_days; PRAGMA user_version = 1";
+    let back = "ALTER TABLE config DROP COLUMN audit_retention_days; \
+                ALTER TABLE namespace DROP COLUMN purging; DROP TABLE sweep; PRAGMA user_version = 1";
     conn.execute_batch(back).unwrap();
     drop(conn);
     check_unchanged(&folder).await;
     let conn = Connection::open(folder.file()).unwrap();
     let version = conn.query_row("PRAGMA user_version", [], |row| row.get::<_, i32>(0)).unwrap();
-    assert_eq!(version, 2);
-    conn.prepare("SELECT audit_retention_days FROM config").unwrap();
+    assert_eq!(version, 3);
+    for sql in ["SELECT audit_retention_days FROM config", "SELECT seen FROM sweep"] {
+        conn.prepare(sql).unwrap();
+    }
 }
 
 #[tokio::test]
@@ -289,6 +292,14 @@ async fn closing_the_store_leaves_only_the_file() {
     }
 }
 
+#[test]
+fn a_database_in_memory_is_no_file() {
+    let error = SqliteStore::open(":memory:").unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Rejected);
+    assert!(error.to_string().contains("use a MemoryStore"), "{error}");
+    assert!(!Path::new(":memory:").exists());
+}
+
 #[cfg(unix)]
 #[test]
 fn only_a_regular_file_can_be_opened() {
@@ -387,6 +398,57 @@ mod while_open {
     }
 
     #[tokio::test]
+    async fn a_truncated_file_is_noticed_before_the_next_write() {
+        let folder = Folder::new();
+        a_used_file(&folder).await;
+        let whole = fs::read(folder.file()).unwrap();
+        let lengths = [0, 10, 1_024, u64::try_from(whole.len()).unwrap() - 1_024];
+        for (length, is_in_log) in lengths.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+            fs::write(folder.file(), &whole).unwrap();
+            let store = SqliteStore::open(folder.file()).unwrap();
+            if is_in_log {
+                // Now the log has the first page: SQLite itself notices nothing any more.
+                assert!(take(&store, &plan(&target("key-2", 10), 3)).await);
+            }
+            let file = fs::OpenOptions::new().write(true).open(folder.file()).unwrap();
+            file.set_len(length).unwrap();
+            for _ in 0..2 {
+                let error = error_of_take(&store).await;
+                assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{length} bytes: {error:?}");
+                let text = error.to_string();
+                let is_noticed = text.contains("was truncated while it was open");
+                assert!(is_noticed || !is_in_log && text.contains("damaged"), "{length}: {error}");
+                let read = store.peek(&[bucket_key("key-1", "gpt-4")], NOW).await;
+                assert_eq!(read.unwrap_err().kind(), StoreErrorKind::Corrupt);
+            }
+            // The same file, with its bytes back.
+            fs::write(folder.file(), &whole).unwrap();
+            assert!(take(&store, &plan(&target("key-3", 10), 3)).await, "{length} bytes");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_that_another_program_has_made_smaller_is_used_on() {
+        let folder = Folder::new();
+        let store = SqliteStore::open(folder.file()).unwrap();
+        for n in 0..300 {
+            assert!(take(&store, &plan(&target(&format!("key-{n}"), 10), 3)).await);
+        }
+        let length = || fs::metadata(folder.file()).unwrap().len();
+        let other = Connection::open(folder.file()).unwrap();
+        let checkpoint =
+            || other.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+        checkpoint();
+        assert!(take(&store, &plan(&target("key-1", 10), 1)).await);
+        let before = length();
+        other.execute_batch("DELETE FROM bucket WHERE entity <> 'key-1'; VACUUM").unwrap();
+        checkpoint();
+        assert!(length() < before);
+        assert!(take(&store, &plan(&target("key-1", 10), 1)).await);
+        assert_eq!(tokens(&store, &target("key-1", 10), NOW).await, Some(5));
+    }
+
+    #[tokio::test]
     async fn a_file_of_a_later_release_is_not_called_damaged() {
         let folder = Folder::new();
         let store = SqliteStore::open(folder.file()).unwrap();
@@ -402,7 +464,7 @@ mod while_open {
             let read = store.peek(&[bucket_key("key-1", "gpt-4")], NOW).await;
             assert_eq!(read.unwrap_err().kind(), StoreErrorKind::Incompatible);
         }
-        later.execute_batch("PRAGMA user_version = 2").unwrap();
+        later.execute_batch("PRAGMA user_version = 3").unwrap();
         let target = target("key-1", 10);
         assert!(
             take(&store, &plan(&target, 1)).await,

@@ -146,7 +146,7 @@ async fn invalid_calls_are_rejected_and_affect_no_other_call() {
         keys.into_iter().map(|key| Write::Check(key, Precondition::Always)).collect::<Vec<_>>();
     rejected(store.write(&checks).await.unwrap_err());
     assert!(take(&store, &plan(&bucket, 10)).await);
-    assert!(take(&store, &Plan { now: NOW, legs: Default::default() }).await);
+    assert!(take(&store, &Plan { max_skew: None, now: NOW, legs: Default::default() }).await);
 }
 
 #[tokio::test]
@@ -242,7 +242,7 @@ fn a_usage(id: &str, on: &str, window: Window, start: Timestamp) -> Record {
 fn a_namespace(id: &str, deleted_at: Option<Timestamp>) -> Record {
     let name = NamespaceName::new("team-a").unwrap();
     let id = zae_limiter_core::NamespaceId::new(id).unwrap();
-    Record::Namespace(Namespace { id, name, created_at: NOW, deleted_at })
+    Record::Namespace(Namespace { id, name, created_at: NOW, deleted_at, is_purging: false })
 }
 
 #[tokio::test]
@@ -557,6 +557,14 @@ async fn usage_of_many_buckets_is_booked_in_steps() {
     assert_eq!((page.items.len(), page.next), (600, None));
 }
 
+/// Makes enough calls for the sweeper to pass all tables.
+async fn sweep_at(store: &SqliteStore, now: Timestamp) {
+    let busy = target("busy", 1_000_000);
+    for _ in 0..1_000 {
+        assert!(take(store, &plan_at(now, &[(&busy, 1)])).await);
+    }
+}
+
 #[tokio::test]
 async fn rows_that_expired_an_hour_ago_are_deleted_and_their_usage_is_booked() {
     let (folder, store) = open();
@@ -572,11 +580,9 @@ async fn rows_that_expired_an_hour_ago_are_deleted_and_their_usage_is_booked() {
         .write(&[Write::Put(an_event("01J", AuditSubject::System), Precondition::Always)])
         .await
         .unwrap();
-    let later = at(2 * 3_600);
-    // Enough transactions for the sweeper to pass all tables, at a time after the expiry.
-    let busy = target("busy", 1_000_000);
-    for _ in 0..1_000 {
-        assert!(take(&store, &plan_at(later, &[(&busy, 1)])).await);
+    // Enough transactions for the sweeper to pass all tables, when the clock has kept its time for a day.
+    for hours in [2, 25, 49] {
+        sweep_at(&store, at(hours * 3_600)).await;
     }
     let buckets = BucketQuery::OnResource(ns(), resource("gpt-4"));
     let left = store.list_buckets(&buckets, &PageRequest::first(10)).await.unwrap();
@@ -589,6 +595,45 @@ async fn rows_that_expired_an_hour_ago_are_deleted_and_their_usage_is_booked() {
     assert_eq!(usage.items.len(), 150);
     drop(store);
     assert!(is_sound(&folder.file()));
+}
+
+#[tokio::test]
+async fn a_clock_that_is_ahead_deletes_nothing() {
+    let (folder, store) = open();
+    let day = 24 * 3_600_u64;
+    let put = |n: u64| {
+        let mut event = an_event(&format!("{n:02}"), AuditSubject::System);
+        if let Record::Audit(event) = &mut event {
+            event.expires_at = Some(at(n * day));
+        }
+        Write::Put(event, Precondition::Always)
+    };
+    for events in (1..=40).map(put).collect::<Vec<_>>().chunks(20) {
+        store.write(events).await.unwrap();
+    }
+    let audit = Query::Audit(ns(), AuditSubject::System);
+    let left = async |store: &SqliteStore| {
+        store.list(&audit, &PageRequest::first(100)).await.unwrap().items.len()
+    };
+    sweep_at(&store, at(0)).await;
+    drop(store);
+    // 100 days ahead, for most of a day, in two processes.
+    for hours in [0, 1, 23] {
+        let store = SqliteStore::open(folder.file()).unwrap();
+        sweep_at(&store, at(100 * day + hours * 3_600)).await;
+        assert_eq!(left(&store).await, 40);
+    }
+    // Set right again: what has expired is deleted a day later.
+    let store = SqliteStore::open(folder.file()).unwrap();
+    for (days, expected) in [(1, 40), (2, 39), (3, 38), (4, 37)] {
+        sweep_at(&store, at(days * day)).await;
+        assert_eq!(left(&store).await, expected, "day {days}");
+    }
+    // After months without a call, the file catches up.
+    for (days, expected) in [(80, 36), (81, 0)] {
+        sweep_at(&store, at(days * day)).await;
+        assert_eq!(left(&store).await, expected, "day {days}");
+    }
 }
 
 #[tokio::test]

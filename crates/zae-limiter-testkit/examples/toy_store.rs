@@ -235,6 +235,10 @@ impl State {
                 (Precondition::Version(version), Some(Record::Config(config))) => {
                     config.version == *version
                 }
+                (Precondition::Status(status), Some(Record::Namespace(namespace))) => {
+                    namespace.status() == *status
+                }
+                (Precondition::NameOf(id), Some(Record::NamespaceName(_, of))) => of == id,
                 _ => false,
             };
         let unmet = batch.iter().position(|write| match write {
@@ -327,6 +331,8 @@ fn place_in(query: &Query, record: &Record) -> String {
 /// name has a NUL in it, so shards cannot run together.
 fn place(key: &Key) -> String {
     match key {
+        // It records usage at once and needs none.
+        Key::Tombstone(_) => String::new(),
         Key::Entity(ns, id) => format!("{ns}\0entity\0{id}\0"),
         Key::Config(ns, ConfigLevel::System) => format!("{ns}\0config\0"),
         Key::Config(ns, ConfigLevel::Resource(on)) => format!("{ns}\0config\0{on}"),
@@ -385,7 +391,7 @@ fn main() -> Result<(), Invalid> {
     for seconds in [0, 1, 2, 30] {
         let takes = [Take { cell: 0, amount: amount(1)? }].into_iter().collect();
         let legs = [Leg { target: Arc::clone(&target), takes }].into_iter().collect();
-        let plan = Plan { now: Timestamp::from_millis(seconds * 1_000), legs };
+        let plan = Plan { max_skew: None, now: Timestamp::from_millis(seconds * 1_000), legs };
         // No runtime: a toy store's futures are ready when they are first polled.
         let answer = store.acquire(&plan).as_mut().poll(&mut Context::from_waker(Waker::noop()));
         match answer {

@@ -213,6 +213,7 @@ macro_rules! bucket_conformance_tests {
                 the_largest_amount_can_be_taken,
                 buckets_differ_by_namespace_entity_and_resource,
                 acquire_now_gives_the_reply_of_acquire,
+                take_now_takes_what_acquire_takes_or_nothing,
             }
             refusal: run {
                 a_refusal_lists_every_requested_limit,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use zae_limiter_core::BoxFuture;
 use zae_limiter_schema::{
     BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryOutput, Table, TableError,
-    TableErrorKind, Transacted, Update, Updated,
+    TableErrorKind, TableTime, Transacted, Update, Updated,
 };
 
 /// A table that fails all updates and transactions after a given number of them. Reads and
@@ -46,6 +46,10 @@ impl<T: Table> Table for CutOff<T> {
             self.write()?;
             self.table.transact(changes).await
         })
+    }
+
+    fn time(&self) -> TableTime {
+        self.table.time()
     }
 
     fn read<'a>(

@@ -8,16 +8,16 @@ use std::task::{Context, Waker};
 
 use tokio::sync::Semaphore;
 use zae_limiter_core::{
-    Admission, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page,
-    PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store,
-    StoreError, StoreErrorKind, StoredBucket, Take, Target, Timestamp, UsageRecording, Write,
-    Written,
+    Admission, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key, Millitokens, NamespaceId,
+    Page, PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement,
+    SingleLeg, Store, StoreError, StoreErrorKind, StoredBucket, Take, Target, TimeCheck, Timestamp,
+    UsageRecording, Write, Written,
 };
 
-/// A method of [`Store`]. `acquire` and `acquire_now` count as one.
+/// A method of [`Store`]. `acquire`, `acquire_now` and `take_now` count as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Call {
-    /// [`Store::acquire`], and [`Store::acquire_now`] if that gives a reply.
+    /// [`Store::acquire`], and [`Store::acquire_now`] or [`Store::take_now`] if these give a reply.
     Acquire,
     /// [`Store::settle`].
     Settle,
@@ -31,12 +31,16 @@ pub enum Call {
     Write,
     /// [`Store::delete`].
     Delete,
+    /// [`Store::note_deletion`].
+    NoteDeletion,
     /// [`Store::list`].
     List,
     /// [`Store::list_buckets`].
     ListBuckets,
     /// [`Store::list_keys`].
     ListKeys,
+    /// [`Store::list_everything`].
+    ListEverything,
     /// [`Store::list_resources`].
     ListResources,
 }
@@ -290,6 +294,10 @@ impl<S: Store + ?Sized> fmt::Debug for Faulty<S> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<S: Store + ?Sized> Store for Faulty<S> {
+    fn check_time(&self, now: Timestamp) -> TimeCheck {
+        self.inner.check_time(now)
+    }
+
     fn cost(&self) -> Option<Cost> {
         self.inner.cost()
     }
@@ -307,6 +315,15 @@ impl<S: Store + ?Sized> Store for Faulty<S> {
         self.count(Call::Acquire);
         self.note(Call::Acquire, plan.legs.first().map(|leg| &*leg.target));
         Some(answer)
+    }
+
+    fn take_now(&self, leg: &SingleLeg<'_>, left: &mut [Millitokens]) -> bool {
+        if self.has_fault_for(Call::Acquire) || !self.inner.take_now(leg, left) {
+            return false;
+        }
+        self.count(Call::Acquire);
+        self.note(Call::Acquire, Some(leg.target));
+        true
     }
 
     fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
@@ -356,6 +373,14 @@ impl<S: Store + ?Sized> Store for Faulty<S> {
         self.meet(Call::Delete, self.inner.delete(keys))
     }
 
+    fn note_deletion<'a>(
+        &'a self,
+        scope: &'a Scope,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.meet(Call::NoteDeletion, self.inner.note_deletion(scope, now))
+    }
+
     fn list<'a>(
         &'a self,
         query: &'a Query,
@@ -378,6 +403,14 @@ impl<S: Store + ?Sized> Store for Faulty<S> {
         page: &'a PageRequest,
     ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
         self.meet(Call::ListKeys, self.inner.list_keys(scope, page))
+    }
+
+    fn list_everything<'a>(
+        &'a self,
+        now: Timestamp,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
+        self.meet(Call::ListEverything, self.inner.list_everything(now, page))
     }
 
     fn list_resources<'a>(

@@ -83,7 +83,7 @@ pub(crate) fn leg<const N: usize>(target: &Arc<Target>, takes: [(&str, Millitoke
 }
 
 pub(crate) fn plan(now: Timestamp, legs: impl IntoIterator<Item = Leg>) -> Plan {
-    Plan { now, legs: legs.into_iter().collect() }
+    Plan { max_skew: None, now, legs: legs.into_iter().collect() }
 }
 
 pub(crate) fn settlement<const N: usize>(

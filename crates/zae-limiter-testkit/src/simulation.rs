@@ -6,6 +6,7 @@
 //! - The clients: about twenty processes with wrong clocks. They acquire, settle, cancel, change
 //!   limits, delete and reshard buckets, and crash (`workload`). [`Stack`] runs whole limiters
 //!   instead of bare stores (`stack`).
+//! - Clocks that jump by minutes or a year, on a table whose responses have a date (`wrong_clocks`).
 //! - Clients of the Python original, which know nothing of our rules (`original`).
 //!
 //! `scene` draws all parameters of a run from its seed: buckets, limits, faults and clock errors.
@@ -41,6 +42,7 @@ mod stack;
 mod time;
 mod watched;
 mod workload;
+mod wrong_clocks;
 
 use std::future::poll_fn;
 use std::pin::pin;

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use zae_limiter_core::{
-    Admission, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page,
-    PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store,
-    StoreError, StoredBucket, Target, Timestamp, UsageRecording, Write, Written,
+    Admission, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key, Millitokens, NamespaceId,
+    Page, PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement,
+    SingleLeg, Store, StoreError, StoredBucket, Target, TimeCheck, Timestamp, UsageRecording,
+    Write, Written,
 };
 
 /// Two stores on the same data: one with the permissions of a caller, one of an administrator.
@@ -21,6 +22,14 @@ pub struct Split {
 impl Store for Split {
     fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {
         self.acquiring.acquire_now(plan)
+    }
+
+    fn take_now(&self, leg: &SingleLeg<'_>, left: &mut [Millitokens]) -> bool {
+        self.acquiring.take_now(leg, left)
+    }
+
+    fn check_time(&self, now: Timestamp) -> TimeCheck {
+        self.acquiring.check_time(now)
     }
 
     fn cost(&self) -> Option<Cost> {
@@ -96,6 +105,22 @@ impl Store for Split {
         page: &'a PageRequest,
     ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
         self.administering.list_keys(scope, page)
+    }
+
+    fn note_deletion<'a>(
+        &'a self,
+        scope: &'a Scope,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.administering.note_deletion(scope, now)
+    }
+
+    fn list_everything<'a>(
+        &'a self,
+        now: Timestamp,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
+        self.administering.list_everything(now, page)
     }
 
     fn list_resources<'a>(

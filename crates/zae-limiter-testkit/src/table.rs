@@ -24,13 +24,14 @@ use std::future::{pending, ready};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use zae_limiter_core::BoxFuture;
+use zae_limiter_core::{BoxFuture, Clock, Timestamp};
 
 use fastrand::Rng;
 use tokio::sync::oneshot;
 use zae_limiter_schema::{
-    BatchRead, Change, Consistency, Consumed, Index, Item, ItemKey, Query, QueryOutput, Table,
-    TableError, TableErrorKind, Task, Transacted, Update, Updated,
+    BatchRead, Change, Consistency, Consumed, Index, Item, ItemKey, Query, QueryOutput,
+    ResponseDates, Scanned, Table, TableError, TableErrorKind, TableTime, Task, Transacted, Update,
+    Updated, Value,
 };
 
 pub use faults::Faults;
@@ -143,6 +144,17 @@ pub struct SimTable {
     inside: Arc<Inside>,
     client: ClientId,
     leaves_tasks: bool,
+    dates: Option<Dates>,
+}
+
+/// The dates of a table's responses to one client.
+#[derive(Clone)]
+struct Dates {
+    /// The table's own clock.
+    clock: Arc<dyn Clock>,
+    /// The client's.
+    stopwatch: Arc<dyn Clock>,
+    seen: Arc<ResponseDates>,
 }
 
 struct Inside {
@@ -190,7 +202,7 @@ impl SimTable {
             stream: None,
         };
         let inside = Inside { time, watch, state: Mutex::new(state), tasks: Mutex::default() };
-        Self { inside: Arc::new(inside), client: 0, leaves_tasks: false }
+        Self { inside: Arc::new(inside), client: 0, leaves_tasks: false, dates: None }
     }
 
     /// An empty table in virtual time.
@@ -201,7 +213,35 @@ impl SimTable {
     /// The table as that client sees it.
     #[must_use]
     pub fn for_client(&self, client: ClientId) -> Self {
-        Self { client, ..self.clone() }
+        let fresh = |dates: &Dates| Dates { seen: Arc::default(), ..dates.clone() };
+        let dates = self.dates.as_ref().map(fresh);
+        Self { client, dates, ..self.clone() }
+    }
+
+    /// The same table with responses that have a date, by this clock. As with DynamoDB a date has whole seconds, and
+    /// a response takes up to a second.
+    #[must_use]
+    pub fn dated_by(&self, clock: Arc<dyn Clock>) -> Self {
+        self.dated_for(Arc::clone(&clock), clock)
+    }
+
+    /// As [`dated_by`](Self::dated_by), for a client with a stopwatch of its own, which may stand.
+    #[must_use]
+    pub fn dated_for(&self, clock: Arc<dyn Clock>, stopwatch: Arc<dyn Clock>) -> Self {
+        let dates = Dates { clock, stopwatch, seen: Arc::default() };
+        Self { dates: Some(dates), ..self.clone() }
+    }
+
+    /// A response has arrived.
+    fn note_date<T>(&self, result: &Result<T, TableError>) {
+        let is_lost = |error: &TableError| error.kind == TableErrorKind::Unavailable;
+        let Some(dates) = &self.dates else { return };
+        if !result.as_ref().is_err_and(is_lost) {
+            let sent = dates.clock.now().as_millis() - 999;
+            let date = Timestamp::from_millis(sent.div_euclid(1_000) * 1_000);
+            let client = &dates.stopwatch;
+            dates.seen.note(Some(date), client.now(), client.stopwatch());
+        }
     }
 
     /// The same table, but a store runs its tasks on its own runtime, as with DynamoDB.
@@ -301,7 +341,9 @@ impl SimTable {
         let (inside, client) = (Arc::clone(&self.inside), self.client);
         Box::pin(async move {
             let Some(time) = inside.time.clone() else {
-                return inside.arrive(client, Outcome::Answered, work);
+                let result = inside.arrive(client, Outcome::Answered, work);
+                self.note_date(&result);
+                return result;
             };
             let (reply, receiver) = oneshot::channel();
             let journey = inside.depart(client);
@@ -320,6 +362,7 @@ impl SimTable {
                 Ok(result) => {
                     let is_lost = |error: &TableError| error.kind == TableErrorKind::Unavailable;
                     pending_call.is_answered = !result.as_ref().is_err_and(is_lost);
+                    self.note_date(&result);
                     result
                 }
                 // The client has crashed.
@@ -518,9 +561,34 @@ impl Table for SimTable {
         self.call(Box::new(move |site| site.query(&query)))
     }
 
+    fn scan<'a>(
+        &'a self,
+        after: Option<&'a ItemKey>,
+        limit: usize,
+    ) -> BoxFuture<'a, Result<Scanned, TableError>> {
+        Box::pin(async move {
+            let text = |item: &Item, name: &str| {
+                item.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
+            };
+            let key_of = |item: &Item| ItemKey::new(text(item, "PK"), text(item, "SK"));
+            let mut items = self.items();
+            items.retain(|item| after.is_none_or(|after| key_of(item) > *after));
+            items.sort_by_key(key_of);
+            let has_more = items.len() > limit;
+            items.truncate(limit);
+            let next = items.last().filter(|_| has_more).map(key_of);
+            Ok(Scanned { items, next, consumed: Consumed::default() })
+        })
+    }
+
     fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>> {
         let keys = keys.to_vec();
         self.call(Box::new(move |site| site.delete(&keys)))
+    }
+
+    fn time(&self) -> TableTime {
+        let Some(Dates { stopwatch, seen, .. }) = &self.dates else { return TableTime::Never };
+        seen.at(stopwatch.now(), stopwatch.stopwatch())
     }
 
     /// Ends at once without virtual time. For the watch the client is busy until the pause is over

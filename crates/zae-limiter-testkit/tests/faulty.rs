@@ -27,7 +27,7 @@ fn target() -> Arc<Target> {
 
 fn one() -> Plan {
     let takes = [Take { cell: 0, amount: amount(1).unwrap() }].into_iter().collect();
-    Plan { now: NOW, legs: [Leg { target: target(), takes }].into_iter().collect() }
+    Plan { max_skew: None, now: NOW, legs: [Leg { target: target(), takes }].into_iter().collect() }
 }
 
 fn faulty() -> Faulty<MemoryStore> {

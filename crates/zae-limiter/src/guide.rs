@@ -28,6 +28,8 @@ guides! {
     namespaces: "namespaces.md";
     /// What happens while the store is unavailable.
     unavailability: "unavailability.md";
+    /// Wrong clocks, and what happens on each store.
+    clocks: "clocks.md";
     /// How to choose a store.
     choosing_a_store: "choosing-a-store.md";
     /// The DynamoDB store: table, cost, permissions.

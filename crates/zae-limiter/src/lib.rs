@@ -13,8 +13,8 @@ pub use url::StoreUrl;
 #[doc(inline)]
 pub use zae_limiter_core::{
     Acquire, BucketStatus, Builder, Config, EffectiveLimits, Entity, Error, Lease, Limit,
-    LimitStatus, MemoryStore, Namespaces, OnDrop, OnUnavailable, Pages, PublicRefusal,
-    RateLimitExceeded, RateLimiter, Timestamp, UsageSummary, Window,
+    LimitStatus, MemoryStore, Namespaces, OnDrop, OnUnavailable, Pages, Prepared, PreparedLease,
+    PublicRefusal, RateLimitExceeded, RateLimiter, Timestamp, UsageSummary, Window,
 };
 #[cfg(feature = "dynamodb")]
 #[doc(inline)]
@@ -70,8 +70,9 @@ pub mod model {
     pub use zae_limiter_core::{
         AUDIT_RETENTION_DAYS_MAX, Acquiring, AuditAction, AuditEvent, AuditSubject,
         BreakerSettings, CacheStats, ConfigLevel, CreateEntity, EntityCapacity, LEVELS_MAX,
-        Namespace, Object, OtherAction, ResourceCapacity, ResourceList, Usage, UsageKey,
-        UsageQuery, UsageSettings, format_time, hour_of, start_of_hour,
+        Namespace, NamespaceStatus, Object, OrphanItems, Orphans, OtherAction, PreparedAcquire,
+        PreparedAcquiring, ResourceCapacity, ResourceList, Usage, UsageKey, UsageQuery,
+        UsageSettings, format_time, hour_of, start_of_hour,
     };
     #[doc(inline)]
     pub use zae_limiter_model::*;
@@ -87,9 +88,13 @@ pub mod store {
     pub use zae_limiter_core::{
         Admission, Applied, BATCH_MAX, BoxFuture, BucketKey, BucketQuery, Cost, Cursor, Key, Leg,
         LegTaken, Lifetime, PAGE_MAX, Page, PageRequest, Placement, Plan, Precondition, Query,
-        Record, Scope, Settlement, Store, StoreError, StoreErrorKind, StoredBucket, Takes, Target,
-        UsageRecording, Write, Written, bucket_state, refused_statuses,
+        Record, Scope, Settlement, SingleLeg, Store, StoreError, StoreErrorKind, StoredBucket,
+        Takes, Target, TimeCheck, UsageRecording, Write, Written, bucket_state, refused_statuses,
     };
+
+    #[cfg(feature = "sqlite")]
+    #[doc(inline)]
+    pub use zae_limiter_sqlite::CommitOn;
 
     use crate::{Error, StoreUrl};
 

@@ -86,6 +86,9 @@ fn sqlite(url: &str, rest: &str) -> Result<StoreUrl, Invalid> {
         }
         None => path,
     };
+    if path.starts_with(":memory:") {
+        return Err(wrong(path, "a store in memory is memory:, without sqlite"));
+    }
     if path.is_empty() || path.ends_with('/') {
         return Err(wrong(url, NAME));
     }
@@ -300,6 +303,8 @@ mod tests {
             ("sqlite:folder/", "sqlite:folder/"),
             ("sqlite:////", "sqlite:////"),
             ("sqlite:a?b.db", "b.db"),
+            ("sqlite::memory:", ":memory:"),
+            ("sqlite::memory:?durability=full", ":memory:"),
         ] {
             assert_eq!(text.parse::<StoreUrl>().expect_err(text).value(), part, "{text}");
         }

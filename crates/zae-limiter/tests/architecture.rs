@@ -63,3 +63,39 @@ fn the_page_is_short() {
     let lines = fs::read_to_string(page()).unwrap().lines().count();
     assert!(lines <= 250, "{lines} lines");
 }
+
+/// All files of Rust below a folder.
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|kind| kind == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// Endpoint, credentials and time limits are the same for all services.
+#[test]
+fn one_place_loads_the_configuration_of_aws() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files = Vec::new();
+    for entry in fs::read_dir(&crates).unwrap() {
+        sources(&entry.unwrap().path().join("src"), &mut files);
+    }
+    let loads = |path: &&PathBuf| {
+        let text = fs::read_to_string(path).unwrap();
+        [
+            "aws_config::defaults",
+            "aws_config::from_env",
+            "load_defaults",
+            "load_from_env",
+            "ConfigLoader",
+        ]
+        .iter()
+        .any(|call| text.contains(call))
+    };
+    let found: Vec<&PathBuf> = files.iter().filter(loads).collect();
+    assert!(matches!(&found[..], [one] if one.ends_with("aws/lazy.rs")), "{found:?}");
+}

@@ -1,5 +1,6 @@
 //! The stream of a DynamoDB table, over the AWS SDK.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use aws_config::SdkConfig;
@@ -15,7 +16,7 @@ use zae_limiter_dynamodb::aws::{Call, FailedKind, Places};
 use zae_limiter_schema::records::booking::{Position, stream_label};
 use zae_limiter_schema::{Item, ItemKey, Value};
 
-use super::plan::StreamShard;
+use super::plan::{End, StreamShard};
 use super::stream::{Begin, Page, Stream, StreamError, StreamErrorKind};
 use crate::event::{EXPIRY_PRINCIPAL, EventKind, StreamRecord, Unreadable};
 
@@ -26,6 +27,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct AwsStream {
     calls: Calls,
+    table: String,
     arn: String,
     label: String,
 }
@@ -65,41 +67,44 @@ impl Calls {
 }
 
 impl AwsStream {
-    /// Opens the latest stream of a table.
+    /// Opens the oldest stream of a table that can still be read. The daemon continues with the later ones.
     ///
     /// # Errors
     ///
     /// If the table has no stream, or DynamoDB does not answer.
     pub async fn open(config: &SdkConfig, table: &str) -> Result<Self, StreamError> {
         let calls = Calls::new(config);
-        let mut found: Option<Self> = None;
+        let streams = Self::list(&calls, table).await?;
+        streams.into_iter().next().ok_or_else(|| StreamError {
+            kind: StreamErrorKind::NotFound,
+            message: format!("table {table} has no stream; enable one with new and old images"),
+        })
+    }
+
+    /// The streams of a table, the oldest first. A disabled one stays for a day.
+    async fn list(calls: &Calls, table: &str) -> Result<Vec<Self>, StreamError> {
+        let mut found: Vec<Self> = Vec::new();
         let mut after: Option<String> = None;
         loop {
             let request = calls.client.list_streams().table_name(table);
             let listed = request.set_exclusive_start_stream_arn(after).send().await;
             let listed =
                 listed.map_err(|error| calls.error("the table's streams", LIST_STREAMS, &error))?;
-            for arn in listed.streams.unwrap_or_default().into_iter().filter_map(|s| s.stream_arn) {
-                let Some(stream) = Self::new(&calls, arn) else { continue };
-                if found.as_ref().is_none_or(|found| found.label < stream.label) {
-                    found = Some(stream);
-                }
-            }
+            let arns = listed.streams.unwrap_or_default().into_iter().filter_map(|s| s.stream_arn);
+            found.extend(arns.filter_map(|arn| Self::new(calls, table, arn)));
             after = listed.last_evaluated_stream_arn;
             if after.is_none() {
                 break;
             }
         }
-        found.ok_or_else(|| StreamError {
-            kind: StreamErrorKind::NotFound,
-            message: format!("table {table} has no stream; enable one with new and old images"),
-        })
+        found.sort_by(|one, other| one.label.cmp(&other.label));
+        Ok(found)
     }
 
     /// The stream of this ARN. `None` if the ARN names no stream.
-    fn new(calls: &Calls, arn: String) -> Option<Self> {
+    fn new(calls: &Calls, table: &str, arn: String) -> Option<Self> {
         let label = stream_label(&arn)?.to_owned();
-        Some(Self { calls: calls.clone(), arn, label })
+        Some(Self { calls: calls.clone(), table: table.to_owned(), arn, label })
     }
 }
 
@@ -119,7 +124,10 @@ impl Stream for AwsStream {
                 let Some(stream) = described.stream_description else { return Ok(shards) };
                 for shard in stream.shards.unwrap_or_default() {
                     let Some(id) = shard.shard_id else { continue };
-                    shards.push(StreamShard { id, parent: shard.parent_shard_id });
+                    let range = shard.sequence_number_range;
+                    let last = range.and_then(|range| range.ending_sequence_number);
+                    let (parent, end) = (shard.parent_shard_id, last.map_or(End::Open, End::After));
+                    shards.push(StreamShard { id, parent, end });
                 }
                 after = stream.last_evaluated_shard_id;
                 if after.is_none() {
@@ -161,6 +169,14 @@ impl Stream for AwsStream {
             let records = output.records.unwrap_or_default();
             let records = records.into_iter().map(|record| self.read(record)).collect();
             Ok(Page { records, next: output.next_shard_iterator })
+        })
+    }
+
+    fn successor(&self) -> BoxFuture<'_, Result<Option<Arc<dyn Stream>>, StreamError>> {
+        Box::pin(async {
+            let streams = Self::list(&self.calls, &self.table).await?;
+            let next = streams.into_iter().find(|stream| self.label < stream.label);
+            Ok(next.map(|stream| Arc::new(stream) as Arc<dyn Stream>))
         })
     }
 }
@@ -234,10 +250,8 @@ where
     let kind = match (code, failed.kind) {
         (Some("ExpiredIteratorException"), _) => StreamErrorKind::Expired,
         (Some("TrimmedDataAccessException"), _) => StreamErrorKind::Trimmed,
-        (Some("ResourceNotFoundException"), _) if what == STREAM_SHARD => StreamErrorKind::NotFound,
-        (Some("ResourceNotFoundException" | "ValidationException"), _) => {
-            StreamErrorKind::Permanent
-        }
+        (Some("ResourceNotFoundException"), _) => StreamErrorKind::NotFound,
+        (Some("ValidationException"), _) => StreamErrorKind::Permanent,
         // The source of the credentials may recover while the daemon runs.
         (None, FailedKind::Denied) if call.operation != LIST_STREAMS => StreamErrorKind::Transient,
         (_, FailedKind::Denied | FailedKind::NoService) => StreamErrorKind::Permanent,

@@ -1,17 +1,10 @@
-//! The daemon's metrics, and the endpoint that Prometheus reads.
+//! The daemon's metrics.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::{TcpListener, TcpStream};
-
 use crate::execute::Report;
-
-/// The most bytes of a request that are read.
-const REQUEST_MAX: u64 = 8 * 1_024;
 
 /// Counters of a daemon since its start.
 #[derive(Debug, Default)]
@@ -25,6 +18,7 @@ pub struct Metrics {
     failed: AtomicU64,
     errors: AtomicU64,
     retries: AtomicU64,
+    missed: AtomicU64,
     stream_shards: AtomicU64,
 }
 
@@ -49,6 +43,15 @@ impl Metrics {
         self.retries.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// An error that concerns no single record, for example a call without an answer.
+    pub(super) fn error(&self) {
+        self.errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn missed(&self) {
+        self.missed.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(super) fn set_stream_shards(&self, count: usize) {
         self.stream_shards.store(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -58,8 +61,13 @@ impl Metrics {
         self.records.load(Ordering::Relaxed)
     }
 
+    /// How often changes left the stream before a daemon could read them.
+    pub fn times_missed(&self) -> u64 {
+        self.missed.load(Ordering::Relaxed)
+    }
+
     /// Name, kind, help text and value of every metric.
-    fn all(&self) -> [(&'static str, &'static str, &'static str, u64); 10] {
+    fn all(&self) -> [(&'static str, &'static str, &'static str, u64); 11] {
         let all = [
             ("records", "counter", "Stream records processed", &self.records),
             ("snapshots_updated", "counter", "Usage records written", &self.snapshots),
@@ -70,6 +78,7 @@ impl Metrics {
             ("failed_records", "counter", "Invalid records skipped", &self.failed),
             ("errors", "counter", "Errors", &self.errors),
             ("batches_retried", "counter", "Batches retried", &self.retries),
+            ("missed", "counter", "Times that changes left the stream unread", &self.missed),
             (
                 "stream_shards",
                 "gauge",
@@ -95,47 +104,6 @@ impl Metrics {
         }
         text
     }
-}
-
-/// Serves the metrics over HTTP.
-///
-/// # Errors
-///
-/// If the listener cannot accept connections any more.
-pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) -> std::io::Result<()> {
-    loop {
-        let (stream, _) = listener.accept().await?;
-        let metrics = Arc::clone(&metrics);
-        // A client that closes the connection early is not an error.
-        tokio::spawn(async move { drop(respond(stream, &metrics).await) });
-    }
-}
-
-/// Handles one request, then closes the connection.
-async fn respond(stream: TcpStream, metrics: &Metrics) -> std::io::Result<()> {
-    use tokio::io::AsyncReadExt as _;
-    let mut stream = BufReader::new(stream);
-    let mut head = (&mut stream).take(REQUEST_MAX);
-    let mut request = String::new();
-    head.read_line(&mut request).await?;
-    loop {
-        let mut line = String::new();
-        if head.read_line(&mut line).await? == 0 || line.trim().is_empty() {
-            break;
-        }
-    }
-    let (status, body) = match request.split_whitespace().nth(1) {
-        Some("/metrics") => ("200 OK", metrics.text()),
-        _ => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
-    };
-    let head = format!(
-        "HTTP/1.1 {status}\r\ncontent-type: text/plain; version=0.0.4\r\n\
-         content-length: {}\r\nconnection: close\r\n\r\n",
-        body.len()
-    );
-    stream.get_mut().write_all(head.as_bytes()).await?;
-    stream.get_mut().write_all(body.as_bytes()).await?;
-    stream.get_mut().shutdown().await
 }
 
 #[cfg(test)]

@@ -4,48 +4,66 @@
 //! it. Several daemons share the stream shards evenly (`plan`), and take over those of a daemon
 //! that has crashed. Two daemons that follow the same stream shard for a while do no harm: nothing
 //! is booked twice.
+//!
+//! Every call is a task of its own, within a time limit. So heartbeats go on while a page is processed,
+//! and a stream shard that is stuck holds up no other.
 
 #[cfg(feature = "aws")]
 mod aws;
+mod checkpoints;
+#[cfg(feature = "aws")]
+mod endpoint;
+mod held;
+mod kept;
 mod metrics;
+mod notice;
 mod plan;
 mod stream;
+mod tasks;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::JoinSet;
-use zae_limiter_core::Clock;
-use zae_limiter_schema::records::checkpoint::{self, Checkpoint, Hold};
-use zae_limiter_schema::{
-    Consistency, PAGE_ITEMS_MAX, Query, Range, Step, Table, TableError, Updated,
-};
+use tokio::task::{JoinError, JoinSet};
+use zae_limiter_core::{Clock, MAX_CLOCK_SKEW, Timestamp};
+use zae_limiter_schema::Table;
+pub use zae_limiter_schema::records::checkpoint::TAKEOVER_MAX;
+use zae_limiter_schema::records::checkpoint::{Checkpoint, Hold};
 
-use crate::event::{StreamRecord, Unreadable};
-use crate::execute::{Aggregator, Report, is_transient};
+use crate::execute::{Aggregator, Report};
+use crate::table_clock::TableClock;
 
 #[cfg(feature = "aws")]
 pub use aws::AwsStream;
-pub use metrics::{Metrics, serve};
-pub use plan::StreamShard;
+#[cfg(feature = "aws")]
+pub use endpoint::serve;
+pub use metrics::Metrics;
+pub use notice::{Missed, Notice, OnNotice, Unarchived};
+pub use plan::{End, StreamShard};
 pub use stream::{Begin, Page, Stream, StreamError, StreamErrorKind};
 
-use plan::{Heartbeats, claims, readable};
+use checkpoints::{Checkpoints, Written};
+use held::{Found, Held};
+use kept::Kept;
+use plan::{Heartbeats, claims, new_checkpoint, readable, with_unlisted};
+use tasks::{Event, Listed, Read, Tasks, archive_again, hand_over, list, read, unless_it_panics};
 
 /// How often the daemon lists the stream shards and reads the checkpoints.
 const LIST_EVERY: Duration = Duration::from_secs(5);
-/// The lifetime of a checkpoint after its last write: three times that of a stream record.
-const CHECKPOINT_LIFETIME: Duration = Duration::from_secs(3 * 86_400);
-/// The pause after a turn in which no stream shard had a record.
+/// The pause after a quiet page of an open stream shard.
 const POLL_EVERY: Duration = Duration::from_secs(1);
-/// The longest wait after a failure.
-const RETRY_WAIT_MAX: Duration = Duration::from_secs(30);
-/// After so many empty pages in a row, a stream shard counts as read to its present end.
-const EMPTY_PAGES: u32 = 3;
+/// The pause after a quiet page while there may be records behind it.
+const POLL_SOON: Duration = Duration::from_millis(20);
+/// The pause after a call on the checkpoints that failed.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The time limit of a call, unless the daemon gets another.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a daemon that stops tries to release its stream shards.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// When a daemon ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,74 +74,50 @@ pub enum Until {
     Drained,
 }
 
-/// An event in a daemon's life. The strings are ids of stream shards, except in `TransientError`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
-    /// The daemon has claimed a stream shard.
-    Claimed(String),
-    /// Another daemon has taken over a stream shard.
-    Lost(String),
-    /// A stream shard is closed, and processed to its end.
-    Finished(String),
-    /// The stream has deleted records before the daemon could read them.
-    Trimmed(String),
-    /// A batch was processed.
-    Batch(Report),
-    /// A transient error, which the daemon retries. The string is its message.
-    TransientError(String),
-}
-
-/// The callback for notices.
-pub type OnNotice = Arc<dyn Fn(Notice) + Send + Sync>;
-
 /// Follows a table's stream.
 pub struct Daemon {
     stream: Arc<dyn Stream>,
-    table: Arc<dyn Table>,
+    checkpoints: Checkpoints,
     clock: Arc<dyn Clock>,
     aggregator: Aggregator,
     on_notice: OnNotice,
-    /// The owner that this daemon writes into checkpoints.
-    me: String,
-    takeover_after: Duration,
     metrics: Arc<Metrics>,
     heartbeats: Heartbeats,
     /// The stream shards that this daemon follows, by id.
     held: BTreeMap<String, Held>,
-    /// When the stream shards were last listed, by the stopwatch. `None` forces a new list.
-    listed_at: Option<Duration>,
+    /// Stream shards that another daemon owns now, by claim, each with a page that is still processed. The
+    /// new owner gets the position after it.
+    leaving: BTreeMap<u64, Held>,
+    /// The stream shards that are being claimed.
+    claiming: BTreeSet<String>,
+    claims: u64,
+    list: List,
     /// How many readable stream shards have no live owner.
     unheld: usize,
+    /// Whether [`Notice::StreamEnded`] was sent.
+    has_ended: bool,
+    started_at: Timestamp,
+}
+
+/// When the stream shards are listed.
+#[derive(Clone, Copy, Debug)]
+enum List {
+    /// At this reading of the stopwatch. The flag says whether the last list is still valid.
+    Due(Duration, bool),
+    /// They are being listed.
+    Running,
 }
 
 impl fmt::Debug for Daemon {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Daemon").field("me", &self.me).finish_non_exhaustive()
+        f.debug_struct("Daemon").field("me", &self.checkpoints.me).finish_non_exhaustive()
     }
-}
-
-type Records = Vec<Result<StreamRecord, Unreadable>>;
-
-/// A stream shard that this daemon follows. Times are by the stopwatch.
-struct Held {
-    checkpoint: Checkpoint,
-    iterator: Option<String>,
-    /// A page that has to be processed again.
-    page: Option<Page>,
-    /// Empty pages in a row.
-    empty_pages: u32,
-    /// When the checkpoint was last written.
-    beat_at: Duration,
-    /// Failures in a row.
-    failures: u32,
-    /// No page is read before then.
-    wait_until: Duration,
 }
 
 impl Daemon {
     /// A daemon that reads `stream` and passes its batches to `aggregator`. `me` identifies it
     /// among other daemons. It takes over a stream shard whose owner has not written a heartbeat
-    /// for `takeover_after`.
+    /// for `takeover_after`, or for longer if the owner itself has a longer one.
     pub fn new(
         stream: Arc<dyn Stream>,
         table: Arc<dyn Table>,
@@ -132,19 +126,30 @@ impl Daemon {
         takeover_after: Duration,
         me: impl Into<String>,
     ) -> Self {
+        let me = Arc::from(me.into());
+        let clock = TableClock::shared(Arc::clone(&table), clock);
         Self {
             stream,
-            table,
+            heartbeats: Heartbeats::new(takeover_after),
+            checkpoints: Checkpoints {
+                table,
+                clock: Arc::clone(&clock),
+                me,
+                takeover_after,
+                limit: CALL_TIMEOUT,
+            },
             clock,
             aggregator,
             on_notice: Arc::new(|_| {}),
-            me: me.into(),
-            takeover_after,
             metrics: Arc::default(),
-            heartbeats: Heartbeats::new(takeover_after),
             held: BTreeMap::new(),
-            listed_at: None,
+            leaving: BTreeMap::new(),
+            claiming: BTreeSet::new(),
+            claims: 0,
+            list: List::Due(Duration::ZERO, false),
             unheld: 0,
+            has_ended: false,
+            started_at: Timestamp::default(),
         }
     }
 
@@ -155,13 +160,21 @@ impl Daemon {
         self
     }
 
+    /// Sets the time limit of a call (10 s).
+    #[must_use]
+    pub fn call_timeout(mut self, limit: Duration) -> Self {
+        self.checkpoints.limit = limit;
+        self
+    }
+
     /// The daemon's metrics.
     pub fn metrics(&self) -> Arc<Metrics> {
         Arc::clone(&self.metrics)
     }
 
     /// Follows the stream. When `stop` completes, the daemon abandons the batches in progress. The
-    /// next owner of the stream shard processes them again.
+    /// next owner of the stream shard processes them again. It ends within 3 s then, even if no call
+    /// is answered.
     ///
     /// # Errors
     ///
@@ -172,308 +185,435 @@ impl Daemon {
         stop: impl Future<Output = ()>,
     ) -> Result<(), StreamError> {
         let mut stop = pin!(stop);
+        self.started_at = self.clock.now();
+        // Dropped at the end, which aborts what is in progress.
+        let mut tasks = Tasks::new();
         let ended = loop {
-            let turn = async {
-                let worked = self.turn().await?;
-                let is_over = until == Until::Drained && self.is_drained();
-                if !worked && !is_over {
-                    self.clock.sleep(self.pause(until)).await;
-                }
-                Ok(is_over)
-            };
-            tokio::select! {
+            self.start(&mut tasks);
+            if until == Until::Drained && self.is_drained() {
+                break self.is_archived();
+            }
+            let pause = self.until_next();
+            let event = tokio::select! {
                 biased;
                 () = &mut stop => break Ok(()),
-                turned = turn => match turned {
-                    Ok(true) => break Ok(()),
-                    Ok(false) => {}
-                    Err(error) => break Err(error),
-                },
+                Some(joined) = tasks.join_next() => joined,
+                () = self.clock.sleep(pause) => continue,
+            };
+            let handled = match event {
+                Ok(event) => self.handle(event, until, &mut tasks),
+                Err(error) => ended_task(error),
+            };
+            if let Err(error) = handled {
+                break Err(error);
             }
         };
+        drop(tasks);
         self.release().await;
         ended
     }
 
-    fn pause(&self, until: Until) -> Duration {
-        let quick = until == Until::Drained;
-        let poll = if quick { POLL_EVERY / 10 } else { POLL_EVERY };
-        poll.min(self.takeover_after / 4)
-    }
-
     fn is_drained(&self) -> bool {
-        let is_idle = |held: &Held| held.page.is_none() && held.empty_pages >= EMPTY_PAGES;
-        self.listed_at.is_some() && self.unheld == 0 && self.held.values().all(is_idle)
+        matches!(self.list, List::Due(_, true))
+            && self.claiming.is_empty()
+            && self.leaving.is_empty()
+            && self.unheld == 0
+            && self.held.values().all(|held| held.is_idle(self.drains_to()))
     }
 
-    /// Lists the stream shards if it is time to, and processes a page of each one that this daemon
-    /// holds. Returns whether there were any records.
-    async fn turn(&mut self) -> Result<bool, StreamError> {
+    /// A drain of a table in use ends with the records of this time. The bound on clocks makes sure that everything
+    /// from before the start is processed.
+    fn drains_to(&self) -> Timestamp {
+        self.started_at.saturating_add(MAX_CLOCK_SKEW)
+    }
+
+    /// An error if events are not archived. The table's position is before them, so that the next run finds them.
+    fn is_archived(&self) -> Result<(), StreamError> {
+        let events: usize =
+            self.held.values().filter_map(|one| Some(one.kept.as_ref()?.count())).sum();
+        match events {
+            0 => Ok(()),
+            _ => Err(StreamError {
+                kind: StreamErrorKind::Transient,
+                message: format!(
+                    "the archive did not take {events} expired audit events; \
+                     the stream keeps them for a day: run this again when the archive can be written"
+                ),
+            }),
+        }
+    }
+
+    /// How long nothing has to be started.
+    fn until_next(&self) -> Duration {
+        let list = match self.list {
+            List::Due(at, _) => Some(at),
+            List::Running => None,
+        };
+        let shards = self.held.values().flat_map(|held| {
+            let read = (!held.is_reading() && !held.checkpoint.done).then_some(held.wait_until);
+            let archive = held.kept.as_ref().and_then(Kept::due);
+            [read, (!held.is_writing).then_some(held.beat_due), archive]
+        });
+        let due = list.into_iter().chain(shards.flatten()).min();
         let now = self.clock.stopwatch();
-        let every = LIST_EVERY.min(self.takeover_after / 4);
-        if self.listed_at.is_none_or(|at| now.saturating_sub(at) >= every) {
-            match self.list_and_claim(now).await {
-                Ok(()) => self.listed_at = Some(now),
-                Err(error) if error.kind == StreamErrorKind::Transient => {
-                    (self.on_notice)(Notice::TransientError(error.message));
-                }
-                Err(error) => return Err(error),
+        due.map_or(LIST_EVERY, |due| due.saturating_sub(now).max(Duration::from_millis(1)))
+    }
+
+    /// Starts everything that is due.
+    fn start(&mut self, tasks: &mut Tasks) {
+        let now = self.clock.stopwatch();
+        if let List::Due(at, _) = self.list
+            && at <= now
+        {
+            let (stream, checkpoints) = (Arc::clone(&self.stream), self.checkpoints.clone());
+            let is_read = |(_, held): &(&String, &Held)| held.checkpoint.done;
+            let read = self.held.iter().filter(is_read).map(|(id, _)| id.clone()).collect();
+            tasks.spawn(async move { Event::Listed(list(&stream, &checkpoints, &read).await) });
+            self.list = List::Running;
+        }
+        for (shard, held) in &mut self.held {
+            if !held.is_reading() && !held.checkpoint.done && held.wait_until <= now {
+                let (stream, aggregator) = (Arc::clone(&self.stream), self.aggregator.clone());
+                let (clock, limit) = (Arc::clone(&self.clock), self.checkpoints.limit);
+                let (id, claim, next) = (shard.clone(), held.claim, held.next());
+                held.starts_reading(tasks.spawn(async move {
+                    let shard = id.clone();
+                    let reading =
+                        async move { read(&*stream, &aggregator, &*clock, limit, &id, next).await };
+                    Event::Read(shard, claim, unless_it_panics(reading).await)
+                }));
+            }
+            let is_due = |kept: &&mut Kept| kept.due().is_some_and(|due| due <= now);
+            if let Some(kept) = held.kept.as_mut().filter(is_due) {
+                let (aggregator, events) = (self.aggregator.clone(), kept.begin());
+                let (shard, claim) = (shard.clone(), held.claim);
+                tasks.spawn(async move {
+                    Event::Archived(shard, claim, archive_again(aggregator, events).await)
+                });
+            }
+            if held.must_write(now) {
+                let (checkpoints, claim) = (self.checkpoints.clone(), held.claim);
+                let (sent, stored) = (held.to_store(), held.stored.clone());
+                held.is_writing = true;
+                tasks.spawn(async move {
+                    let written = checkpoints.advance(&sent, stored.as_deref(), Hold::Keep).await;
+                    Event::Written(claim, sent, written)
+                });
             }
         }
-        let mut reading = JoinSet::new();
-        for (shard, held) in &self.held {
-            if now < held.wait_until {
-                continue;
+    }
+
+    /// Handles the result of a task.
+    fn handle(&mut self, event: Event, until: Until, tasks: &mut Tasks) -> Result<(), StreamError> {
+        match event {
+            Event::Listed(Ok(listed)) => self.listed(listed, tasks),
+            Event::Listed(Err(error)) => {
+                self.list = List::Due(self.clock.stopwatch() + RETRY_AFTER, false);
+                self.transient(error)?;
             }
-            let (shard, page, iterator) = (shard.clone(), held.page.clone(), held.iterator.clone());
-            let begin = match &held.checkpoint.position {
-                Some(position) => Begin::After(position.clone()),
-                None => Begin::Oldest,
-            };
-            let (stream, aggregator) = (Arc::clone(&self.stream), self.aggregator.clone());
-            reading.spawn(async move {
-                let read = read(&*stream, &aggregator, &shard, page, iterator, begin).await;
-                (shard, read)
+            Event::Claimed(shard, end, claimed) => {
+                self.claiming.remove(&shard);
+                match claimed {
+                    Ok(Some(checkpoint)) => self.claimed(shard, checkpoint, end),
+                    // Another daemon was first, so there is something to see.
+                    Ok(None) => self.list_soon(),
+                    Err(error) => {
+                        self.list_soon();
+                        self.transient(error)?;
+                    }
+                }
+            }
+            Event::Read(shard, claim, read) => {
+                let Some(held) = self.held.get_mut(&shard).filter(|held| held.claim == claim)
+                else {
+                    self.leave(claim, read, tasks);
+                    return Ok(());
+                };
+                held.has_read();
+                match read {
+                    Ok(read) => self.advance(&shard, read, until),
+                    Err(error) => self.fail(&shard, error)?,
+                }
+            }
+            Event::Archived(shard, claim, report) => self.archived(&shard, claim, report),
+            Event::Written(claim, sent, written) => self.written(claim, &sent, written, tasks)?,
+            Event::Noted => {}
+        }
+        Ok(())
+    }
+
+    /// Lists the stream shards again at once, or soon after a failure.
+    fn list_soon(&mut self) {
+        if let List::Due(at, _) = self.list {
+            self.list = List::Due(at.min(self.clock.stopwatch() + POLL_SOON), false);
+        }
+    }
+
+    /// Claims this daemon's share of what was listed.
+    fn listed(&mut self, listed: Listed, tasks: &mut Tasks) {
+        let Listed { shards, checkpoints, successor } = listed;
+        let now = self.clock.stopwatch();
+        let every = LIST_EVERY.min(self.checkpoints.takeover_after / 4);
+        self.list = List::Due(now + every, true);
+        self.heartbeats.observe(&checkpoints, now);
+        // Those that are read still archive their audit events.
+        let is_read = self.held.values().all(|held| held.checkpoint.done);
+        if let Some(next) = successor.filter(|_| is_read) {
+            (self.on_notice)(Notice::NextStream(next.label().to_owned()));
+            (self.stream, self.has_ended) = (next, false);
+            self.list = List::Due(now, false);
+            return;
+        }
+        let label = self.stream.label();
+        let all = with_unlisted(shards, &checkpoints, label);
+        let is_read = |id: &str| self.held.get(id).is_some_and(|held| held.checkpoint.done);
+        let readable = readable(&all, &checkpoints, label, is_read);
+        for (id, held) in &mut self.held {
+            let listed = all.iter().find(|shard| shard.id == *id);
+            held.end = listed.map_or(End::Unlisted, |shard| shard.end.clone());
+        }
+        let is_mine = |id: &str| self.held.contains_key(id) || self.claiming.contains(id);
+        let me = &self.checkpoints.me;
+        let mut wanted = claims(&readable, &checkpoints, &self.heartbeats, me, is_mine, now);
+        wanted.retain(|shard| !is_mine(&shard.id));
+        for shard in wanted {
+            self.claiming.insert(shard.id.clone());
+            let (own, seen) = (self.checkpoints.clone(), checkpoints.get(&shard.id).cloned());
+            let new = new_checkpoint(shard, &all, &checkpoints, label, self.clock.now());
+            let end = shard.end.clone();
+            tasks.spawn(async move {
+                let claimed = own.claim(&new, seen.as_ref()).await;
+                Event::Claimed(new.shard, end, claimed)
             });
         }
-        let mut worked = false;
-        while let Some(joined) = reading.join_next().await {
-            match joined {
-                Ok((shard, Ok(read))) => worked |= self.advance(&shard, read),
-                Ok((shard, Err(error))) => self.fail(&shard, error)?,
-                Err(error) => std::panic::resume_unwind(error.into_panic()),
-            }
-        }
-        self.write_checkpoints().await?;
-        Ok(worked)
-    }
-
-    /// Lists the stream shards, reads their checkpoints, and claims this daemon's share.
-    async fn list_and_claim(&mut self, now: Duration) -> Result<(), StreamError> {
-        let shards = self.stream.shards().await?;
-        let checkpoints = self.checkpoints().await.map_err(checkpoint_error)?;
-        self.heartbeats.observe(&checkpoints, now);
-        let readable = readable(&shards, &checkpoints);
-        self.held.retain(|shard, _| shards.iter().any(|one| one.id == *shard));
-        let wanted = claims(&readable, &checkpoints, &self.heartbeats, &self.me, now);
-        for shard in &wanted {
-            if !self.held.contains_key(&shard.id) {
-                self.claim(&shard.id, checkpoints.get(&shard.id)).await?;
-            }
+        let is_unknown = |shard: &&StreamShard| {
+            !checkpoints.contains_key(&shard.id) && !self.claiming.contains(&shard.id)
+        };
+        for shard in all.iter().filter(is_unknown) {
+            let own = self.checkpoints.clone();
+            let new = new_checkpoint(shard, &all, &checkpoints, label, self.clock.now());
+            // Repeated with the next list, if it fails.
+            tasks.spawn(async move {
+                let _ = own.register(&new).await;
+                Event::Noted
+            });
         }
         let is_unheld = |shard: &&&StreamShard| {
             !self.held.contains_key(&shard.id) && !self.heartbeats.is_alive(&shard.id, now)
         };
         self.unheld = readable.iter().filter(is_unheld).count();
         self.metrics.set_stream_shards(self.held.len());
-        Ok(())
+        if readable.is_empty() && self.held.is_empty() && !all.is_empty() && !self.has_ended {
+            self.has_ended = true;
+            (self.on_notice)(Notice::StreamEnded);
+        }
     }
 
-    /// The checkpoints by stream shard. Positions in an earlier stream of the table do not count.
-    async fn checkpoints(&self) -> Result<BTreeMap<String, Checkpoint>, TableError> {
-        let mut query = Query {
-            index: None,
-            partition: checkpoint::partition(),
-            range: Range::StartsWith(checkpoint::PREFIX.to_owned()),
-            step: Step::Forward,
-            limit: PAGE_ITEMS_MAX,
-            after: None,
-            consistency: Consistency::Strong,
-        };
-        let mut found = BTreeMap::new();
-        loop {
-            let page = self.table.query(&query).await?;
-            for one in page.items.iter().filter_map(checkpoint::decode) {
-                found.insert(one.shard.clone(), one);
-            }
-            match page.next {
-                Some(after) => query.after = Some(after),
-                None => break,
-            }
-        }
-        let label = self.stream.label();
-        for one in found.values_mut().filter(|one| one.stream != label) {
-            (one.done, one.position) = (false, None);
-        }
-        Ok(found)
+    fn claimed(&mut self, shard: String, checkpoint: Checkpoint, end: End) {
+        self.claims += 1;
+        let beat_due = self.clock.stopwatch() + self.checkpoints.takeover_after / 4;
+        self.held.insert(shard.clone(), Held::new(self.claims, checkpoint, end, beat_due));
+        self.unheld = self.unheld.saturating_sub(1);
+        self.metrics.set_stream_shards(self.held.len());
+        (self.on_notice)(Notice::Claimed(shard));
     }
 
-    async fn claim(&mut self, shard: &str, seen: Option<&Checkpoint>) -> Result<(), StreamError> {
-        let until = self.clock.now().saturating_add(CHECKPOINT_LIFETIME);
-        let label = self.stream.label();
-        let update = checkpoint::claim(shard, label, seen, &self.me, until);
-        let item = match self.table.update(&update).await {
-            Ok(Updated::Done(item, _)) => item,
-            // Another daemon has claimed it first.
-            Ok(Updated::Unmet(..)) => return Ok(()),
-            Err(error) => return Err(checkpoint_error(error)),
-        };
-        let checkpoint = checkpoint::decode(&item).unwrap_or_default();
-        let held = Held {
-            checkpoint,
-            iterator: None,
-            page: None,
-            empty_pages: 0,
-            beat_at: self.clock.stopwatch(),
-            failures: 0,
-            wait_until: Duration::ZERO,
-        };
-        self.held.insert(shard.to_owned(), held);
-        (self.on_notice)(Notice::Claimed(shard.to_owned()));
-        Ok(())
-    }
-
-    /// Advances a stream shard past a processed page, or schedules a retry of the page. Returns
-    /// whether the page had records.
-    fn advance(&mut self, shard: &str, read: Read) -> bool {
-        let now = self.clock.stopwatch();
-        let Some(held) = self.held.get_mut(shard) else { return false };
-        let Read { page, report } = read;
-        if page.records.is_empty() {
-            held.empty_pages += 1;
-        } else {
-            held.empty_pages = 0;
+    /// Advances a stream shard past a processed page, or schedules a retry of the page.
+    fn advance(&mut self, shard: &str, read: Read, until: Until) {
+        let (now, drains_to) = (self.clock.stopwatch(), self.drains_to());
+        let Some(held) = self.held.get_mut(shard) else { return };
+        let Read { page, mut report } = read;
+        if held.takes_missed(self.clock.now()) {
+            let after = held.checkpoint.read_to;
+            self.miss(shard.to_owned(), after);
         }
-        let worked = !page.records.is_empty();
-        if report.is_retriable {
-            held.page = Some(page);
-            held.failures += 1;
-            held.wait_until = now + retry_wait(held.failures);
+        let Some(held) = self.held.get_mut(shard) else { return };
+        let (is_empty, is_quiet) = (page.records.is_empty(), held::is_quiet(&page.records));
+        let events = std::mem::take(&mut report.unarchived);
+        // With a retry of the whole page the events come again.
+        let can_go_on =
+            !report.is_retriable && (events.is_empty() || held.keep(&page, events, now));
+        if !can_go_on {
+            held.repeat(page, now);
             self.metrics.retry();
         } else {
-            if let Some(last) = last_number(&page.records) {
-                held.checkpoint.position = Some(last);
+            held.advance(page, self.clock.now());
+            if is_quiet {
+                let is_drained = until != Until::Drained || held.is_idle(drains_to);
+                let is_soon = !held.is_at_end() || !is_drained;
+                held.wait_until = now + if is_soon { POLL_SOON } else { POLL_EVERY };
             }
-            held.checkpoint.done = page.next.is_none();
-            (held.iterator, held.page, held.failures) = (page.next, None, 0);
             self.metrics.add(&report);
         }
-        if worked {
+        if !is_empty {
             (self.on_notice)(Notice::Batch(report));
         }
-        worked
+    }
+
+    /// Handles the outcome of archiving events again.
+    fn archived(&mut self, shard: &str, claim: u64, mut report: Report) {
+        let now = self.clock.stopwatch();
+        let held = self.held.get_mut(shard).filter(|held| held.claim == claim);
+        let Some(held) = held else { return };
+        let Some(kept) = &mut held.kept else { return };
+        if !kept.is_done_without(&std::mem::take(&mut report.unarchived), now) {
+            self.metrics.retry();
+        }
+        if let Some((events, since)) = kept.take_too_old(self.clock.now()) {
+            self.metrics.missed();
+            let shard = shard.to_owned();
+            (self.on_notice)(Notice::Unarchived(Unarchived { shard, events, since }));
+        }
+        if kept.is_empty() {
+            held.kept = None;
+        }
+        self.metrics.add(&report);
+        (self.on_notice)(Notice::Batch(report));
     }
 
     /// Handles an error of a stream shard.
     fn fail(&mut self, shard: &str, error: StreamError) -> Result<(), StreamError> {
         let now = self.clock.stopwatch();
         let Some(held) = self.held.get_mut(shard) else { return Ok(()) };
-        held.iterator = None;
+        let read_to = held.checkpoint.read_to;
         match error.kind {
-            StreamErrorKind::Expired => {}
+            StreamErrorKind::Expired => held.begin_again(now),
             StreamErrorKind::Trimmed => {
-                held.checkpoint.position = None;
-                (self.on_notice)(Notice::Trimmed(shard.to_owned()));
+                held.skip_to_oldest(now, self.clock.now());
+                self.miss(shard.to_owned(), read_to);
             }
-            // Done, so that its children can be read.
-            StreamErrorKind::NotFound => held.checkpoint.done = true,
-            StreamErrorKind::Transient => {
-                held.failures += 1;
-                held.wait_until = now + retry_wait(held.failures);
-                (self.on_notice)(Notice::TransientError(error.message));
+            StreamErrorKind::NotFound => {
+                // Done, so that its children can be read.
+                held.finish(self.clock.now());
+                self.miss(shard.to_owned(), read_to);
             }
-            StreamErrorKind::Permanent => return Err(error),
+            StreamErrorKind::Transient | StreamErrorKind::Permanent => {
+                held.back_off(now);
+                self.transient(error)?;
+            }
         }
         Ok(())
     }
 
-    /// Writes the checkpoints that are due, with a heartbeat and the position.
-    async fn write_checkpoints(&mut self) -> Result<(), StreamError> {
+    fn miss(&self, shard: String, after: Option<Timestamp>) {
+        self.metrics.missed();
+        (self.on_notice)(Notice::Missed(Missed { shard, after, before: self.clock.now() }));
+    }
+
+    /// Reports a transient error. Returns any other.
+    fn transient(&self, error: StreamError) -> Result<(), StreamError> {
+        if error.kind != StreamErrorKind::Transient {
+            return Err(error);
+        }
+        self.metrics.error();
+        (self.on_notice)(Notice::TransientError(error.message));
+        Ok(())
+    }
+
+    /// Handles the outcome of writing a checkpoint.
+    fn written(
+        &mut self,
+        claim: u64,
+        sent: &Checkpoint,
+        written: Result<Written, StreamError>,
+        tasks: &mut Tasks,
+    ) -> Result<(), StreamError> {
         let now = self.clock.stopwatch();
-        let is_due = |held: &Held| {
-            held.checkpoint.done || now.saturating_sub(held.beat_at) >= self.takeover_after / 4
+        let Some(held) = self.held.get_mut(&sent.shard).filter(|held| held.claim == claim) else {
+            return Ok(());
         };
-        let due: Vec<String> = self
-            .held
-            .iter()
-            .filter(|(_, held)| is_due(held))
-            .map(|(shard, _)| shard.clone())
-            .collect();
-        for shard in due {
-            let Some(held) = self.held.get_mut(&shard) else { continue };
-            let until = self.clock.now().saturating_add(CHECKPOINT_LIFETIME);
-            let update = checkpoint::advance(&held.checkpoint, &self.me, Hold::Keep, until);
-            match self.table.update(&update).await {
-                Ok(Updated::Done(..)) if held.checkpoint.done => {
-                    self.held.remove(&shard);
-                    // Its children can be read now.
-                    self.listed_at = None;
-                    (self.on_notice)(Notice::Finished(shard));
+        held.is_writing = false;
+        match written {
+            Ok(Written::Done) if sent.done => {
+                self.held.remove(&sent.shard);
+                // Its children can be read now.
+                self.list_soon();
+                (self.on_notice)(Notice::Finished(sent.shard.clone()));
+            }
+            Ok(Written::Done) => {
+                held.stored.clone_from(&sent.position);
+                held.beat_due = now + self.checkpoints.takeover_after / 4;
+            }
+            Ok(Written::Changed(found)) => {
+                match held.compare(found.clone(), &self.checkpoints.me) {
+                    Found::Mine => held.beat_due = now,
+                    Found::Lost { is_behind } => self.lose(&sent.shard, found, is_behind, tasks),
                 }
-                Ok(Updated::Done(..)) => held.beat_at = now,
-                Ok(Updated::Unmet(..)) => {
-                    self.held.remove(&shard);
-                    (self.on_notice)(Notice::Lost(shard));
-                }
-                Err(error) => match checkpoint_error(error) {
-                    error if error.kind == StreamErrorKind::Transient => {
-                        (self.on_notice)(Notice::TransientError(error.message));
-                    }
-                    error => return Err(error),
-                },
+            }
+            Err(error) => {
+                held.beat_due = now + RETRY_AFTER.min(self.checkpoints.takeover_after / 8);
+                self.transient(error)?;
             }
         }
         Ok(())
+    }
+
+    /// Another daemon owns the stream shard. This one finishes its page, then hands over its position.
+    fn lose(&mut self, shard: &str, found: Option<Checkpoint>, is_behind: bool, tasks: &mut Tasks) {
+        let Some(held) = self.held.remove(shard) else { return };
+        // The new owner reads again what is not archived.
+        let can_hand_over = is_behind && held.kept.is_none();
+        if held.is_reading() {
+            self.leaving.insert(held.claim, held);
+        } else if let Some(found) = found.filter(|_| can_hand_over) {
+            hand_over(&self.checkpoints, held, Some(found), tasks);
+        }
+        self.list_soon();
+        (self.on_notice)(Notice::Lost(shard.to_owned()));
+    }
+
+    /// Hands over the position after a page that was in progress when the stream shard was lost.
+    fn leave(&mut self, claim: u64, read: Result<Read, StreamError>, tasks: &mut Tasks) {
+        let Some(mut held) = self.leaving.remove(&claim) else { return };
+        let Ok(Read { page, report }) = read else { return };
+        let is_archived = held.kept.is_none() && report.unarchived.is_empty();
+        if is_archived && !report.is_retriable && !page.records.is_empty() {
+            // With a position, the new owner would not notice.
+            if held.takes_missed(self.clock.now()) {
+                self.miss(held.checkpoint.shard.clone(), held.checkpoint.read_to);
+            }
+            held.advance(page, self.clock.now());
+            self.metrics.add(&report);
+            (self.on_notice)(Notice::Batch(report));
+            hand_over(&self.checkpoints, held, None, tasks);
+        }
     }
 
     /// Writes all checkpoints and gives up their ownership.
     async fn release(&mut self) {
-        for (_, held) in std::mem::take(&mut self.held) {
-            let until = self.clock.now().saturating_add(CHECKPOINT_LIFETIME);
-            let update = checkpoint::advance(&held.checkpoint, &self.me, Hold::Release, until);
+        (self.leaving, self.claiming) = (BTreeMap::new(), BTreeSet::new());
+        self.list = List::Due(Duration::ZERO, false);
+        let mut releasing = JoinSet::new();
+        for (_, mut held) in std::mem::take(&mut self.held) {
+            held.stop_reading();
+            let own = self.checkpoints.clone();
             // If this fails, other daemons take over once the heartbeat times out.
-            let _ = self.table.update(&update).await;
+            releasing.spawn(async move {
+                let stored = held.stored.as_deref();
+                let Ok(Written::Changed(found)) =
+                    own.advance(&held.to_store(), stored, Hold::Release).await
+                else {
+                    return;
+                };
+                // An earlier owner has left its position, or a heartbeat was written without a reply.
+                if held.compare(found, &own.me) == Found::Mine {
+                    let stored = held.stored.as_deref();
+                    let _ = own.advance(&held.to_store(), stored, Hold::Release).await;
+                }
+            });
+        }
+        tokio::select! {
+            biased;
+            () = async { while releasing.join_next().await.is_some() {} } => {}
+            () = self.clock.sleep(RELEASE_TIMEOUT) => {}
         }
     }
 }
 
-/// A processed page.
-struct Read {
-    page: Page,
-    report: Report,
-}
-
-/// Reads a page, unless one is left from before, and processes it.
-async fn read(
-    stream: &dyn Stream,
-    aggregator: &Aggregator,
-    shard: &str,
-    page: Option<Page>,
-    iterator: Option<String>,
-    begin: Begin,
-) -> Result<Read, StreamError> {
-    let page = match (page, iterator) {
-        (Some(page), _) => page,
-        (None, Some(iterator)) => stream.page(&iterator).await?,
-        (None, None) => {
-            let iterator = stream.iterator(shard, &begin).await?;
-            stream.page(&iterator).await?
-        }
-    };
-    let report = match page.records.is_empty() {
-        true => Report::default(),
-        false => aggregator.process(page.records.clone()).await,
-    };
-    Ok(Read { page, report })
-}
-
-fn last_number(records: &Records) -> Option<String> {
-    let number = |record: &Result<StreamRecord, Unreadable>| match record {
-        Ok(record) => Some(record.sequence_number.clone()),
-        Err(unreadable) => unreadable.sequence_number.clone(),
-    };
-    records.iter().rev().find_map(number)
-}
-
-/// The wait after so many failures in a row. It doubles with each one.
-fn retry_wait(failures: u32) -> Duration {
-    (POLL_EVERY / 4 * 2_u32.saturating_pow(failures.min(10))).min(RETRY_WAIT_MAX)
-}
-
-fn checkpoint_error(error: TableError) -> StreamError {
-    let kind = match is_transient(&error) {
-        true => StreamErrorKind::Transient,
-        false => StreamErrorKind::Permanent,
-    };
-    StreamError { kind, message: format!("could not read or write the checkpoints: {error}") }
+/// A task that was aborted is over. Only a fault of the daemon itself can panic here: those of pages are caught.
+fn ended_task(error: JoinError) -> Result<(), StreamError> {
+    match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(_aborted) => Ok(()),
+    }
 }

@@ -1,9 +1,13 @@
 //! Decides which stream shards can be read, and which of them this daemon should claim.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use zae_limiter_core::Timestamp;
 use zae_limiter_schema::records::checkpoint::Checkpoint;
+
+/// The time for which a stream keeps its records, less the difference of clocks.
+const RETENTION: Duration = Duration::from_secs(86_400 - 300);
 
 /// A shard of the change stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,27 +16,95 @@ pub struct StreamShard {
     pub id: String,
     /// The id of the stream shard that it continues.
     pub parent: Option<String>,
+    /// Whether it gets more records.
+    pub end: End,
+}
+
+/// The end of a stream shard, as far as the stream tells it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum End {
+    /// It gets more records.
+    #[default]
+    Open,
+    /// The record with this sequence number is the last one. Some emulators say so of open stream shards, too, and
+    /// mean the last one at present: only a page without a next one ends a stream shard.
+    After(String),
+    /// The stream no longer lists it.
+    Unlisted,
+}
+
+/// Adds the stream shards that some daemon has not finished and that the stream no longer lists. Whoever claims one
+/// finds out whether its records are gone.
+pub(crate) fn with_unlisted(
+    mut shards: Vec<StreamShard>,
+    checkpoints: &BTreeMap<String, Checkpoint>,
+    label: &str,
+) -> Vec<StreamShard> {
+    let listed: BTreeSet<String> = shards.iter().map(|shard| shard.id.clone()).collect();
+    // A later stream is none of this daemon's business.
+    let is_open = |one: &&Checkpoint| !one.done && *one.stream <= *label;
+    let open = checkpoints.values().filter(is_open).map(|one| one.shard.clone());
+    let unlisted = open.filter(|id| !listed.contains(id));
+    shards.extend(unlisted.map(|id| StreamShard { id, parent: None, end: End::Unlisted }));
+    shards
 }
 
 /// The stream shards that can be read: those that are not done, and whose parent is done or no
-/// longer exists. Reading a child before its parent would reorder the changes of an item.
+/// longer exists. Reading a child before its parent would reorder the changes of an item. `is_read` says which ones
+/// this daemon has read to their end, though they are not done: it still archives their audit events.
 pub(crate) fn readable<'a>(
     shards: &'a [StreamShard],
     checkpoints: &BTreeMap<String, Checkpoint>,
+    label: &str,
+    is_read: impl Fn(&str) -> bool,
 ) -> Vec<&'a StreamShard> {
-    let is_done = |id: &String| checkpoints.get(id).is_some_and(|checkpoint| checkpoint.done);
+    let is_done = |id: &String| is_done(checkpoints, id, label);
     let waits = |shard: &&StreamShard| {
         let is_there = |parent: &&String| shards.iter().any(|shard| shard.id == **parent);
-        shard.parent.as_ref().filter(is_there).is_some_and(|parent| !is_done(parent))
+        let parent = shard.parent.as_ref().filter(is_there);
+        parent.is_some_and(|parent| !is_done(parent) && !is_read(parent))
     };
     shards.iter().filter(|shard| !is_done(&shard.id) && !waits(shard)).collect()
+}
+
+/// A position in an earlier stream of the table does not count.
+fn is_done(checkpoints: &BTreeMap<String, Checkpoint>, id: &str, label: &str) -> bool {
+    checkpoints.get(id).is_some_and(|checkpoint| checkpoint.done && checkpoint.stream == label)
+}
+
+/// The checkpoint of a stream shard that has none. If it continues one that the stream no longer lists, and no daemon was
+/// there for longer than the stream keeps its records, some of its own may be gone: then it begins when they stopped.
+pub(crate) fn new_checkpoint(
+    shard: &StreamShard,
+    shards: &[StreamShard],
+    checkpoints: &BTreeMap<String, Checkpoint>,
+    label: &str,
+    now: Timestamp,
+) -> Checkpoint {
+    let mut new = Checkpoint { stream: label.to_owned(), ..Checkpoint::default() };
+    (new.shard, new.seen_at) = (shard.id.clone(), Some(now));
+    let is_listed = |id: &String| shards.iter().any(|one| one.id == *id);
+    let last_there = checkpoints.values().filter_map(|one| one.seen_at).max();
+    if !shard.parent.as_ref().is_some_and(is_listed) && has_missed(last_there, now) {
+        let parent = shard.parent.as_ref().and_then(|parent| checkpoints.get(parent));
+        // If no daemon has seen the parent, it is not known which one that continued.
+        let any = || checkpoints.values().map(|one| one.read_to).min().flatten();
+        let read_to = parent.map_or_else(any, |parent| parent.read_to);
+        (new.seen_at, new.read_to) = (last_there, read_to);
+    }
+    new
+}
+
+/// Whether the stream has deleted records since then.
+pub(crate) fn has_missed(seen_at: Option<Timestamp>, now: Timestamp) -> bool {
+    seen_at.is_some_and(|at| at.saturating_add(RETENTION) < now)
 }
 
 /// The last heartbeat of each stream shard's owner, by this process's stopwatch.
 #[derive(Debug)]
 pub(crate) struct Heartbeats {
     seen: BTreeMap<String, Heartbeat>,
-    /// How long a heartbeat may stay unchanged before the owner counts as crashed.
+    /// How long a heartbeat may stay unchanged before the owner counts as crashed, unless the owner needs longer.
     takeover_after: Duration,
 }
 
@@ -45,6 +117,8 @@ struct Heartbeat {
     since: Duration,
     /// Whether this process has seen the owner raise it.
     has_advanced: bool,
+    /// The owner's own takeover time: it sends heartbeats by that.
+    takeover_after: Option<Duration>,
 }
 
 impl Heartbeats {
@@ -63,7 +137,14 @@ impl Heartbeats {
                     (beat.number, beat.since, beat.has_advanced) = (number, now, true);
                 }
                 _ => {
-                    let beat = Heartbeat { owner, number, since: now, has_advanced: false };
+                    let takeover_after = checkpoint.takeover_after;
+                    let beat = Heartbeat {
+                        owner,
+                        number,
+                        since: now,
+                        has_advanced: false,
+                        takeover_after,
+                    };
                     self.seen.insert(shard.clone(), beat);
                 }
             }
@@ -73,7 +154,8 @@ impl Heartbeats {
     /// Whether a daemon holds the stream shard and has not timed out.
     fn is_held(&self, shard: &str, now: Duration) -> bool {
         self.seen.get(shard).is_some_and(|beat| {
-            beat.owner.is_some() && now.saturating_sub(beat.since) < self.takeover_after
+            let takeover_after = beat.takeover_after.unwrap_or_default().max(self.takeover_after);
+            beat.owner.is_some() && now.saturating_sub(beat.since) < takeover_after
         })
     }
 
@@ -84,12 +166,14 @@ impl Heartbeats {
 }
 
 /// The stream shards that this daemon should claim now: free ones up to its fair share. If none is
-/// free, one of a daemon that has too many.
+/// free, one of a daemon that has too many. `is_mine` says which ones this daemon follows: a claim whose
+/// reply was lost has an owner that does not know about it.
 pub(crate) fn claims<'a>(
     readable: &[&'a StreamShard],
     checkpoints: &BTreeMap<String, Checkpoint>,
     heartbeats: &Heartbeats,
     me: &str,
+    is_mine: impl Fn(&str) -> bool,
     now: Duration,
 ) -> Vec<&'a StreamShard> {
     let owner =
@@ -98,7 +182,8 @@ pub(crate) fn claims<'a>(
     let mut free = Vec::new();
     for shard in readable {
         match owner(shard) {
-            Some(owner) if owner == me || heartbeats.is_held(&shard.id, now) => {
+            _ if is_mine(&shard.id) => held.entry(me).or_default().push(shard),
+            Some(owner) if owner != me && heartbeats.is_held(&shard.id, now) => {
                 held.entry(owner).or_default().push(shard);
             }
             _ => free.push(*shard),
@@ -123,7 +208,7 @@ mod tests {
     const TAKEOVER_AFTER: Duration = Duration::from_secs(20);
 
     fn shard(id: &str, parent: Option<&str>) -> StreamShard {
-        StreamShard { id: id.to_owned(), parent: parent.map(str::to_owned) }
+        StreamShard { id: id.to_owned(), parent: parent.map(str::to_owned), end: End::Open }
     }
 
     fn checkpoint(owner: Option<&str>, beat: i64, done: bool) -> Checkpoint {
@@ -133,7 +218,8 @@ mod tests {
     type Checkpoints<'a> = &'a [(&'a str, Checkpoint)];
 
     fn map(checkpoints: Checkpoints<'_>) -> BTreeMap<String, Checkpoint> {
-        checkpoints.iter().map(|(id, one)| ((*id).to_owned(), one.clone())).collect()
+        let named = |id: &str, one: &Checkpoint| Checkpoint { shard: id.to_owned(), ..one.clone() };
+        checkpoints.iter().map(|(id, one)| ((*id).to_owned(), named(id, one))).collect()
     }
 
     #[test]
@@ -146,7 +232,7 @@ mod tests {
         ];
         let check = |done: &[&str], wanted: &[&str]| {
             let done: Vec<_> = done.iter().map(|id| (*id, checkpoint(None, 1, true))).collect();
-            let found = readable(&shards, &map(&done));
+            let found = readable(&shards, &map(&done), "", |_| false);
             let found: Vec<&str> = found.iter().map(|shard| shard.id.as_str()).collect();
             assert_eq!(found, wanted, "{done:?}");
         };
@@ -163,7 +249,9 @@ mod tests {
         let checkpoints = map(checkpoints);
         let mut beats = Heartbeats::new(TAKEOVER_AFTER);
         beats.observe(&checkpoints, Duration::ZERO);
-        let taken = claims(&readable, &checkpoints, &beats, "me", still);
+        let is_mine =
+            |id: &str| checkpoints.get(id).is_some_and(|one| one.owner.as_deref() == Some("me"));
+        let taken = claims(&readable, &checkpoints, &beats, "me", is_mine, still);
         taken.into_iter().map(|shard| shard.id.clone()).collect()
     }
 
@@ -183,6 +271,49 @@ mod tests {
         // Released ones, and those of an owner whose heartbeat has stopped, are free.
         assert_eq!(taken(&[("a", checkpoint(None, 7, false))], soon).len(), 4);
         assert_eq!(taken(&all, TAKEOVER_AFTER).len(), 4);
+    }
+
+    #[test]
+    fn a_claim_whose_reply_was_lost_is_claimed_again() {
+        let shards = [shard("a", None)];
+        let checkpoints = map(&[("a", checkpoint(Some("me"), 1, false))]);
+        let mut beats = Heartbeats::new(TAKEOVER_AFTER);
+        beats.observe(&checkpoints, Duration::ZERO);
+        let taken = claims(&[&shards[0]], &checkpoints, &beats, "me", |_| false, Duration::ZERO);
+        assert_eq!(taken.len(), 1);
+    }
+
+    #[test]
+    fn what_no_daemon_finished_is_looked_for_although_the_stream_lists_it_no_longer() {
+        let checkpoints = map(&[
+            ("open", checkpoint(None, 1, false)),
+            ("done", checkpoint(None, 1, true)),
+            ("later", Checkpoint { stream: "2".to_owned(), ..checkpoint(None, 1, false) }),
+        ]);
+        let found = with_unlisted(vec![shard("new", Some("open"))], &checkpoints, "1");
+        let ids: Vec<&str> = found.iter().map(|shard| shard.id.as_str()).collect();
+        assert_eq!(ids, ["new", "open"]);
+        // Its child waits for it.
+        let readable = readable(&found, &checkpoints, "", |_| false);
+        assert_eq!(readable.iter().map(|shard| shard.id.as_str()).collect::<Vec<_>>(), ["open"]);
+    }
+
+    #[test]
+    fn a_generation_that_nobody_saw_is_missed_only_after_a_day_without_daemons() {
+        let at = Timestamp::from_millis(1_000_000);
+        let old = Checkpoint { seen_at: Some(at), read_to: Some(at), ..checkpoint(None, 1, true) };
+        let checkpoints = map(&[("old", old)]);
+        let shards = [shard("new", Some("unseen")), shard("child", Some("old"))];
+        let seen_at = |of: usize, now: Timestamp| {
+            new_checkpoint(&shards[of], &shards, &checkpoints, "", now).seen_at
+        };
+        let soon = at.saturating_add(RETENTION);
+        assert_eq!([0, 1].map(|shard| seen_at(shard, soon)), [Some(soon); 2]);
+        let later = soon.saturating_add_millis(1);
+        assert_eq!([0, 1].map(|shard| seen_at(shard, later)), [Some(at); 2]);
+        assert!(has_missed(Some(at), later) && !has_missed(Some(at), soon));
+        let first = new_checkpoint(&shards[0], &shards, &BTreeMap::new(), "", later);
+        assert_eq!(first.seen_at, Some(later), "the first daemon has missed nothing");
     }
 
     #[test]

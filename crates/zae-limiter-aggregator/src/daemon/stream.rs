@@ -1,6 +1,8 @@
 //! The interface to a table's stream.
 
 use std::fmt;
+use std::sync::Arc;
+
 use zae_limiter_core::BoxFuture;
 
 use super::plan::StreamShard;
@@ -70,4 +72,6 @@ pub trait Stream: fmt::Debug + Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<String, StreamError>>;
     /// The records at an iterator. A page may be empty although later pages are not.
     fn page<'a>(&'a self, iterator: &'a str) -> BoxFuture<'a, Result<Page, StreamError>>;
+    /// The next stream of the same table, if this one was disabled and another one enabled.
+    fn successor(&self) -> BoxFuture<'_, Result<Option<Arc<dyn Stream>>, StreamError>>;
 }

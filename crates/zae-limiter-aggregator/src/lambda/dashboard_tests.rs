@@ -1,18 +1,19 @@
 //! The dashboard and the queries in `docs/` use what the function writes.
 
 use std::collections::BTreeSet;
-use std::io::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use zae_limiter_core::{ManualClock, Timestamp};
 
 use super::log::Log;
+use super::log::tests::Lines;
 use crate::execute::Report;
 
 const DASHBOARD: &str = include_str!("../../../../docs/dashboards/cloudwatch.json");
 const QUERIES: &str = include_str!("../../../../docs/dashboards/logs-insights.md");
+const TEMPLATE: &str = include_str!("../../../zae-limiter-infra/src/template.yaml");
 
 /// Fields that Logs Insights finds in every line, or in the lines that Lambda adds.
 const AWS_FIELDS: [&str; 5] =
@@ -24,25 +25,16 @@ const LANGUAGE: [&str; 19] = [
     "avg", "max", "pct", "bin", "5m", "1h", "or",
 ];
 
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("nobody panics").write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 /// The lines of a batch with an error, and of an event that does not parse.
 fn lines() -> Vec<Json> {
     let lines = Lines::default();
     let clock = Arc::new(ManualClock::new(Timestamp::from_millis(1_794_751_200_000)));
     let mut log = Log::new(Box::new(lines.clone()), clock);
-    let report = Report { errors: vec!["bad".to_owned()], ..Report::default() };
+    let report = Report {
+        errors: vec!["bad".to_owned()],
+        failed: vec!["1".to_owned()],
+        ..Report::default()
+    };
     log.report("my-app", "request-1", &report, Duration::ZERO);
     log.error("could not parse the event", &json!({ "request_id": "request-1", "error": "bad" }));
     let text = String::from_utf8(lines.0.lock().expect("nobody panics").clone()).expect("text");
@@ -66,6 +58,20 @@ fn the_dashboard_shows_every_metric_of_the_function() {
         shown.insert(metric[1].as_str().expect("a name"));
     }
     assert_eq!(shown, written);
+}
+
+#[test]
+fn an_alarm_of_the_stack_watches_the_records_that_fail() {
+    let lines = lines();
+    let line = lines.iter().find(|line| line["_aws"].is_object()).expect("a line with metrics");
+    let declared = &line["_aws"]["CloudWatchMetrics"][0];
+    assert_eq!(line["RecordsFailed"], 1);
+    let (namespace, dimension) = (&declared["Namespace"], &declared["Dimensions"][0][0]);
+    let metric =
+        format!("Namespace: {namespace}\n      MetricName: RecordsFailed\n").replace('"', "");
+    let dimension = format!("Dimensions: [{{ Name: {dimension}, Value: !Ref AWS::StackName }}]");
+    let wanted = format!("{metric}      {}", dimension.replace('"', ""));
+    assert!(TEMPLATE.contains(&wanted), "{wanted}");
 }
 
 /// The queries of the page, one for each block.

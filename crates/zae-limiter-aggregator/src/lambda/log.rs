@@ -87,7 +87,7 @@ fn count(number: usize) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::io::Write;
     use std::sync::Mutex;
 
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
+    pub(in crate::lambda) struct Lines(pub(in crate::lambda) Arc<Mutex<Vec<u8>>>);
 
     impl Write for Lines {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

@@ -8,6 +8,7 @@
 //! | `ENABLE_REFILL` | whether to refill buckets that run short; default `true` |
 //! | `ENABLE_ARCHIVAL` | whether to archive expired audit events; default `false` |
 //! | `ARCHIVE_BUCKET_NAME` | the S3 bucket of the archive; required with `ENABLE_ARCHIVAL` |
+//! | `ARCHIVE_BUCKET_OWNER` | the account that must own the bucket; default any |
 //!
 //! The response to a batch lists the records to deliver again (`batchItemFailures`). The event
 //! source mapping must have `ReportBatchItemFailures`.
@@ -125,7 +126,9 @@ impl Function {
         if archives == Some(true) {
             let bucket = named("ARCHIVE_BUCKET_NAME")
                 .ok_or("ENABLE_ARCHIVAL is true, but ARCHIVE_BUCKET_NAME is not set")?;
-            aggregator = aggregator.archive(Arc::new(Bucket::open(bucket).await));
+            aggregator = aggregator.archive(Arc::new(
+                Bucket::new(&address.config().await, bucket).owner(named("ARCHIVE_BUCKET_OWNER")),
+            ));
         }
         Ok(Self { aggregator, clock, table })
     }

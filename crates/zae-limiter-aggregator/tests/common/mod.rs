@@ -1,6 +1,13 @@
 //! Turns changes of a simulated table into records of a stream.
 
-#![allow(dead_code, reason = "not every test needs all of it")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "not every test needs all of it; a test says what is wrong by panicking"
+)]
+
+pub(crate) mod ledger;
+pub(crate) mod play;
 
 use serde_json::{Map, Value as Json, json};
 use zae_limiter_aggregator::{StreamRecord, Unreadable, read_record};

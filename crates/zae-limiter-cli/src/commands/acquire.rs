@@ -240,8 +240,7 @@ async fn read_left(
     statuses: &mut [LimitStatus],
 ) -> bool {
     // With limits of its own, a call does not go by the stored ones.
-    let is_sharded = context.store_url().is_ok_and(|url| url.starts_with("dynamodb:"));
-    if !is_sharded || !args.limits.is_empty() {
+    if !context.is_on_dynamodb() || !args.limits.is_empty() {
         return false;
     }
     let (entity, resource) = (args.entity.as_str(), args.resource.as_str());

@@ -187,7 +187,7 @@ impl Which {
             None => format!("; look further back: --start {}d", days_back(self.window).further),
             Some(_) => String::new(),
         };
-        let recorded = match context.store_url()?.starts_with("dynamodb:") {
+        let recorded = match context.is_on_dynamodb() {
             true => "; on DynamoDB the aggregator records usage: zae-limiter aggregate --once",
             false => "",
         };

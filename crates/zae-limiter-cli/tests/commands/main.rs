@@ -7,11 +7,14 @@
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "a test")]
 
 mod acquire;
+mod attack_again;
+mod attack_credentials;
 mod audit;
 mod available;
 mod aws;
 mod bench;
 mod completions;
+mod credentials;
 mod demo;
 mod entity;
 mod function;

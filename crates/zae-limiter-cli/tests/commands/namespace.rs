@@ -1,4 +1,9 @@
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+use zae_limiter::model::{EntityId, NamespaceId, ResourceName, Usage, UsageKey};
+use zae_limiter::store::{Precondition, Record, Store as _, Write, Written};
+use zae_limiter::{Timestamp, Window};
 
 use crate::session::Session;
 
@@ -182,4 +187,53 @@ fn namespaces_of_killed_runs_are_shown_and_removed_after_a_day() {
     session.run("namespace orphans");
     insta::assert_snapshot!(session.transcript);
     assert!(!session.transcript.rsplit("(2 s later)").next().unwrap().contains(&names[0]));
+}
+
+/// Writes a usage record to the session's store, as if a program had not noticed that the namespace is gone.
+fn leave_behind(session: &Session, id: &str, entity: &str) {
+    let usage = Usage {
+        key: UsageKey {
+            namespace: NamespaceId::new(id).unwrap(),
+            entity: EntityId::new(entity).unwrap(),
+            resource: ResourceName::new("gpt-4").unwrap(),
+            window: Window::Daily,
+            start: Timestamp::from_millis(1_794_700_800_000),
+        },
+        consumed: BTreeMap::new(),
+        events: 1,
+        expires_at: None,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let store =
+            zae_limiter::SqliteStore::open(session.folder().join("data/limits.db")).unwrap();
+        let batch = [Write::Put(Record::Usage(usage), Precondition::Always)];
+        assert_eq!(store.write(&batch).await.unwrap(), Written::Done);
+    });
+}
+
+#[test]
+fn what_no_other_command_finds_is_swept() {
+    let mut session = Session::new();
+    session.run("namespace register team-a -q");
+    session.run("resource set-defaults gpt-4 -l rpm:10 -q");
+    session.run("acquire key-1 gpt-4 -c rpm:1 -q");
+    session.run("sweep");
+    session.run("sweep --dry-run -o json");
+    leave_behind(&session, "AAAAAAAAAAA", "key-1");
+    leave_behind(&session, "AAAAAAAAAAA", "key-2");
+    leave_behind(&session, "BBBBBBBBBBB", "key-1");
+    for line in [
+        "sweep --dry-run",
+        "sweep --dry-run -o json",
+        "sweep --dry-run --yes",
+        "sweep",
+        "sweep --yes",
+        "sweep --yes",
+        "sweep --yes -o json",
+        "available key-1 gpt-4",
+    ] {
+        session.run(line);
+    }
+    insta::assert_snapshot!(session.transcript);
 }

@@ -115,6 +115,7 @@ impl Session {
             stderr: Box::new(stderr.clone()),
             terminal: self.terminal.clone(),
             interrupts,
+            exit: |status| panic!("exit with {status}"),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let status = runtime.block_on(zae_limiter_cli::run(world)).code();

@@ -180,8 +180,9 @@ async fn expired_audit_events_go_to_the_bucket() {
     assert_eq!((&answer["body"]["events_archived"], failures(&answer)), (&1.into(), vec![]));
     let (line, body) = bucket.join().unwrap();
     let id = "01JCQ4Z8000000000000000000";
-    let key = format!("audit/year%3D2026/month%3D08/day%3D15/{id}-{id}-1.jsonl.gz");
-    assert_eq!(line, format!("PUT /my-audit/{key}?x-id=PutObject"));
+    let key = format!("audit/year%3D2026/month%3D08/day%3D15/{id}-");
+    assert!(line.starts_with(&format!("PUT /my-audit/{key}")), "{line}");
+    assert!(line.ends_with(".jsonl.gz?x-id=PutObject"), "{line}");
     let mut text = String::new();
     flate2::read::GzDecoder::new(&*body).read_to_string(&mut text).unwrap();
     insta::assert_snapshot!(text);

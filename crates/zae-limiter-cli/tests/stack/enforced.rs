@@ -85,7 +85,8 @@ fn key_of(item: &Item) -> ItemKey {
 fn store(keys: (&str, &str)) -> Arc<DynamoStore> {
     // The emulator is slower than AWS, above all on a busy machine.
     let patient = DynamoOptions::default().call_timeout(Duration::from_secs(60));
-    let options = patient.seed(1).local_refusal(Duration::ZERO);
+    // The checks have a time of their own.
+    let options = patient.seed(1).local_refusal(Duration::ZERO).max_clock_skew(Duration::ZERO);
     Arc::new(DynamoStore::new(table(keys), options))
 }
 
@@ -113,7 +114,7 @@ const NOW: Timestamp = Timestamp::from_millis(1_794_751_200_000);
 async fn take(store: &DynamoStore, target: &Arc<Target>, tokens: i64) -> Option<u32> {
     let takes = [Take { cell: 0, amount: Millitokens::new(tokens * 1_000) }];
     let leg = Leg { target: Arc::clone(target), takes: takes.into_iter().collect() };
-    let plan = Plan { now: NOW, legs: [leg].into_iter().collect() };
+    let plan = Plan { max_skew: None, now: NOW, legs: [leg].into_iter().collect() };
     match store.acquire(&plan).await.unwrap() {
         Admission::Taken(taken) => Some(taken[0].placement.get()),
         Admission::Refused(_) => None,

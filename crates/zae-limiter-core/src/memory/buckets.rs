@@ -15,11 +15,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 use smallvec::SmallVec;
-use zae_limiter_model::{Bucket, Overflow, Timestamp};
+use zae_limiter_model::{Bucket, Millitokens, Overflow, Timestamp};
 
 use super::locked;
-use crate::bucket_state::{Booking, BucketState, admit, settle};
-use crate::plan::{Admission, BucketKey, Leg, Plan, Settlement, SlotEntry, Target};
+use crate::bucket_state::{Booking, BucketState, admit, settle, take_now};
+use crate::plan::{Admission, BucketKey, Leg, Plan, Settlement, SingleLeg, SlotEntry, Target};
 
 /// The number of tables: enough that threads rarely contend, few enough that a small store stays small.
 const TABLES: usize = 64;
@@ -86,12 +86,20 @@ impl Buckets {
     }
 
     /// The bucket, if it is in this target's slot.
+    #[inline]
     fn in_slot<'a>(&self, target: &'a Target) -> Option<Guard<'a>> {
         let guard = locked(target.slot());
         match &*guard {
             Some(entry) if entry.store == self.store => Some(guard),
             _ => None,
         }
+    }
+
+    /// Takes from a bucket in its target's slot that needs no preparation.
+    #[inline]
+    pub(super) fn take(&self, leg: &SingleLeg<'_>, left: &mut [Millitokens]) -> bool {
+        let Some(mut guard) = self.in_slot(leg.target) else { return false };
+        take_now(leg, state_in(&mut guard), left)
     }
 
     pub(super) fn acquire(

@@ -5,6 +5,7 @@
 
 mod buckets;
 mod records;
+mod scan;
 mod smallest;
 mod usage;
 
@@ -12,7 +13,7 @@ use futures_core::future::BoxFuture;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use zae_limiter_model::{Bucket, NamespaceId, ResourceName, Timestamp};
+use zae_limiter_model::{Bucket, Millitokens, NamespaceId, ResourceName, Timestamp};
 
 use self::buckets::Buckets;
 use self::records::Records;
@@ -21,7 +22,7 @@ use self::usage::UsageTable;
 use crate::bucket_state::Booking;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::page::{Page, PageRequest};
-use crate::plan::{Admission, BucketKey, Plan, Settlement, Target};
+use crate::plan::{Admission, BucketKey, Plan, Settlement, SingleLeg, Target};
 use crate::record::{Key, Record};
 use crate::store::{
     BucketQuery, Cost, Query, ResourceList, Scope, Store, StoredBucket, UsageRecording, Write,
@@ -99,14 +100,15 @@ impl MemoryStore {
         match query {
             Query::UsageOfEntity(namespace, entity, resource, window, range) => {
                 self.book_all(|key| key.namespace == *namespace && key.entity == *entity);
-                let resource = resource.as_ref();
-                locked(&self.usage).of_entity(namespace, entity, resource, *window, range, page)
+                let of = usage::Of::Entity(namespace, entity, resource.as_ref());
+                usage::list(&self.usage, of, *window, range, page)
             }
             Query::UsageOfResource(namespace, resource, window, range) => {
                 self.book_all(|key| key.namespace == *namespace && key.resource == *resource);
-                locked(&self.usage).of_resource(namespace, resource, *window, range, page)
+                let of = usage::Of::Resource(namespace, resource);
+                usage::list(&self.usage, of, *window, range, page)
             }
-            cold => locked(&self.records).list(cold, page),
+            cold => records::list(&self.records, cold, page).map(|(page, _)| page),
         }
     }
 
@@ -138,8 +140,8 @@ impl MemoryStore {
 
     fn list_keys_now(&self, scope: &Scope, page: &PageRequest) -> Result<Page<Key>, StoreError> {
         let mut found = Smallest::new(page)?;
-        locked(&self.records).offer_keys(scope, &mut found);
-        locked(&self.usage).offer_keys(scope, &mut found);
+        records::offer_keys(&self.records, scope, &mut found);
+        usage::offer_keys(&self.usage, scope, &mut found);
         self.buckets.for_each(|key, _| {
             let belongs = match scope {
                 Scope::Entity(namespace, entity) => {
@@ -167,6 +169,11 @@ impl Store for MemoryStore {
 
     fn acquire_now(&self, plan: &Plan) -> Option<Result<Admission, StoreError>> {
         Some(Ok(self.buckets.acquire(plan, |key, booking| self.book(key, booking))))
+    }
+
+    #[inline]
+    fn take_now(&self, leg: &SingleLeg<'_>, left: &mut [Millitokens]) -> bool {
+        self.buckets.take(leg, left)
     }
 
     fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
@@ -262,12 +269,31 @@ impl Store for MemoryStore {
         Box::pin(async { self.list_keys_now(scope, page) })
     }
 
+    fn list_everything<'a>(
+        &'a self,
+        now: Timestamp,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
+        let _ = now;
+        Box::pin(async {
+            let mut found = Smallest::new(page)?;
+            records::offer_everything(&self.records, &mut found);
+            usage::offer_everything(&self.usage, &mut found);
+            self.buckets.for_each(|key, _| {
+                let names =
+                    [key.namespace.as_str(), "bucket", key.entity.as_str(), key.resource.as_str()];
+                found.offer(place(names), || Key::Bucket(key.clone()));
+            });
+            Ok(found.into_page())
+        })
+    }
+
     fn list_resources<'a>(
         &'a self,
         namespace: &'a NamespaceId,
         which: ResourceList,
         page: &'a PageRequest,
     ) -> BoxFuture<'a, Result<Page<ResourceName>, StoreError>> {
-        Box::pin(async move { locked(&self.records).list_resources(namespace, which, page) })
+        Box::pin(async move { records::list_resources(&self.records, namespace, which, page) })
     }
 }

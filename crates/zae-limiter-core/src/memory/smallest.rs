@@ -38,6 +38,16 @@ impl<T> Smallest<T> {
         Ok(Self { size, after, found: BTreeMap::new(), more: false })
     }
 
+    /// The place after which the page starts.
+    pub(super) fn after(&self) -> Option<&str> {
+        self.after.as_deref()
+    }
+
+    /// Whether no greater place can change the page any more.
+    pub(super) fn is_complete(&self) -> bool {
+        self.more
+    }
+
     /// Takes the item if it is among the smallest so far.
     pub(super) fn offer(&mut self, place: String, item: impl FnOnce() -> T) {
         if self.after.as_ref().is_some_and(|after| place <= *after) {

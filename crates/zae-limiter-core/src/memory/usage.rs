@@ -1,8 +1,10 @@
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Bound, ControlFlow, Range};
+use std::sync::Mutex;
 
 use zae_limiter_model::{EntityId, Millitokens, NamespaceId, ResourceName, Timestamp};
 
+use super::scan::scan;
 use super::smallest::{Smallest, place};
 use crate::bucket_state::Booking;
 use crate::error::StoreError;
@@ -16,7 +18,7 @@ use crate::window::{UsageSettings, Window, start_of_hour};
 #[derive(Debug)]
 pub(super) struct UsageTable {
     settings: UsageSettings,
-    items: BTreeMap<UsageKey, Usage>,
+    pub(super) items: BTreeMap<UsageKey, Usage>,
     /// The number of records after the last sweep.
     swept_at_len: usize,
 }
@@ -70,59 +72,76 @@ impl UsageTable {
     pub(super) fn remove(&mut self, key: &UsageKey) {
         self.items.remove(key);
     }
+}
 
-    pub(super) fn of_entity(
-        &self,
-        namespace: &NamespaceId,
-        entity: &EntityId,
-        resource: Option<&ResourceName>,
-        window: Window,
-        range: &Range<Timestamp>,
-        page: &PageRequest,
-    ) -> Result<Page<Record>, StoreError> {
-        let belongs = |key: &UsageKey| {
-            key.namespace == *namespace
+/// Whose usage to list.
+#[derive(Clone, Copy)]
+pub(super) enum Of<'a> {
+    Entity(&'a NamespaceId, &'a EntityId, Option<&'a ResourceName>),
+    Resource(&'a NamespaceId, &'a ResourceName),
+}
+
+impl Of<'_> {
+    /// The place of a record in the list; `None` if it does not belong.
+    fn place(self, key: &UsageKey) -> Option<String> {
+        match self {
+            Of::Entity(namespace, entity, resource) => (key.namespace == *namespace
                 && key.entity == *entity
-                && resource.is_none_or(|resource| key.resource == *resource)
-        };
-        self.select(window, range, page, belongs, |key| {
-            place([key.resource.as_str(), &sortable(key.start)])
-        })
-    }
-
-    pub(super) fn of_resource(
-        &self,
-        namespace: &NamespaceId,
-        resource: &ResourceName,
-        window: Window,
-        range: &Range<Timestamp>,
-        page: &PageRequest,
-    ) -> Result<Page<Record>, StoreError> {
-        let belongs = |key: &UsageKey| key.namespace == *namespace && key.resource == *resource;
-        self.select(window, range, page, belongs, |key| {
-            place([&sortable(key.start), key.entity.as_str()])
-        })
-    }
-
-    fn select(
-        &self,
-        window: Window,
-        range: &Range<Timestamp>,
-        page: &PageRequest,
-        belongs: impl Fn(&UsageKey) -> bool,
-        place_of: impl Fn(&UsageKey) -> String,
-    ) -> Result<Page<Record>, StoreError> {
-        let mut found = Smallest::new(page)?;
-        for (key, usage) in &self.items {
-            if key.window == window && range.contains(&key.start) && belongs(key) {
-                found.offer(place_of(key), || Record::Usage(usage.clone()));
-            }
+                && resource.is_none_or(|resource| key.resource == *resource))
+            .then(|| place([key.resource.as_str(), &sortable(key.start)])),
+            Of::Resource(namespace, resource) => (key.namespace == *namespace
+                && key.resource == *resource)
+                .then(|| place([&sortable(key.start), key.entity.as_str()])),
         }
-        Ok(found.into_page())
     }
+}
 
-    pub(super) fn offer_keys(&self, scope: &Scope, found: &mut Smallest<Key>) {
-        for key in self.items.keys() {
+pub(super) fn list(
+    usage: &Mutex<UsageTable>,
+    of: Of<'_>,
+    window: Window,
+    range: &Range<Timestamp>,
+    page: &PageRequest,
+) -> Result<Page<Record>, StoreError> {
+    let mut found = Smallest::new(page)?;
+    scan(
+        usage,
+        |usage| &usage.items,
+        Bound::Unbounded,
+        |key, usage| {
+            if key.window == window
+                && range.contains(&key.start)
+                && let Some(place) = of.place(key)
+            {
+                found.offer(place, || Record::Usage(usage.clone()));
+            }
+            ControlFlow::Continue(())
+        },
+    );
+    Ok(found.into_page())
+}
+
+pub(super) fn offer_everything(usage: &Mutex<UsageTable>, found: &mut Smallest<Key>) {
+    scan(
+        usage,
+        |usage| &usage.items,
+        Bound::Unbounded,
+        |key, _| {
+            let names =
+                [key.namespace.as_str(), "usage", key.entity.as_str(), key.resource.as_str()];
+            let place = place([&place(names), key.window.as_str(), &sortable(key.start)]);
+            found.offer(place, || Key::Usage(key.clone()));
+            ControlFlow::Continue(())
+        },
+    );
+}
+
+pub(super) fn offer_keys(usage: &Mutex<UsageTable>, scope: &Scope, found: &mut Smallest<Key>) {
+    scan(
+        usage,
+        |usage| &usage.items,
+        Bound::Unbounded,
+        |key, _| {
             let belongs = match scope {
                 Scope::Entity(namespace, entity) => {
                     key.namespace == *namespace && key.entity == *entity
@@ -135,8 +154,9 @@ impl UsageTable {
                 let place = place(["usage", entity, resource, key.window.as_str(), &start]);
                 found.offer(place, || Key::Usage(key.clone()));
             }
-        }
-    }
+            ControlFlow::Continue(())
+        },
+    );
 }
 
 /// A moment as text that sorts by time.

@@ -9,7 +9,8 @@ use aws_sdk_dynamodb::types::{CancellationReason, ThrottlingReason};
 use zae_limiter_core::Applied;
 use zae_limiter_schema::{TableError, TableErrorKind};
 
-use super::sdk::{causes, chain, is_about_credentials, unlike};
+use super::credentials::explain;
+use super::sdk::{FailedCall, FailedKind, causes, chain, unlike};
 
 /// An earlier attempt under the same token is in progress, and may yet be applied.
 pub(super) const IN_PROGRESS: &str = "TransactionInProgressException";
@@ -220,16 +221,16 @@ fn no_answer(table: &str, what: &str, applied: Applied) -> TableError {
 }
 
 fn unsent(table: &str, error: &(dyn StdError + 'static)) -> TableError {
-    if is_about_credentials(error) {
-        return no_credentials();
+    if let Some(failed) = explain(error) {
+        return no_credentials(failed);
     }
     let message = format!("the SDK cannot build the call to table {table}");
     TableError::new(TableErrorKind::Rejected, message)
 }
 
 fn undelivered(table: &str, error: &(dyn StdError + 'static)) -> TableError {
-    if is_about_credentials(error) {
-        return no_credentials();
+    if let Some(failed) = explain(error) {
+        return no_credentials(failed);
     }
     // Without a connection nothing was sent.
     if is_unknown_host(error) {
@@ -265,12 +266,12 @@ pub(super) fn is_undelivered(error: &(dyn StdError + 'static)) -> bool {
     is_unknown_host(error) || is_unconnected(error) || is_connect_timeout(error)
 }
 
-fn no_credentials() -> TableError {
-    denied(
-        "found no usable AWS credentials; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and \
-         AWS_SECRET_ACCESS_KEY, or log in"
-            .to_owned(),
-    )
+fn no_credentials(failed: FailedCall) -> TableError {
+    let kind = match failed.kind {
+        FailedKind::Unavailable => TableErrorKind::Unavailable,
+        _ => TableErrorKind::Denied,
+    };
+    TableError::new(kind, failed.message)
 }
 
 fn is_unconnected(error: &(dyn StdError + 'static)) -> bool {

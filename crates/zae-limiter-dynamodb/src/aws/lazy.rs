@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aws_config::identity::IdentityCache;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::provider::SharedCredentialsProvider;
 use aws_sdk_dynamodb::Client;
@@ -14,13 +15,19 @@ use tokio::sync::OnceCell;
 use zae_limiter_core::{BoxFuture, Clock, SystemClock};
 use zae_limiter_schema::records::Version;
 use zae_limiter_schema::{
-    BatchRead, Change, Consistency, Consumed, Index, ItemKey, Query, QueryOutput, Table,
-    TableError, TableErrorKind, Transacted, Update, Updated,
+    BatchRead, BucketItemKey, Change, Consistency, Consumed, Decoded, Index, ItemKey, Query,
+    QueryOutput, Scanned, Table, TableError, TableErrorKind, TableTime, Transacted, Update,
+    Updated,
 };
 
+use super::credentials::{MissingProfile, OfProfile};
 use super::detached::{Detached, DetachedCredentials};
 use super::retries::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use super::{AwsTable, table_error};
+
+/// How long a call waits for credentials. Less than the store's limit for opening (5 s), so that the error names what
+/// does not answer. Loading continues meanwhile.
+const CREDENTIALS_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The address of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +88,7 @@ impl DynamoAddress {
         let mut loader = aws_config::defaults(BehaviorVersion::latest())
             .http_client(http)
             .timeout_config(timeouts)
-            .retry_config(RetryConfig::disabled());
+            .identity_cache(IdentityCache::lazy().load_timeout(CREDENTIALS_TIMEOUT).build());
         // An empty variable counts as unset, but the SDK takes it as the name of a region.
         let var = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let named = |name| var(name).is_some();
@@ -101,11 +108,14 @@ impl DynamoAddress {
         if let Some(endpoint) = &self.endpoint {
             loader = loader.endpoint_url(endpoint);
         }
-        let mut config = loader.load().await;
+        // Calls for credentials keep the SDK's retries.
+        let mut config =
+            loader.load().await.into_builder().retry_config(RetryConfig::disabled()).build();
         if config.region().is_some_and(|region| region.as_ref().is_empty()) {
             config = config.into_builder().region(None).build();
         }
         let Some(credentials) = config.credentials_provider() else { return config };
+        let credentials = SharedCredentialsProvider::new(OfProfile(credentials));
         let credentials = SharedCredentialsProvider::new(DetachedCredentials::new(credentials));
         config.into_builder().credentials_provider(credentials).build()
     }
@@ -182,6 +192,11 @@ impl LazyTable {
                     }
                 };
                 if client.config().region().is_none() {
+                    if let (ClientSource::Address(_), Some(missing)) =
+                        (&self.source, MissingProfile::find().await)
+                    {
+                        return Err(TableError::new(TableErrorKind::Denied, missing.to_string()));
+                    }
                     let message = format!("no AWS region is set; {advice}");
                     return Err(TableError::new(TableErrorKind::Rejected, message));
                 }
@@ -292,6 +307,14 @@ impl Table for LazyTable {
         Box::pin(async move { self.table().await?.update(update).await })
     }
 
+    fn update_bucket<'a>(
+        &'a self,
+        key: &'a BucketItemKey,
+        update: Update,
+    ) -> BoxFuture<'a, Result<Updated<Decoded>, TableError>> {
+        Box::pin(async move { self.table().await?.update_bucket_once(key, &update).await })
+    }
+
     fn transact<'a>(
         &'a self,
         changes: &'a [Change],
@@ -311,8 +334,21 @@ impl Table for LazyTable {
         Box::pin(async move { self.table().await?.query(query).await })
     }
 
+    fn scan<'a>(
+        &'a self,
+        after: Option<&'a ItemKey>,
+        limit: usize,
+    ) -> BoxFuture<'a, Result<Scanned, TableError>> {
+        Box::pin(async move { self.table().await?.scan(after, limit).await })
+    }
+
     fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>> {
         Box::pin(async move { self.table().await?.delete(keys).await })
+    }
+
+    /// The checks that come before the first call bring it.
+    fn time(&self) -> TableTime {
+        self.table.get().map_or(TableTime::NotYet, |table| table.time())
     }
 
     fn pause(&self, wait: Duration) -> BoxFuture<'_, ()> {

@@ -6,12 +6,16 @@
 
 mod convert;
 mod create;
+mod credentials;
+mod date;
 mod detached;
 mod errors;
+mod headers;
 mod lazy;
 mod retries;
 mod scan;
 mod sdk;
+mod update;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,25 +23,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::SharedInterceptor;
 use aws_sdk_dynamodb::error::SdkError;
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
-use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::{
     AttributeValue, CancellationReason, ConditionCheck, ConsumedCapacity, Delete, DeleteRequest,
-    KeysAndAttributes, ReturnConsumedCapacity, ReturnValue, ReturnValuesOnConditionCheckFailure,
+    KeysAndAttributes, ReturnConsumedCapacity, ReturnValuesOnConditionCheckFailure,
     TransactWriteItem, WriteRequest,
 };
 use zae_limiter_core::{BoxFuture, Clock};
 use zae_limiter_schema::{
-    BatchRead, Change, Consistency, Consumed, ItemKey, Query, QueryOutput, Range, Rendered, Step,
-    Table, TableError, TableErrorKind, Transacted, Update, Updated, item_size, render_condition,
-    render_update,
+    BatchRead, BucketItemKey, Change, Consistency, Consumed, Decoded, ItemKey, Query, QueryOutput,
+    Range, Rendered, ResponseDates, Scanned, Step, Table, TableError, TableErrorKind, TableTime,
+    Transacted, Update, Updated, render_condition, render_update,
 };
 
 pub use create::{CreateTable, ResourceIndex};
+#[doc(hidden)]
+pub use credentials::{MissingProfile, look};
 pub use lazy::{DynamoAddress, LazyTable};
 #[doc(hidden)]
 pub use sdk::{Call, FailedCall, FailedKind, Limit, Places};
+
+use date::DateReader;
 
 use convert::{from_sdk, names_to_sdk, to_sdk, values_to_sdk};
 use errors::{refusal, table_error};
@@ -59,6 +67,7 @@ pub struct AwsTable {
     settings: CallSettings,
     /// For single updates, which are sent once: a client without retries.
     updates: Client,
+    dates: Arc<ResponseDates>,
 }
 
 impl fmt::Debug for AwsTable {
@@ -69,50 +78,23 @@ impl fmt::Debug for AwsTable {
 
 impl AwsTable {
     /// The table of this name, through a client that is ready to use. `clock` paces the retries of
-    /// unprocessed items.
+    /// unprocessed items, and measures the time since the last response.
     pub fn new(client: Client, name: impl Into<String>, clock: Arc<dyn Clock>) -> Self {
+        let dates = Arc::new(ResponseDates::default());
+        let reader = DateReader::new(Arc::clone(&dates), Arc::clone(&clock));
         let settings = CallSettings::for_client(&client);
+        // A copy, which shares its connections. The program's own client keeps its interceptors.
+        let mut config = client.config().to_builder();
+        // Permanent: otherwise every call would look some twenty times whether it is switched off.
+        config.push_interceptor(SharedInterceptor::permanent(reader));
+        let client = Client::from_conf(config.build());
         let updates = settings.single_attempt(&client);
-        Self { client, name: name.into(), clock, settings, updates }
+        Self { client, name: name.into(), clock, settings, updates, dates }
     }
 
     /// The name of the table.
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    async fn update_once(&self, update: &Update) -> Result<Updated, TableError> {
-        let Rendered { update: expression, condition, names, values } =
-            render_update(&update.actions, &update.conditions);
-        let sent = self
-            .updates
-            .update_item()
-            .table_name(&self.name)
-            .set_key(Some(key_to_sdk(&update.key)))
-            .update_expression(expression)
-            .set_condition_expression(not_empty(condition))
-            .set_expression_attribute_names(names_to_sdk(names))
-            .set_expression_attribute_values(values_to_sdk(values))
-            .return_values(ReturnValue::AllNew)
-            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld)
-            .return_consumed_capacity(ReturnConsumedCapacity::Total)
-            .send()
-            .await;
-        match sent {
-            Ok(output) => {
-                let consumed = written(output.consumed_capacity.as_ref());
-                Ok(Updated::Done(from_sdk(output.attributes.unwrap_or_default()), consumed))
-            }
-            Err(error) => match unmet(&error) {
-                Some(item) => {
-                    let item = item.map(from_sdk);
-                    // DynamoDB bills a failed condition, but does not report how much.
-                    let size = item.as_ref().map_or(0, item_size);
-                    Ok(Updated::Unmet(item, failed_write(size)))
-                }
-                None => Err(table_error(&self.name, error)),
-            },
-        }
     }
 
     async fn transact_once(&self, changes: &[Change]) -> Result<Transacted, TableError> {
@@ -419,14 +401,6 @@ fn written(capacity: Option<&ConsumedCapacity>) -> Consumed {
     Consumed { write: units, read: 0.0 }
 }
 
-/// The item whose condition failed, if that is the error.
-fn unmet(error: &SdkError<UpdateItemError>) -> Option<Option<HashMap<String, AttributeValue>>> {
-    match refusal(error)? {
-        UpdateItemError::ConditionalCheckFailedException(failed) => Some(failed.item.clone()),
-        _ => None,
-    }
-}
-
 fn cancelled(error: &SdkError<TransactWriteItemsError>) -> Option<&[CancellationReason]> {
     match refusal(error)? {
         TransactWriteItemsError::TransactionCanceledException(cancelled) => {
@@ -439,6 +413,14 @@ fn cancelled(error: &SdkError<TransactWriteItemsError>) -> Option<&[Cancellation
 impl Table for AwsTable {
     fn update<'a>(&'a self, update: &'a Update) -> BoxFuture<'a, Result<Updated, TableError>> {
         Box::pin(self.update_once(update))
+    }
+
+    fn update_bucket<'a>(
+        &'a self,
+        key: &'a BucketItemKey,
+        update: Update,
+    ) -> BoxFuture<'a, Result<Updated<Decoded>, TableError>> {
+        Box::pin(async move { self.update_bucket_once(key, &update).await })
     }
 
     fn transact<'a>(
@@ -460,8 +442,20 @@ impl Table for AwsTable {
         Box::pin(self.query_once(query))
     }
 
+    fn scan<'a>(
+        &'a self,
+        after: Option<&'a ItemKey>,
+        limit: usize,
+    ) -> BoxFuture<'a, Result<Scanned, TableError>> {
+        Box::pin(self.scan_limited(after, Some(limit)))
+    }
+
     fn delete<'a>(&'a self, keys: &'a [ItemKey]) -> BoxFuture<'a, Result<Consumed, TableError>> {
         Box::pin(self.delete_all(keys))
+    }
+
+    fn time(&self) -> TableTime {
+        self.dates.at(self.clock.now(), self.clock.stopwatch())
     }
 
     fn pause(&self, wait: Duration) -> BoxFuture<'_, ()> {

@@ -10,11 +10,15 @@ use aws_sdk_dynamodb::config::interceptors::{
 };
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
-use aws_sdk_dynamodb::config::{Builder, ConfigBag, Intercept, RuntimeComponents};
+use aws_sdk_dynamodb::config::{
+    Builder, ConfigBag, Intercept, RuntimeComponents, SharedInterceptor,
+    StalledStreamProtectionConfig,
+};
 use aws_sdk_dynamodb::error::BoxError;
 use zae_limiter_schema::{TableError, TableErrorKind};
 
 use super::errors;
+use super::headers::KeptHeaders;
 
 /// The time limit of connecting: DNS, TCP and TLS together. 1.5 s: TCP repeats a lost SYN after 1 s, and
 /// connecting to the farthest region takes four round trips of 300 ms.
@@ -37,6 +41,8 @@ const BACKOFF: Duration = Duration::from_millis(25);
 pub(super) struct CallSettings {
     /// `None` if the client has limits of its own: the SDK reads an empty `TimeoutConfig` as "no limits".
     timeouts: Option<TimeoutConfig>,
+    /// The program has interceptors of its own, which may change headers.
+    is_intercepted: bool,
 }
 
 impl CallSettings {
@@ -48,15 +54,27 @@ impl CallSettings {
                 || limits.operation_timeout().is_some()
         });
         let timeouts = || TimeoutConfig::builder().read_timeout(ANSWER_TIMEOUT).build();
-        Self { timeouts: (!is_limited).then(timeouts) }
+        let is_intercepted = client.config().interceptors().next().is_some();
+        Self { timeouts: (!is_limited).then(timeouts), is_intercepted }
     }
 
     /// A copy of the client for single updates: one attempt, whatever retries the client has. After a lost
     /// answer, a second attempt could refund twice. Both clients share connections. A copy is cheaper than
     /// overriding settings per call: then the SDK would assemble its components for every call.
+    ///
+    /// Without the SDK's watch over stalled streams. It is meant for transfers of minutes, and takes time from every
+    /// call: it wraps both bodies and starts timers. The store ends each call after `call_timeout`.
     pub(super) fn single_attempt(&self, client: &Client) -> Client {
-        let config = client.config().to_builder().retry_config(RetryConfig::disabled());
-        Client::from_conf(self.limit(config).build())
+        let config = client
+            .config()
+            .to_builder()
+            .retry_config(RetryConfig::disabled())
+            .stalled_stream_protection(StalledStreamProtectionConfig::disabled());
+        let mut config = self.limit(config);
+        if !self.is_intercepted {
+            config.push_interceptor(SharedInterceptor::permanent(KeptHeaders::default()));
+        }
+        Client::from_conf(config.build())
     }
 
     /// For calls that are safe to retry: reads, deletions, and transactions, which carry a token.

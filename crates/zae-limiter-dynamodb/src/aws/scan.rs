@@ -1,7 +1,7 @@
-//! Reading the whole table, for migrations.
+//! Reading the whole table, for migrations and for sweeping.
 
-use aws_sdk_dynamodb::types::AttributeValue;
-use zae_limiter_schema::{Item, ItemKey, TableError};
+use aws_sdk_dynamodb::types::{AttributeValue, ReturnConsumedCapacity};
+use zae_limiter_schema::{Consumed, Item, ItemKey, Scanned, TableError};
 
 use super::convert::from_sdk;
 use super::errors::table_error;
@@ -17,11 +17,22 @@ impl AwsTable {
         &self,
         after: Option<&ItemKey>,
     ) -> Result<(Vec<Item>, Option<ItemKey>), TableError> {
+        let scanned = self.scan_limited(after, None).await?;
+        Ok((scanned.items, scanned.next))
+    }
+
+    pub(super) async fn scan_limited(
+        &self,
+        after: Option<&ItemKey>,
+        limit: Option<usize>,
+    ) -> Result<Scanned, TableError> {
         let sent = self
             .client
             .scan()
             .table_name(&self.name)
             .consistent_read(true)
+            .return_consumed_capacity(ReturnConsumedCapacity::Total)
+            .set_limit(limit.map(|limit| i32::try_from(limit).unwrap_or(i32::MAX)))
             .set_exclusive_start_key(after.map(key_to_sdk))
             .customize()
             .config_override(self.settings.with_retries())
@@ -35,6 +46,8 @@ impl AwsTable {
             };
             Some(ItemKey::new(text("PK")?, text("SK")?))
         });
-        Ok((sent.items.unwrap_or_default().into_iter().map(from_sdk).collect(), next))
+        let items = sent.items.unwrap_or_default().into_iter().map(from_sdk).collect();
+        let read = sent.consumed_capacity.and_then(|all| all.capacity_units).unwrap_or_default();
+        Ok(Scanned { items, next, consumed: Consumed { read, write: 0.0 } })
     }
 }

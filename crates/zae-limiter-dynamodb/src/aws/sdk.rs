@@ -6,8 +6,9 @@ use std::fmt;
 use std::time::Duration;
 
 use aws_config::SdkConfig;
-use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
+
+use super::credentials::explain;
 
 /// Why a call to AWS failed, by what to do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,24 +90,15 @@ impl Call {
         E: ProvideErrorMetadata + StdError + 'static,
     {
         let Self { service, operation, place, limit } = self;
+        if let Some(failed) = explain(error) {
+            return failed;
+        }
         let (kind, message) = match error {
             SdkError::ServiceError(response) => {
                 let code = response.err().code().unwrap_or_default();
                 let message = response.err().message().unwrap_or_default();
                 self.refused(code, message, response.raw().status().as_u16())
             }
-            _ if is_credentials_timeout(error) => (
-                FailedKind::Unavailable,
-                "the source of the AWS credentials did not answer in time; check it, or set \
-                 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-                    .to_owned(),
-            ),
-            _ if is_about_credentials(error) => (
-                FailedKind::Denied,
-                "there are no usable AWS credentials; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and \
-                 AWS_SECRET_ACCESS_KEY, or log in"
-                    .to_owned(),
-            ),
             SdkError::ConstructionFailure(_) => {
                 let why = causes(error).map(text).last().unwrap_or_default();
                 (
@@ -231,15 +223,6 @@ pub(super) fn causes<'a>(
     std::iter::successors(Some(error), |error| (*error).source())
 }
 
-/// By its text: the type of this error is private to the SDK.
-fn is_credentials_timeout(error: &(dyn StdError + 'static)) -> bool {
-    causes(error).any(|cause| cause.to_string().starts_with("identity resolver timed out"))
-}
-
-pub(super) fn is_about_credentials(error: &(dyn StdError + 'static)) -> bool {
-    causes(error).any(|cause| cause.is::<CredentialsError>())
-}
-
 /// The text of one error, up to where it shows a value with its fields: some texts of the SDK end in a whole
 /// request.
 fn text(error: &(dyn StdError + 'static)) -> String {
@@ -252,6 +235,11 @@ fn text(error: &(dyn StdError + 'static)) -> String {
 
 /// The texts of the error and all its causes in one line: `Display` of the SDK's errors leaves the causes out.
 pub(super) fn chain(error: &(dyn StdError + 'static)) -> String {
+    explain(error).map_or_else(|| chain_of(error), |explained| explained.cause)
+}
+
+/// As [`chain`], also about credentials.
+pub(super) fn chain_of(error: &(dyn StdError + 'static)) -> String {
     let mut texts: Vec<String> = Vec::new();
     for text in causes(error).map(text).filter(|text| !text.is_empty()) {
         if texts.last().is_none_or(|last| !last.contains(&text)) {

@@ -64,7 +64,7 @@ pub(crate) async fn spread<C>(port: &Port<C>, charges: &Settlement) -> Result<bo
             }
             continue;
         }
-        let Some((changes, left)) = changes(charges, &all, port.now) else { return Ok(false) };
+        let Some((changes, left)) = changes(charges, &all, port.now()) else { return Ok(false) };
         match port.transact(&changes).await {
             Ok(Transacted::Done(_)) => {
                 left.into_iter().for_each(|item| port.note(Note::Left(Box::new(item))));
@@ -112,7 +112,7 @@ fn changes(
         let settlement =
             Settlement { placement: Placement::new(item.shard), differences, ..charges.clone() };
         let request = Request::SettleRest(settlement);
-        let decision = decide_batch(&key, &Snapshot::Item(item.clone()), &[&request], now);
+        let decision = decide_batch(&key, &Snapshot::of(item.clone()), &[&request], now);
         Some((Change::Update(decision.update?), left))
     };
     let (changes, left): (Vec<_>, Vec<_>) =

@@ -66,8 +66,14 @@ impl Request {
 pub(crate) enum Snapshot {
     /// It does not exist.
     Absent,
-    /// It exists.
-    Item(BucketItem),
+    /// It exists. Shared: a batch computes with the snapshot that the machine keeps.
+    Item(Arc<BucketItem>),
+}
+
+impl Snapshot {
+    pub(crate) fn of(item: BucketItem) -> Self {
+        Self::Item(Arc::new(item))
+    }
 }
 
 /// The outcome of a request, according to the snapshot.
@@ -107,7 +113,7 @@ pub(crate) fn decide_batch(
 ) -> Decision {
     match snapshot {
         Snapshot::Item(item) if !item.is_expired(now) => on_item(key, item, requests, now),
-        Snapshot::Item(expired) => on_nothing(key, Some(expired), requests, now),
+        Snapshot::Item(expired) => on_nothing(key, Some(&**expired), requests, now),
         Snapshot::Absent => on_nothing(key, None, requests, now),
     }
 }

@@ -11,12 +11,16 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use zae_limiter_core::{BucketKey, StoreError, Timestamp};
-use zae_limiter_schema::bucket::BucketItem;
+use zae_limiter_schema::bucket::{self, BucketItem};
 use zae_limiter_schema::{BucketItemKey, Change, TableErrorKind, Transacted, Update, Updated};
 
 use super::decide::Snapshot;
-use super::message::{Call, CallResult, Counted, Queued, Reply, Response, decode};
+use super::message::{Call, CallResult, Counted, Queued, Reply, Response, decode, snapshot_of};
+use super::time::Time;
 use crate::error::{COLLISIONS_MAX, CallError};
+
+/// How often refill times are rewound before a read is taken as it is.
+const REWINDS_MAX: u32 = 4;
 
 /// A message from a flow to its machine.
 #[derive(Debug)]
@@ -53,6 +57,9 @@ struct Slots<C> {
     result: Option<CallResult>,
     notes: Vec<Note<C>>,
     count: u32,
+    /// When the flow was started.
+    now: Timestamp,
+    time: Time,
 }
 
 /// The flow's side: it sends calls and notes.
@@ -60,7 +67,6 @@ pub(crate) struct Port<C> {
     // A std mutex: only the task that polls the flow ever holds it.
     slots: Arc<Mutex<Slots<C>>>,
     pub(crate) bucket: BucketKey,
-    pub(crate) now: Timestamp,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -70,6 +76,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<C> Port<C> {
     pub(crate) fn note(&self, note: Note<C>) {
         locked(&self.slots).notes.push(note);
+    }
+
+    /// When the flow was started. The first response may correct it.
+    pub(crate) fn now(&self) -> Timestamp {
+        locked(&self.slots).now
     }
 
     /// How many shards the bucket has, by the machine's snapshots.
@@ -90,14 +101,35 @@ impl<C> Port<C> {
         .await
     }
 
-    /// Reads shards, in the order given.
+    /// Reads shards, in the order given. A refill time that a wrong clock has written is rewound first: what is
+    /// computed from several shards relies on each.
     pub(crate) async fn read(&self, shards: &[u32]) -> Result<Vec<Option<BucketItem>>, CallError> {
+        for _ in 0..REWINDS_MAX {
+            let items = self.read_once(shards).await?;
+            let time = locked(&self.slots).time;
+            let mut is_rewound = false;
+            for item in items.iter().flatten().filter(|item| time.is_ahead(item)) {
+                let now = time.rewound_to(self.now());
+                let rewind = bucket::rewind(&self.key(item.shard), item, now);
+                match self.update(item.shard, rewind).await {
+                    Err(error) if !error.is_transient() => return Err(error),
+                    _ => is_rewound = true,
+                }
+            }
+            if !is_rewound {
+                return Ok(items);
+            }
+        }
+        self.read_once(shards).await
+    }
+
+    async fn read_once(&self, shards: &[u32]) -> Result<Vec<Option<BucketItem>>, CallError> {
         let keys: Vec<BucketItemKey> = shards.iter().map(|shard| self.key(*shard)).collect();
         let Response::Read(items) = self.call(Call::Read(keys.clone())).await? else {
             unreachable!("a read is answered by a read")
         };
         let decode = |(key, item): (&BucketItemKey, Option<_>)| match decode(key, item.as_ref())? {
-            Snapshot::Item(item) => Ok(Some(item)),
+            Snapshot::Item(item) => Ok(Some(Arc::unwrap_or_clone(item))),
             Snapshot::Absent => Ok(None),
         };
         keys.iter().zip(items).map(decode).collect()
@@ -111,12 +143,10 @@ impl<C> Port<C> {
     ) -> Result<(bool, Snapshot), CallError> {
         match self.call(Call::Update(shard, update)).await? {
             Response::Updated(Updated::Done(item, _)) => {
-                let decoded = decode(&self.key(shard), Some(&item));
-                Ok((true, decoded.map_err(CallError::maybe_applied)?))
+                let snapshot = snapshot_of(Some(item));
+                Ok((true, snapshot.map_err(CallError::maybe_applied)?))
             }
-            Response::Updated(Updated::Unmet(item, _)) => {
-                Ok((false, decode(&self.key(shard), item.as_ref())?))
-            }
+            Response::Updated(Updated::Unmet(item, _)) => Ok((false, snapshot_of(item)?)),
             _ => unreachable!("an update is answered by an update"),
         }
     }
@@ -142,29 +172,43 @@ impl<C> Port<C> {
 
 /// The machine's side of a flow.
 pub(crate) struct Flow<C> {
-    now: Timestamp,
     work: Pin<Box<dyn Future<Output = ()> + Send>>,
     slots: Arc<Mutex<Slots<C>>>,
 }
 
 impl<C: Send + 'static> Flow<C> {
     /// A flow that has not started.
-    pub(crate) fn new<F>(bucket: BucketKey, now: Timestamp, work: impl FnOnce(Port<C>) -> F) -> Self
+    pub(crate) fn new<F>(
+        bucket: BucketKey,
+        now: Timestamp,
+        time: Time,
+        work: impl FnOnce(Port<C>) -> F,
+    ) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let slots = Slots { call: None, result: None, notes: Vec::new(), count: 1 };
+        let slots = Slots { call: None, result: None, notes: Vec::new(), count: 1, now, time };
         let slots = Arc::new(Mutex::new(slots));
-        let port = Port { slots: Arc::clone(&slots), bucket, now };
-        Self { now, work: Box::pin(work(port)), slots }
+        let port = Port { slots: Arc::clone(&slots), bucket };
+        Self { work: Box::pin(work(port)), slots }
+    }
+
+    fn now(&self) -> Timestamp {
+        locked(&self.slots).now
     }
 
     /// Runs to the next call, or to the end.
-    fn resume(&mut self, result: Option<CallResult>, count: u32) -> (Vec<Note<C>>, Option<Call>) {
+    fn resume(
+        &mut self,
+        result: Option<CallResult>,
+        count: u32,
+        time: Time,
+    ) -> (Vec<Note<C>>, Option<Call>) {
         {
             let mut slots = locked(&self.slots);
             slots.result = result;
             slots.count = count;
+            (slots.now, slots.time) = (time.corrected(slots.now), time);
         }
         let is_over = self.work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
         let mut slots = locked(&self.slots);
@@ -223,7 +267,7 @@ impl<C: Send + 'static> Flows<C> {
 
     /// When a flow was started.
     pub(crate) fn now_of(&self, id: u64) -> Option<Timestamp> {
-        self.0.iter().find(|(one, ..)| *one == id).map(|(.., flow)| flow.now)
+        self.0.iter().find(|(one, ..)| *one == id).map(|(.., flow)| flow.now())
     }
 
     /// Runs a flow to its next call, or to its end, and then removes it.
@@ -232,11 +276,13 @@ impl<C: Send + 'static> Flows<C> {
         id: u64,
         result: Option<CallResult>,
         count: u32,
+        time: Time,
     ) -> Option<Resumed<C>> {
         let at = self.0.iter().position(|(one, ..)| *one == id)?;
         let (_, kind, flow) = &mut self.0[at];
-        let (kind, now) = (*kind, flow.now);
-        let (notes, call) = flow.resume(result, count);
+        let kind = *kind;
+        let (notes, call) = flow.resume(result, count, time);
+        let now = flow.now();
         if call.is_none() {
             self.0.swap_remove(at);
         }

@@ -53,12 +53,12 @@ async fn gathered<C: Caller>(
     leg: &Leg,
     queued: &Queued<C>,
 ) -> Result<Gathered, StoreError> {
-    let now = port.now;
     for _ in 0..GATHERINGS_MAX {
         if queued.is_abandoned() {
             return Ok(Gathered::Abandoned);
         }
         let all = read_all(port).await?;
+        let now = port.now();
         let Some((first, _)) = all.iter().next() else { return Ok(Gathered::NoBucket) };
         if !all.is_complete() {
             for shard in all.missing(all.count()) {
@@ -122,15 +122,15 @@ pub(crate) async fn credit_other_shards<C: Caller>(
         Ok(all) => all,
         Err(error) => return port.note(Note::Reply(queued, Err(error.to_store_error()))),
     };
-    if all.iter().any(|(_, item)| owes(item, &rest, port.now)) {
+    if all.iter().any(|(_, item)| owes(item, &rest, port.now())) {
         match debt::spread(port, &rest).await {
             Ok(true) => return port.note(Note::Reply(queued, Ok(Reply::Settled))),
             Ok(false) => {}
             Err(error) => return port.note(Note::Reply(queued, Err(error.to_store_error()))),
         }
     }
-    let roomiest = all.iter().max_by_key(|(_, item)| room(item, &rest, port.now));
-    let roomiest = roomiest.filter(|(_, item)| room(item, &rest, port.now) > 0);
+    let roomiest = all.iter().max_by_key(|(_, item)| room(item, &rest, port.now()));
+    let roomiest = roomiest.filter(|(_, item)| room(item, &rest, port.now()) > 0);
     queued.request = match roomiest.filter(|_| queued.moves <= MOVES_MAX) {
         Some((shard, _)) => {
             Request::Settle(Settlement { placement: Placement::new(shard), ..rest })
@@ -222,7 +222,7 @@ fn spread(leg: &Leg, buckets: &[(u32, Bucket)]) -> Vec<(u32, Takes)> {
 fn change(leg: &Leg, item: &BucketItem, takes: &Takes, now: Timestamp) -> Option<Change> {
     let key = BucketItemKey { bucket: leg.target.key().clone(), shard: item.shard };
     let leg = Leg { target: Arc::clone(&leg.target), takes: takes.clone() };
-    let snapshot = Snapshot::Item(item.clone());
+    let snapshot = Snapshot::of(item.clone());
     let decision = decide_batch(&key, &snapshot, &[&Request::Take(leg)], now);
     decision.update.map(Change::Update)
 }

@@ -5,15 +5,16 @@
 //! write. The machine keeps a snapshot of each shard from the last answer, so that the next write needs no read,
 //! and a refusal needs no call.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use zae_limiter_core::bucket_state::may_rewind;
 use zae_limiter_core::{
     Applied, BucketKey, Leg, LimitStatus, Millitokens, Settlement, StoreError, StoreErrorKind,
     Takes, Timestamp,
 };
-use zae_limiter_schema::{BucketItemKey, SHARD_ZERO, TableErrorKind, Updated};
+use zae_limiter_schema::{BucketItemKey, SHARD_ZERO, TableErrorKind, TableTime, Updated, bucket};
 
 use super::debt;
 use super::decide::{Outcome, Request, Snapshot, blind, decide_batch};
@@ -22,11 +23,13 @@ use super::gather::{self, MOVES_MAX};
 use super::lane::{Batch, Lanes};
 use super::message::{
     Call, CallResult, Caller, Command, Event, Op, Queued, Reply, Response, Task, decode,
+    snapshot_of,
 };
 use super::reshard::{self, ATTEMPTS_MAX};
 use super::shards::origin_of;
 use super::snapshots::{Snapshots, amounts};
 use super::task;
+use super::time::Time;
 use crate::error::{CallError, contended};
 use crate::options::DynamoOptions;
 
@@ -75,6 +78,10 @@ enum Pending<C> {
 pub(crate) struct BucketMachine<C> {
     key: BucketKey,
     options: Arc<DynamoOptions>,
+    /// During the current event.
+    time: Time,
+    /// When this process last rewound each shard.
+    rewound: BTreeMap<u32, Timestamp>,
     lanes: Lanes<C>,
     snapshots: Snapshots,
     pending: Vec<(Op, Pending<C>)>,
@@ -100,6 +107,8 @@ impl<C: Caller> BucketMachine<C> {
         Self {
             key,
             snapshots: Snapshots::new(Arc::clone(&options)),
+            time: Time::new(TableTime::Never, options.max_clock_skew),
+            rewound: BTreeMap::new(),
             options,
             lanes: Lanes::default(),
             pending: Vec::new(),
@@ -113,6 +122,11 @@ impl<C: Caller> BucketMachine<C> {
             abandoned: 0,
             out: Vec::new(),
         }
+    }
+
+    /// Sets the table's time for the next event.
+    pub(crate) fn set_time(&mut self, time: Time) {
+        self.time = time;
     }
 
     /// Handles an event and returns the commands that follow.
@@ -142,7 +156,8 @@ impl<C: Caller> BucketMachine<C> {
         self.lanes.queued() + self.parked.len() + self.to_gather.len() + self.to_charge.len()
     }
 
-    fn ask(&mut self, queued: Queued<C>) {
+    fn ask(&mut self, mut queued: Queued<C>) {
+        queued.now = self.time.corrected(queued.now);
         let queue_max = self.options.queue_max;
         if self.abandoned > 0 && self.queued() >= queue_max {
             self.sweep();
@@ -222,6 +237,11 @@ impl<C: Caller> BucketMachine<C> {
 
     fn item_key(&self, shard: u32) -> BucketItemKey {
         BucketItemKey { bucket: self.key.clone(), shard }
+    }
+
+    /// Whether [`statuses_from_snapshots`](Self::statuses_from_snapshots) may refuse a leg.
+    pub(crate) fn may_refuse(&self, leg: &Leg, now: Timestamp) -> bool {
+        self.lanes.are_idle() && self.snapshots.may_refuse(leg, now)
     }
 
     /// The statuses of a leg, if the snapshots of all shards are fresh and no request is queued before it.
@@ -327,6 +347,9 @@ impl<C: Caller> BucketMachine<C> {
             return true;
         }
         batch.members.retain(|queued| !queued.is_abandoned());
+        // The last response may have brought the table's time.
+        batch.now = self.time.corrected(batch.now);
+        batch.members.iter_mut().for_each(|one| one.now = self.time.corrected(one.now));
         if batch.attempt == CONTENDED_AFTER && !self.options.group_commit {
             self.split_unless_early(CONTENDED_PATIENCE_MS, batch.now);
         }
@@ -366,16 +389,16 @@ impl<C: Caller> BucketMachine<C> {
         batch.attempt += 1;
         let (written, left_over) =
             (std::mem::take(&mut batch.written), std::mem::take(&mut batch.left_over));
-        let key = self.item_key(shard);
         let seen = match result {
-            Ok(Response::Updated(Updated::Done(item, _))) => decode(&key, Some(&item))
+            Ok(Response::Updated(Updated::Done(item, _))) => snapshot_of(Some(item))
                 .map(|snapshot| (snapshot, written))
                 .map_err(CallError::maybe_applied),
             Ok(Response::Updated(Updated::Unmet(item, _))) => {
                 self.snapshots.shard(shard).lost += 1;
-                decode(&key, item.as_ref()).map(|snapshot| (snapshot, Vec::new()))
+                snapshot_of(item).map(|snapshot| (snapshot, Vec::new()))
             }
             Ok(Response::Read(mut items)) => {
+                let key = self.item_key(shard);
                 decode(&key, items.pop().flatten().as_ref()).map(|snapshot| (snapshot, Vec::new()))
             }
             Ok(_) => unreachable!("a batch asks for updates and reads"),
@@ -417,6 +440,15 @@ impl<C: Caller> BucketMachine<C> {
         let Some(snapshot) = batch.snapshot.clone().filter(|_| !is_unsure) else {
             return Some(self.blind_call(batch));
         };
+        if let Snapshot::Item(item) = &snapshot
+            && self.time.is_ahead(item)
+            && may_rewind(self.rewound.get(&batch.shard).copied(), now)
+        {
+            self.rewound.insert(batch.shard, now);
+            self.out.push(Command::Rewound);
+            let rewind = bucket::rewind(&key, item, self.time.rewound_to(now));
+            return Some(Call::Update(batch.shard, rewind));
+        }
         let requests: Vec<&Request> = batch.members.iter().map(|one| &one.request).collect();
         let decision = decide_batch(&key, &snapshot, &requests, now);
         if !batch.is_fresh {
@@ -467,6 +499,9 @@ impl<C: Caller> BucketMachine<C> {
     /// The first call without a snapshot: a write whose answer has the item, whether it was applied or not.
     fn blind_call(&self, batch: &mut Batch<C>) -> Call {
         let key = self.item_key(batch.shard);
+        if self.time.is_awaited() {
+            return Call::Read(vec![key]);
+        }
         // One write relies on one set of limits.
         let limits = batch.members.first().map(|one| Arc::clone(one.request.target().limits()));
         let fits = |request: &Request| {
@@ -636,12 +671,14 @@ impl<C: Caller> BucketMachine<C> {
     {
         let id = self.next;
         self.next += 1;
-        self.flows.insert(id, kind, Flow::new(self.key.clone(), now, work));
+        let now = self.time.corrected(now);
+        self.flows.insert(id, kind, Flow::new(self.key.clone(), now, self.time, work));
         self.resume(id, None);
     }
 
     fn resume(&mut self, id: u64, result: Option<CallResult>) {
-        let Some(resumed) = self.flows.resume(id, result, self.snapshots.count()) else { return };
+        let resumed = self.flows.resume(id, result, self.snapshots.count(), self.time);
+        let Some(resumed) = resumed else { return };
         resumed.notes.into_iter().for_each(|note| self.note(note, resumed.now));
         match resumed.next {
             Ok(call) => {
@@ -704,15 +741,21 @@ impl<C: Caller> BucketMachine<C> {
 
     /// Keeps what a flow has read or written as snapshots, unless they have changed since its call.
     fn cache_flow_result(&mut self, versions: &[(u32, u64)], flow: u64, result: &CallResult) {
-        let items: Vec<Option<_>> = match result {
-            Ok(Response::Read(items)) => items.iter().map(Option::as_ref).collect(),
-            Ok(Response::Updated(Updated::Done(item, _))) => vec![Some(item)],
-            Ok(Response::Updated(Updated::Unmet(item, _))) => vec![item.as_ref()],
+        let seen: Vec<Result<Snapshot, CallError>> = match result {
+            Ok(Response::Read(items)) => {
+                let items = versions.iter().zip(items);
+                let decode = |((shard, _), item): (&(u32, u64), &Option<_>)| {
+                    decode(&self.item_key(*shard), item.as_ref())
+                };
+                items.map(decode).collect()
+            }
+            Ok(Response::Updated(Updated::Done(item, _))) => vec![snapshot_of(Some(item.clone()))],
+            Ok(Response::Updated(Updated::Unmet(item, _))) => vec![snapshot_of(item.clone())],
             _ => return,
         };
         let Some(now) = self.flows.now_of(flow) else { return };
-        for ((shard, version), item) in versions.iter().zip(items) {
-            let Ok(snapshot) = decode(&self.item_key(*shard), item) else { continue };
+        for ((shard, version), snapshot) in versions.iter().zip(seen) {
+            let Ok(snapshot) = snapshot else { continue };
             let cached = self.snapshots.shard(*shard);
             if cached.version == *version {
                 cached.set_snapshot(snapshot, now);
@@ -810,7 +853,10 @@ impl<C: Caller> BucketMachine<C> {
     fn split_if_hot(&mut self, shard: u32, snapshot: &Snapshot, now: Timestamp) {
         let Snapshot::Item(item) = snapshot else { return };
         let count = item.shard_count.next_power_of_two();
-        let is_hot = item.writes_left(now) < WRITES_LEFT_MIN && item.is_live(now);
+        // Before it is rewound, it earns no writes either.
+        let is_hot = item.writes_left(now) < WRITES_LEFT_MIN
+            && item.is_live(now)
+            && !self.time.is_ahead(item);
         if is_hot && count < self.options.shards_max && self.snapshots.is_busy_all_over(shard, now)
         {
             self.start_split(count, now);

@@ -13,7 +13,7 @@ use zae_limiter_core::{
     ResourceName, Settlement, StoreError, Take, Target, Timestamp,
 };
 use zae_limiter_schema::{
-    Action, Condition, Consistency, Table, TableError, TableErrorKind, Update,
+    Action, BucketItemKey, Condition, Consistency, Table, TableError, TableErrorKind, Update,
 };
 use zae_limiter_testkit::SimTable;
 
@@ -180,7 +180,10 @@ impl Process {
 
     fn answer(&self, call: Call) -> Response {
         match call {
-            Call::Update(_, update) => Response::Updated(at_once(self.table.update(&update))),
+            Call::Update(shard, update) => {
+                let key = BucketItemKey { bucket: key(), shard };
+                Response::Updated(at_once(self.table.update_bucket(&key, update)))
+            }
             Call::Transact(changes) => Response::Transacted(at_once(self.table.transact(&changes))),
             Call::Read(keys) => {
                 let keys: Vec<_> = keys.iter().map(|key| key.item_key()).collect();
@@ -225,6 +228,7 @@ impl Process {
                         line
                     }
                     Command::LostRefund(_) => "a refund is lost".to_owned(),
+                    Command::Rewound => "rewound".to_owned(),
                     Command::Count(counted) => format!("counts {counted:?}"),
                 });
             }

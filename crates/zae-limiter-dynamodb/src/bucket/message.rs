@@ -8,7 +8,7 @@ use zae_limiter_core::{
     Leg, LegTaken, LimitStatus, Placement, Settlement, StoreError, Take, Target, Timestamp,
 };
 use zae_limiter_schema::bucket::BucketItem;
-use zae_limiter_schema::{BucketItemKey, Change, Item, Transacted, Update, Updated};
+use zae_limiter_schema::{BucketItemKey, Change, Decoded, Item, Transacted, Update, Updated};
 
 use super::decide::{Request, Snapshot};
 use crate::error::CallError;
@@ -107,7 +107,7 @@ pub(crate) enum Call {
 /// The response to a call.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Response {
-    Updated(Updated),
+    Updated(Updated<Decoded>),
     Transacted(Transacted),
     /// In the order of the keys.
     Read(Vec<Option<Item>>),
@@ -147,6 +147,8 @@ pub(crate) enum Command<C> {
     },
     /// A background refund failed.
     LostRefund(StoreError),
+    /// A refill time was far in the future and is set to now.
+    Rewound,
     Count(Counted),
 }
 
@@ -165,6 +167,14 @@ pub(crate) enum Counted {
 pub(crate) fn decode(key: &BucketItemKey, item: Option<&Item>) -> Result<Snapshot, CallError> {
     match item {
         None => Ok(Snapshot::Absent),
-        Some(item) => Ok(Snapshot::Item(BucketItem::decode(key, item)?)),
+        Some(item) => Ok(Snapshot::of(BucketItem::decode(key, item)?)),
+    }
+}
+
+/// The item of an answer to an update.
+pub(crate) fn snapshot_of(item: Option<Decoded>) -> Result<Snapshot, CallError> {
+    match item {
+        None => Ok(Snapshot::Absent),
+        Some(decoded) => Ok(Snapshot::of(decoded?)),
     }
 }

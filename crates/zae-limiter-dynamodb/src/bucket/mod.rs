@@ -16,3 +16,4 @@ mod reshard;
 pub(crate) mod shards;
 mod snapshots;
 mod task;
+pub(crate) mod time;

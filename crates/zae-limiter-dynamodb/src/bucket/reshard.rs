@@ -3,6 +3,7 @@
 //! The first shard is split first, then the others, each in its own transaction: see
 //! [`zae_limiter_schema::bucket::split`]. A process that finds a shard that is not split yet splits it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use zae_limiter_core::{Bucket, Cell, StoreError, Timestamp};
@@ -37,7 +38,7 @@ pub(crate) async fn read_all<C>(port: &Port<C>) -> Result<Shards, CallError> {
     loop {
         let numbers: Vec<u32> = (0..requested).collect();
         let items = port.read(&numbers).await?;
-        let shards = Shards::live(items.into_iter().flatten(), port.now);
+        let shards = Shards::live(items.into_iter().flatten(), port.now());
         port.note(Note::Count(shards.count()));
         if shards.count() <= requested {
             return Ok(shards);
@@ -108,11 +109,11 @@ async fn split<C>(port: &Port<C>, shard: u32, from: u32) -> Result<bool, CallErr
                 None => return Ok(false),
             },
         };
-        if item.shard_count.next_power_of_two() != from || !item.is_live(port.now) {
+        if item.shard_count.next_power_of_two() != from || !item.is_live(port.now()) {
             return Ok(false);
         }
         let pair = ShardPair { low: &item, high: high.as_ref() };
-        match port.transact(&bucket::split(&low_key, pair, port.now)).await {
+        match port.transact(&bucket::split(&low_key, pair, port.now())).await {
             Ok(Transacted::Done(_)) => {
                 for half in bucket::after_split(&item) {
                     port.note(Note::Left(Box::new(half)));
@@ -132,7 +133,7 @@ async fn split<C>(port: &Port<C>, shard: u32, from: u32) -> Result<bool, CallErr
                 }
                 if let Some(Some(found)) = found.get(1) {
                     high = match decode(&high_key, found.as_ref())? {
-                        Snapshot::Item(item) => Some(item),
+                        Snapshot::Item(item) => Some(Arc::unwrap_or_clone(item)),
                         Snapshot::Absent => None,
                     };
                 }
@@ -154,12 +155,12 @@ pub(crate) async fn restore<C>(port: &Port<C>, shard: u32) -> Result<u32, CallEr
     };
     let mut items = port.read(&numbers).await?;
     let left = items.pop().flatten();
-    let origin = items.last().cloned().flatten().filter(|origin| origin.is_live(port.now));
-    let first = items.swap_remove(0).filter(|first| !first.is_expired(port.now));
+    let origin = items.last().cloned().flatten().filter(|origin| origin.is_live(port.now()));
+    let first = items.swap_remove(0).filter(|first| !first.is_expired(port.now()));
     let count = first.as_ref().map_or(1, |first| first.shard_count.next_power_of_two());
     port.note(Note::Count(count));
     let (Some(first), Some(origin)) = (first, origin) else { return Ok(from) };
-    if left.as_ref().is_some_and(|left| left.is_live(port.now)) {
+    if left.as_ref().is_some_and(|left| left.is_live(port.now())) {
         return Ok(shard);
     }
     let origin_count = origin.shard_count.next_power_of_two();
@@ -183,7 +184,7 @@ async fn create_empty<C>(
     left: Option<&BucketItem>,
     count: u32,
 ) -> Result<(), CallError> {
-    let since = left.map_or(port.now, |left| left.bucket.refilled_at().max(port.now));
+    let since = left.map_or(port.now(), |left| left.bucket.refilled_at().max(port.now()));
     let limits = share_of(&first.whole, shard, count);
     let nothing = vec![Cell::default(); limits.len()];
     let empty = Bucket::from_parts(limits, nothing, since);
@@ -209,7 +210,7 @@ pub(crate) async fn merge_if_calm<C>(
 ) -> Result<(), CallError> {
     let writes = count_writes(port).await?;
     let Some((at, before)) = before else { return Ok(()) };
-    let seconds = i64::try_from(port.now.millis_since(at) / 1_000).unwrap_or(i64::MAX).max(1);
+    let seconds = i64::try_from(port.now().millis_since(at) / 1_000).unwrap_or(i64::MAX).max(1);
     if writes < before || (writes - before) / seconds >= CALM_WRITES_PER_SECOND {
         return Ok(());
     }
@@ -250,7 +251,7 @@ async fn merge<C>(port: &Port<C>, shard: u32, count: u32) -> Result<bool, CallEr
         let (high, low) = (items.pop().flatten(), items.pop().flatten());
         let Some(low) = low else { return Ok(false) };
         let is_one = |item: &BucketItem| {
-            item.shard_count.next_power_of_two() == count && item.is_live(port.now)
+            item.shard_count.next_power_of_two() == count && item.is_live(port.now())
         };
         if low.shard_count.next_power_of_two() == count / 2 {
             return Ok(true);
@@ -259,12 +260,12 @@ async fn merge<C>(port: &Port<C>, shard: u32, count: u32) -> Result<bool, CallEr
             return Ok(false);
         }
         let pair = ShardPair { low: &low, high: high.as_ref() };
-        let Some(changes) = bucket::merge(&port.key(shard), pair, port.now) else {
+        let Some(changes) = bucket::merge(&port.key(shard), pair, port.now()) else {
             return Ok(false);
         };
         match port.transact(&changes).await {
             Ok(Transacted::Done(_)) => {
-                port.note(Note::Left(Box::new(bucket::after_merge(pair, port.now))));
+                port.note(Note::Left(Box::new(bucket::after_merge(pair, port.now()))));
                 port.note(Note::Forget(high_shard));
                 if shard == SHARD_ZERO {
                     port.note(Note::Count(count / 2));

@@ -33,7 +33,7 @@ pub(crate) struct Shard {
     snapshot: Option<(Snapshot, Timestamp)>,
     /// Without a snapshot: the item as a transaction of this process left it, or as it is assumed to be. Only for
     /// statuses.
-    assumed: Option<BucketItem>,
+    assumed: Option<Arc<BucketItem>>,
     /// How often the snapshot has changed.
     pub(crate) version: u64,
     /// Writes that failed since the last batch because other processes were first.
@@ -67,14 +67,14 @@ impl Shard {
     /// Drops the snapshot: a transaction has probably left this item.
     pub(crate) fn replace(&mut self, item: BucketItem) {
         self.forget();
-        self.assumed = Some(item);
+        self.assumed = Some(Arc::new(item));
     }
 
     /// The item, by the last answer or as it is assumed to be.
     fn item(&self) -> Option<&BucketItem> {
         match &self.snapshot {
             Some((Snapshot::Item(item), _)) => Some(item),
-            _ => self.assumed.as_ref(),
+            _ => self.assumed.as_deref(),
         }
     }
 
@@ -271,7 +271,18 @@ impl Snapshots {
         }
         let like = before(item, request, later, now);
         for number in unseen {
-            self.shard(number).assumed = Some(shards::as_full_as(&like, number));
+            self.shard(number).assumed = Some(Arc::new(shards::as_full_as(&like, number)));
+        }
+    }
+
+    /// Whether the snapshots may refuse a leg. Cheaper than its statuses, and rarely true. On several shards only
+    /// the statuses tell.
+    pub(crate) fn may_refuse(&self, leg: &Leg, now: Timestamp) -> bool {
+        let trust = self.options.local_refusal;
+        match self.find(SHARD_ZERO).and_then(|shard| shard.fresh(now, trust)) {
+            Some(Snapshot::Item(item)) if self.count() > 1 || item.shard_count > 1 => true,
+            Some(snapshot) => refuses(&bucket_for(leg, snapshot, now), leg, now),
+            None => false,
         }
     }
 
@@ -284,9 +295,17 @@ impl Snapshots {
     ) -> Option<Vec<LimitStatus>> {
         let mut items = Vec::new();
         for shard in 0..self.count() {
-            match self.find(shard)?.fresh(now, self.options.local_refusal)? {
+            let snapshot = self.find(shard)?.fresh(now, self.options.local_refusal)?;
+            if let Snapshot::Item(item) = snapshot
+                && !self.options.max_clock_skew.is_zero()
+                && item.bucket.is_ahead(now, self.options.max_clock_skew)
+            {
+                // The table's time may show that a wrong clock has written it.
+                return None;
+            }
+            match snapshot {
                 Snapshot::Item(item) if self.count() > 1 || item.shard_count > 1 => {
-                    items.push(item.clone());
+                    items.push(BucketItem::clone(item));
                 }
                 snapshot => return Some(statuses_of(level, leg, snapshot, now)),
             }
@@ -380,6 +399,15 @@ impl Snapshot {
 
 fn statuses_of(level: usize, leg: &Leg, snapshot: &Snapshot, now: Timestamp) -> Vec<LimitStatus> {
     refused_statuses(level, leg, &bucket_for(leg, snapshot, now), now).collect()
+}
+
+/// Whether one of the statuses of a leg on this bucket is exceeded.
+fn refuses(bucket: &Bucket, leg: &Leg, now: Timestamp) -> bool {
+    let names = leg.target.limits().names();
+    leg.takes.iter().any(|take| {
+        let at = bucket.limits().position(names[take.cell].as_str());
+        at.is_some_and(|at| !bucket.wait_for(at, take.amount, now).is_zero())
+    })
 }
 
 /// The bucket, or its shard, under a leg's limits.

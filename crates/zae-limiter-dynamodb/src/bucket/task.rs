@@ -1,5 +1,7 @@
 //! Tasks for a whole bucket: splitting, merging, and setting limits.
 
+use std::sync::Arc;
+
 use zae_limiter_core::{StoreError, Target};
 use zae_limiter_schema::bucket::BucketItem;
 
@@ -75,12 +77,12 @@ async fn reconfigure_shard<C>(
 ) -> Result<u32, StoreError> {
     for _ in 0..ATTEMPTS_MAX {
         // The change of another process is newer.
-        if !item.is_live(port.now) || is_older(target, item.limits_at, port.now) {
+        if !item.is_live(port.now()) || is_older(target, item.limits_at, port.now()) {
             return Ok(item.shard_count);
         }
-        let update = reconfigured(&port.key(shard), &item, target, port.now);
+        let update = reconfigured(&port.key(shard), &item, target, port.now());
         match port.update(shard, update).await {
-            Ok((false, Snapshot::Item(found))) => item = found,
+            Ok((false, Snapshot::Item(found))) => item = Arc::unwrap_or_clone(found),
             Ok(_) => return Ok(item.shard_count),
             Err(error) if error.is_transient() => port.pause(BETWEEN_SPLITS).await,
             Err(error) => return Err(error.to_store_error()),

@@ -155,7 +155,7 @@ async fn a_malformed_item_is_reported_by_its_attribute() {
     let target = Arc::new(Target::new(key, Arc::new(limits), Lifetime::Forever));
     let takes = [Take { cell: 0, amount: Millitokens::new(1_000) }].into_iter().collect();
     let legs = [Leg { target: Arc::clone(&target), takes }].into_iter().collect();
-    let plan = Plan { now: Timestamp::from_millis(1_794_752_736_000), legs };
+    let plan = Plan { max_skew: None, now: Timestamp::from_millis(1_794_752_736_000), legs };
     store.acquire(&plan).await.unwrap();
     let text = |text: &str| Some(AttributeValue::S(text.to_owned()));
     let number = |number: &str| Some(AttributeValue::N(number.to_owned()));

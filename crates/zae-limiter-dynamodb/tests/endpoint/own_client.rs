@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use zae_limiter_core::{
-    Applied, BucketKey, EntityId, Key, Lifetime, Limit, LimitSet, Millitokens, NamespaceId,
-    Placement, ResourceName, Settlement, Store as _, StoreErrorKind, Take, Target, Timestamp,
+    Applied, BucketKey, Clock as _, EntityId, Key, Lifetime, Limit, LimitSet, Millitokens,
+    NamespaceId, Placement, ResourceName, Settlement, Store as _, StoreErrorKind, SystemClock,
+    Take, Target, TimeCheck, Timestamp,
 };
-use zae_limiter_dynamodb::DynamoStore;
+use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 
 use crate::fake::{Fake, Reply, refuse};
-use crate::server::client_that_retries;
+use crate::server::{client_that_retries, new_table};
 
 /// As for a role that may only acquire: the store goes on without the description.
 const DENIED: Reply = refuse(r#"{"__type":"x#AccessDeniedException","message":"x"}"#);
@@ -55,10 +56,15 @@ async fn a_refund_whose_answer_is_lost_is_not_repeated_although_the_client_retri
             _ => NOTHING,
         });
         let now = Timestamp::from_millis(1_794_751_200_000);
-        let error = store(&fake).settle(&[refund()], now).await.unwrap_err();
+        let store = store(&fake);
+        // Before the first response the store would read: it does not know the table's time yet.
+        let key = Key::Entity(bucket().namespace, bucket().entity);
+        assert_eq!(store.get(&[key]).await.unwrap(), [None]);
+        let error = store.settle(&[refund()], now).await.unwrap_err();
         assert_eq!(error.applied(), Applied::Maybe, "{lost:?}: {error}");
-        // Description, version, and the refund, once.
-        assert_eq!(operations(&fake), ["DescribeTable", "BatchGetItem", "UpdateItem"], "{lost:?}");
+        // Description, version, the record, and the refund, once.
+        let expected = ["DescribeTable", "BatchGetItem", "BatchGetItem", "UpdateItem"];
+        assert_eq!(operations(&fake), expected, "{lost:?}");
     }
 }
 
@@ -88,4 +94,19 @@ async fn a_table_that_is_not_a_limiters_is_refused_before_anything_is_written() 
     assert_eq!(error.kind(), StoreErrorKind::Incompatible, "{error}");
     assert!(error.to_string().contains("its keys are not PK and SK"), "{error}");
     assert_eq!(operations(&fake), ["DescribeTable"]);
+}
+
+/// The endpoint's responses have a date, as DynamoDB's.
+#[tokio::test]
+async fn the_date_of_a_response_is_the_tables_time() {
+    let store = DynamoStore::new(new_table().await, DynamoOptions::default());
+    let (now, hour) = (SystemClock.now(), 3_600_000);
+    assert_eq!(store.check_time(now), TimeCheck::Unknown);
+    let key = Key::Entity(bucket().namespace, bucket().entity);
+    assert_eq!(store.get(&[key]).await.unwrap(), [None]);
+    assert_eq!(store.check_time(SystemClock.now()), TimeCheck::Within);
+    for error in [-hour, hour] {
+        let wrong = Timestamp::from_millis(now.as_millis() + error);
+        assert!(matches!(store.check_time(wrong), TimeCheck::Beyond(_)), "{error}");
+    }
 }

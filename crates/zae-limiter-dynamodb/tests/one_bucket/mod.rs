@@ -27,5 +27,5 @@ pub(crate) fn at(millis: i64) -> Timestamp {
 pub(crate) fn plan(target: &Arc<Target>, millitokens: i64, now: Timestamp) -> Plan {
     let takes = [Take { cell: 0, amount: Millitokens::new(millitokens) }].into_iter().collect();
     let leg = Leg { target: Arc::clone(target), takes };
-    Plan { now, legs: [leg].into_iter().collect() }
+    Plan { max_skew: None, now, legs: [leg].into_iter().collect() }
 }

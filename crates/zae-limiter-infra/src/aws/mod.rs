@@ -4,12 +4,14 @@ mod convert;
 mod errors;
 
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use aws_config::SdkConfig;
+pub use aws_config::SdkConfig;
 use aws_config::retry::RetryConfig;
 use aws_config::timeout::TimeoutConfig;
-use aws_credential_types::provider::ProvideCredentials as _;
+use aws_credential_types::Credentials;
+use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
 use aws_sdk_cloudformation::types::Capability;
 use aws_sdk_cloudwatch::primitives::DateTime;
 use aws_sdk_cloudwatch::types::{Dimension, Statistic};
@@ -18,7 +20,7 @@ use aws_sdk_s3::types::{Delete, ObjectIdentifier};
 use aws_sdk_sqs::types::QueueAttributeName;
 use zae_limiter_core::{BoxFuture, SystemClock, within};
 pub use zae_limiter_dynamodb::aws::{AwsTable, DynamoAddress};
-use zae_limiter_dynamodb::aws::{Call, Limit, Places};
+use zae_limiter_dynamodb::aws::{Call, Limit, MissingProfile, Places, look};
 use zae_limiter_schema::{Item, ItemKey, TableError};
 
 use crate::cloud::{
@@ -85,7 +87,8 @@ impl AwsCloud {
         Ok(Self::new(&config, limit))
     }
 
-    fn new(config: &SdkConfig, limit: Duration) -> Self {
+    /// The account of a configuration from [`load_config`], with a time limit for each call.
+    pub fn new(config: &SdkConfig, limit: Duration) -> Self {
         let places = Places::of(config);
         // All calls are safe to retry: a name can have only one stack.
         let config = config.clone().into_builder().retry_config(RetryConfig::standard()).build();
@@ -281,34 +284,67 @@ pub async fn load_config(
     address: &DynamoAddress,
     limit: Duration,
 ) -> Result<SdkConfig, CloudError> {
-    // A profile or the machine's metadata may name the region.
-    let loading = Box::pin(address.config_within(limit));
-    let loaded = within(&SystemClock, limit.max(CALL_TIMEOUT), loading).await;
-    let config = loaded.ok_or_else(|| {
-        let message = "the AWS settings could not be loaded in time; set AWS_REGION";
-        CloudError::new(CloudErrorKind::Unavailable, message)
-    })?;
+    let load = Box::pin(async {
+        // A profile or the machine's metadata may name the region.
+        (address.config_within(limit).await, MissingProfile::find().await)
+    });
+    let (config, missing) =
+        within(&SystemClock, limit.max(CALL_TIMEOUT), load).await.ok_or_else(|| {
+            let message = "the AWS settings could not be loaded in time; set AWS_REGION, \
+                           and check that ~/.aws/config and ~/.aws/credentials can be read";
+            CloudError::new(CloudErrorKind::Unavailable, message)
+        })?;
+    if let Some(missing) = missing {
+        return Err(CloudError::new(CloudErrorKind::Denied, missing.to_string()));
+    }
     if config.region().is_none() {
         let message = "no AWS region is set; give one with --region, or set AWS_REGION";
         return Err(CloudError::new(CloudErrorKind::Rejected, message));
     }
-    check_credentials(&config, limit).await?;
-    Ok(config)
+    with_credentials(config, limit).await
 }
 
 /// Fails if the source of the credentials does not answer: a call would blame the service. All other errors are
 /// the call's to report.
-async fn check_credentials(config: &SdkConfig, limit: Duration) -> Result<(), CloudError> {
-    let Some(source) = config.credentials_provider() else { return Ok(()) };
+async fn with_credentials(config: SdkConfig, limit: Duration) -> Result<SdkConfig, CloudError> {
+    let Some(source) = config.credentials_provider() else { return Ok(config) };
     let loaded = within(&SystemClock, limit, source.provide_credentials()).await;
-    loaded.map(drop).ok_or_else(|| {
+    let loaded = loaded.ok_or_else(|| {
         let message = format!(
-            "the source of the AWS credentials did not answer within {}; check it, or set \
-             AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-            Limit(limit)
+            "the source of the AWS credentials did not answer within {}{}",
+            Limit(limit),
+            look()
         );
         CloudError::new(CloudErrorKind::Unavailable, message)
-    })
+    })?;
+    let source = Loaded { first: Mutex::new(loaded.ok()), source };
+    let source = SharedCredentialsProvider::new(source);
+    Ok(config.into_builder().credentials_provider(source).build())
+}
+
+/// Credentials that are loaded already, and their source. A source may ask a person, so once has to be enough.
+#[derive(Debug)]
+struct Loaded {
+    // A std mutex: it is never held across an await.
+    first: Mutex<Option<Credentials>>,
+    source: SharedCredentialsProvider,
+}
+
+impl ProvideCredentials for Loaded {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match first {
+            Some(credentials) => future::ProvideCredentials::ready(Ok(credentials)),
+            None => self.source.provide_credentials(),
+        }
+    }
+
+    fn fallback_on_interrupt(&self) -> Option<Credentials> {
+        self.source.fallback_on_interrupt()
+    }
 }
 
 /// The limit of an upload.

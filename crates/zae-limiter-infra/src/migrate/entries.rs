@@ -19,9 +19,10 @@ pub(super) fn missing(parsed: &ParsedKey, key: &ItemKey, item: &Item) -> Vec<Ent
         ParsedKey::Record(Key::Bucket(bucket)) => of_bucket(bucket, SHARD_ZERO),
         ParsedKey::Shard(BucketItemKey { bucket, shard }) => of_bucket(bucket, *shard),
         ParsedKey::Record(record) => of_record(record, key, item),
-        ParsedKey::Resources(_) | ParsedKey::EntityConfigResources(_) | ParsedKey::Version => {
-            Vec::new()
-        }
+        ParsedKey::Resources(_)
+        | ParsedKey::EntityConfigResources(_)
+        | ParsedKey::Version
+        | ParsedKey::Tombstone(_) => Vec::new(),
     };
     all.into_iter().filter(|(index, ..)| !item.contains_key(index.pk())).collect()
 }
@@ -75,7 +76,9 @@ fn of_record(record: &Key, key: &ItemKey, item: &Item) -> Vec<Entry> {
             &usage.namespace
         }
         // The namespace registry needs no index: its records are read by key.
-        Key::Bucket(_) | Key::Namespace(_) | Key::NamespaceName(_) => return entries,
+        Key::Bucket(_) | Key::Namespace(_) | Key::NamespaceName(_) | Key::Tombstone(_) => {
+            return entries;
+        }
     };
     entries.push((Index::Namespace, namespace_partition(namespace), key.pk.clone()));
     entries

@@ -4,6 +4,9 @@
 //! last change that it contains. A booking requires that all its changes come after the marks. A mark is
 //! a text under a name that no limit can have: other clients read every number on the item as the usage
 //! of a limit, and ignore everything else.
+//!
+//! Adding to a record is one update. Creating one is a transaction with a check of the entity's [`tombstone`]: changes
+//! made before the entity was deleted create nothing.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,11 +14,12 @@ use std::fmt;
 use zae_limiter_core::{LimitName, Timestamp, UsageKey};
 
 use super::number::thousandths;
+use super::tombstone;
 use super::usage::EVENTS;
 use crate::bucket::ttl_of;
 use crate::expression::{Action, Condition};
 use crate::keys::{Index, ItemKey, entity_partition, namespace_partition, resource_partition};
-use crate::table::Update;
+use crate::table::{Change, Update};
 use crate::value::{Item, Value};
 
 /// The most shards in one booking: an expression has at most 4 KiB.
@@ -110,11 +114,54 @@ pub struct Booking {
     pub expires_at: Timestamp,
     /// The changes of each shard, at most [`SOURCES_MAX`] shards.
     pub sources: BTreeMap<u32, Source>,
+    /// The time of the earliest change.
+    pub earliest: Timestamp,
+}
+
+/// The last moment whose changes a record must not contain: its entity was deleted then. `None` for the record of
+/// an entity that was not.
+pub fn not_before(item: &Item) -> Option<Timestamp> {
+    let text = item.get(NOT_BEFORE)?.as_str()?;
+    text.parse().ok().map(Timestamp::from_millis)
+}
+
+/// A text under a name that no limit can have, as the marks are.
+const NOT_BEFORE: &str = "after#";
+
+/// Times sort as these texts do, from 1970 on.
+fn time_text(moment: Timestamp) -> Value {
+    Value::S(format!("{:015}", moment.as_millis().max(0)))
 }
 
 impl Booking {
-    /// The write that applies it.
-    pub fn update(&self) -> Update {
+    /// The write that adds it to a record that exists.
+    pub fn add(&self) -> Update {
+        let mut update = self.update();
+        update.conditions.push(Condition::Exists("PK".to_owned()));
+        // Another shard's changes may come late, after the entity was deleted and used again.
+        update.conditions.push(Condition::Any(vec![
+            Condition::Absent(NOT_BEFORE.to_owned()),
+            Condition::AtMost(
+                NOT_BEFORE.to_owned(),
+                time_text(Timestamp::from_millis(self.earliest.as_millis() - 1)),
+            ),
+        ]));
+        update
+    }
+
+    /// The change that creates a record with it, for a transaction with the [check](tombstone::check) of this tombstone.
+    pub fn create(&self, deleted_at: Option<Timestamp>) -> Change {
+        let mut update = self.update();
+        update.conditions = vec![Condition::Absent("PK".to_owned())];
+        if let Some(deleted_at) = deleted_at {
+            let last = time_text(tombstone::last_before(deleted_at));
+            update.actions.push(Action::Set(NOT_BEFORE.to_owned(), last));
+        }
+        Change::Update(update)
+    }
+
+    /// The write that applies it, whether the record exists or not.
+    fn update(&self) -> Update {
         let UsageKey { namespace, entity, resource, window, start } = &self.key;
         let label = window.label(*start);
         let mut actions = Vec::new();

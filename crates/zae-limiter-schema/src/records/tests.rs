@@ -177,7 +177,8 @@ fn a_namespace() -> impl Strategy<Value = Record> {
             if by_name {
                 return Record::NamespaceName(name, ns());
             }
-            Record::Namespace(Namespace { id: ns(), name, created_at, deleted_at })
+            let is_purging = deleted_at.is_some_and(|at| at.as_millis() % 2 == 0);
+            Record::Namespace(Namespace { id: ns(), name, created_at, deleted_at, is_purging })
         },
     )
 }
@@ -360,6 +361,7 @@ fn examples() -> Vec<(&'static str, Record)> {
                 name: name.clone(),
                 created_at: AT,
                 deleted_at: Some(AT),
+                is_purging: false,
             }),
         ),
         ("namespace_name", Record::NamespaceName(name, ns())),

@@ -55,7 +55,7 @@ pub fn plan_at(now: Timestamp, legs: &[(&Arc<Target>, u64)]) -> Plan {
         target: Arc::clone(target),
         takes: takes(&[*tokens]),
     };
-    Plan { now, legs: legs.iter().map(leg).collect() }
+    Plan { max_skew: None, now, legs: legs.iter().map(leg).collect() }
 }
 
 pub fn plan(target: &Arc<Target>, tokens: u64) -> Plan {

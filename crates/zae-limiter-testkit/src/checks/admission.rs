@@ -166,3 +166,44 @@ pub async fn acquire_now_gives_the_reply_of_acquire(store: Arc<dyn Store>) {
         assert_eq!(balance(&*store, other.key(), "rpm", NOW).await, None, "nothing was taken");
     }
 }
+
+pub async fn take_now_takes_what_acquire_takes_or_nothing(store: Arc<dyn Store>) {
+    let set = limits([per_minute("rpm", 10), per_minute("tpm", 1_000)]);
+    let [now, waiting] = ["now", "waiting"].map(|on| forever(bucket("a", on), &set));
+    let later =
+        |seconds: i64| zae_limiter_core::Timestamp::from_millis(NOW.as_millis() + seconds * 1_000);
+    for (second, rpm, tpm) in [
+        (0, 1, 1),
+        (0, 4, 400),
+        (1, 5, 0),
+        (2, 1, 600),
+        (2, 0, 0),
+        (30, 5, 500),
+        (29, 1, 1),
+        (30, 10, 0),
+    ] {
+        let of = |target| leg(target, [("rpm", tokens(rpm)), ("tpm", tokens(tpm))]);
+        let request = of(&now);
+        let mut left = [zae_limiter_core::Millitokens::ZERO; 2];
+        let single = zae_limiter_core::SingleLeg {
+            now: later(second),
+            target: &request.target,
+            takes: &request.takes,
+        };
+        let before = store.peek(&[now.key().clone()], later(second)).await.expect("an answer");
+        if store.take_now(&single, &mut left) {
+            let awaited = acquire(&*store, &plan(later(second), [of(&waiting)])).await;
+            let zae_limiter_core::Admission::Taken(taken) = awaited else {
+                panic!("an acquire of {rpm} and {tpm} is refused")
+            };
+            assert_eq!(taken[0].left[..], left, "{rpm} and {tpm}");
+        } else {
+            let after = store.peek(&[now.key().clone()], later(second)).await.expect("an answer");
+            assert_eq!(after, before, "{rpm} and {tpm} were not taken");
+            // Both buckets go on from the same state.
+            for target in [&now, &waiting] {
+                acquire(&*store, &plan(later(second), [of(target)])).await;
+            }
+        }
+    }
+}

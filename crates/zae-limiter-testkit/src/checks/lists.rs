@@ -135,7 +135,7 @@ pub async fn namespaces_are_listed_by_id(store: Arc<dyn Store>) {
         let name = NamespaceName::new(format!("name-{}", 100 - number)).unwrap();
         let deleted_at = number.is_multiple_of(2).then_some(NOW);
         let id = namespace(number);
-        Record::Namespace(Namespace { id, name, created_at: NOW, deleted_at })
+        Record::Namespace(Namespace { id, name, created_at: NOW, deleted_at, is_purging: false })
     };
     let all: Vec<Record> = (1..=9).map(record).collect();
     put(&*store, all.iter().rev().cloned()).await;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use zae_limiter_core::{
-    Admission, Bucket, BucketKey, Key, Leg, Lifetime, Limit, LimitSet, Millitokens, Placement,
-    Plan, Settlement, Store, Take, Takes, Target, Timestamp,
+    Admission, Bucket, BucketKey, Key, Leg, LegTaken, Lifetime, Limit, LimitSet, Millitokens,
+    Placement, Plan, Settlement, SingleLeg, Store, Take, Takes, Target, Timestamp,
 };
 
 use crate::calls::{acquire, peek};
@@ -133,7 +133,7 @@ impl Run {
         let levels = if self.over == Over::Chains { self.random.usize(1..=3) } else { 1 };
         let keys = self.keys[..levels].to_vec();
         let legs = keys.into_iter().map(|key| self.leg(key)).collect();
-        let plan = Plan { now: self.now, legs };
+        let plan = Plan { max_skew: None, now: self.now, legs };
         // As the limiter does: on the spot if the store can.
         let on_the_spot = if self.random.bool() { store.acquire_now(&plan) } else { None };
         let found = match on_the_spot {
@@ -155,10 +155,28 @@ impl Run {
             "{SEED_VARIABLE}={}: the answer to {plan:#?} differs from the oracle's",
             self.seed
         );
+        if let [leg] = &plan.legs[..] {
+            self.take_again(store, leg);
+        }
         match found {
             Admission::Taken(_) => format!("an admitted acquire over {levels}"),
             Admission::Refused(_) => format!("a refused acquire over {levels}"),
         }
+    }
+
+    /// Calls [`Store::take_now`] with a leg that was just decided. It may do nothing, but nothing else than an acquire.
+    fn take_again(&mut self, store: &dyn Store, leg: &Leg) {
+        let mut left = vec![Millitokens::ZERO; leg.takes.len()];
+        let single = SingleLeg { now: self.now, target: &leg.target, takes: &leg.takes };
+        if !store.take_now(&single, &mut left) {
+            return;
+        }
+        let plan = Plan { max_skew: None, now: self.now, legs: [leg.clone()].into() };
+        let taken = LegTaken { placement: Placement::default(), left: left.into() };
+        let found = Admission::Taken([taken.clone()].into());
+        let expected = self.oracle.acquire(&plan);
+        assert_eq!(found, expected, "{SEED_VARIABLE}={}: take_now of {plan:#?}", self.seed);
+        self.leases.push((Arc::clone(&leg.target), taken.placement, leg.takes.clone()));
     }
 
     /// Asks for something of each of some limits, once in a while for nothing.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use zae_limiter_core::{
-    AuditSubject, BATCH_MAX, BucketQuery, ConfigLevel, Entity, Key, Namespace, NamespaceName,
-    Precondition, Record, Store, Window, Write, Written,
+    AuditSubject, BATCH_MAX, BucketQuery, ConfigLevel, Entity, Key, Namespace, NamespaceId,
+    NamespaceName, NamespaceStatus, Precondition, Record, Store, Window, Write, Written,
 };
 
 use crate::calls::{delete, get, list_buckets, peek, put, take, write};
@@ -71,15 +71,52 @@ pub async fn a_put_replaces_the_whole_record(store: Arc<dyn Store>) {
     }
 }
 
+fn namespace_with(status: NamespaceStatus) -> Record {
+    Record::Namespace(Namespace {
+        id: test_namespace(),
+        name: namespace_name(),
+        created_at: NOW,
+        deleted_at: (status != NamespaceStatus::Active).then_some(NOW),
+        is_purging: status == NamespaceStatus::Purging,
+    })
+}
+
+fn namespace_name() -> NamespaceName {
+    NamespaceName::new("team").expect("a valid name")
+}
+
+fn name_of(id: &NamespaceId) -> Record {
+    Record::NamespaceName(namespace_name(), id.clone())
+}
+
 pub async fn each_precondition_holds_when_it_should(store: Arc<dyn Store>) {
     let level = ConfigLevel::Resource(resource("r"));
     // What is there, the record that is written, and whether each condition holds.
     let cases = [
-        (None, config(level.clone(), 9), [true, true, false, false, false]),
-        (Some(config(level.clone(), 3)), config(level, 9), [true, false, true, true, false]),
-        (None, entity("e", None), [true, true, false, false, false]),
-        // An entity has no version.
-        (Some(entity("e", None)), entity("e", Some("p")), [true, false, true, false, false]),
+        (None, config(level.clone(), 9), "TTffffff"),
+        (Some(config(level.clone(), 3)), config(level, 9), "TfTTffff"),
+        (None, entity("e", None), "TTffffff"),
+        // An entity has neither a version nor a status.
+        (Some(entity("e", None)), entity("e", Some("p")), "TfTfffff"),
+        (None, namespace_with(NamespaceStatus::Active), "TTffffff"),
+        (
+            Some(namespace_with(NamespaceStatus::Active)),
+            namespace_with(NamespaceStatus::Deleted),
+            "TfTffTff",
+        ),
+        (
+            Some(namespace_with(NamespaceStatus::Deleted)),
+            namespace_with(NamespaceStatus::Active),
+            "TfTfffTf",
+        ),
+        (
+            Some(namespace_with(NamespaceStatus::Purging)),
+            namespace_with(NamespaceStatus::Deleted),
+            "TfTfffff",
+        ),
+        (None, name_of(&namespace(2)), "TTffffff"),
+        (Some(name_of(&test_namespace())), name_of(&namespace(2)), "TfTffffT"),
+        (Some(name_of(&namespace(2))), name_of(&test_namespace()), "TfTfffff"),
     ];
     let conditions = [
         Precondition::Always,
@@ -87,13 +124,17 @@ pub async fn each_precondition_holds_when_it_should(store: Arc<dyn Store>) {
         Precondition::Present,
         Precondition::Version(3),
         Precondition::Version(4),
+        Precondition::Status(NamespaceStatus::Active),
+        Precondition::Status(NamespaceStatus::Deleted),
+        Precondition::NameOf(test_namespace()),
     ];
-    for (there, record, holds) in cases {
-        for (precondition, holds) in conditions.into_iter().zip(holds) {
+    for (there, record, expected) in cases {
+        for (precondition, letter) in conditions.iter().cloned().zip(expected.chars()) {
+            let holds = letter == 'T';
             let key = record.key();
             let writes = [
-                Write::Put(record.clone(), precondition),
-                Write::Delete(key.clone(), precondition),
+                Write::Put(record.clone(), precondition.clone()),
+                Write::Delete(key.clone(), precondition.clone()),
                 Write::Check(key.clone(), precondition),
             ];
             for change in writes {
@@ -260,6 +301,7 @@ pub async fn keys_of_different_kinds_never_collide(store: Arc<dyn Store>) {
             name,
             created_at: NOW,
             deleted_at: None,
+            is_purging: false,
         }),
     ];
     put(&*store, records.clone()).await;

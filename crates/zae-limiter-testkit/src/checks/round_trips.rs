@@ -211,7 +211,9 @@ pub async fn namespaces_come_back_as_they_were_put(store: Arc<dyn Store>) {
         let (id, name) = (namespace(number), name.unwrap());
         let deleted_at = (number % 2 == 0).then_some(at);
         records.push(Record::NamespaceName(name.clone(), id.clone()));
-        records.push(Record::Namespace(Namespace { id, name, created_at: at, deleted_at }));
+        let is_purging = number % 4 == 0;
+        let namespace = Namespace { id, name, created_at: at, deleted_at, is_purging };
+        records.push(Record::Namespace(namespace));
     }
     check(&*store, records, |record| match record {
         Record::Namespace(_) => Some(Query::Namespaces),

@@ -47,7 +47,7 @@ fn registration(ns: &NamespaceId) -> [Record; 2] {
     let (id, deleted_at) = (ns.clone(), None);
     [
         Record::NamespaceName(name.clone(), ns.clone()),
-        Record::Namespace(Namespace { id, name, created_at: NOW, deleted_at }),
+        Record::Namespace(Namespace { id, name, created_at: NOW, deleted_at, is_purging: false }),
     ]
 }
 

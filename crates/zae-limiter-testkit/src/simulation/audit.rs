@@ -25,12 +25,14 @@ mod beside;
 mod calls;
 mod excuses;
 mod limits;
+mod rewound;
 mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use zae_limiter_core::{BucketKey, Target, Timestamp};
+use zae_limiter_core::{BucketKey, MAX_CLOCK_SKEW, Target, Timestamp};
 use zae_limiter_schema::{Item, ItemKey, ParsedKey, bucket_partition, parse_key};
 
 use super::VirtualTime;
@@ -38,6 +40,7 @@ use super::intervals::{LimitHistory, Moments, Place, check_interval};
 use super::ledger::Ledger;
 use super::reading::Reading;
 use super::resharding::{self, Change};
+use super::wrong_clocks::DATE_LAG_MS;
 use crate::given::NOW;
 use crate::table::{ClientId, Watch, Wrote};
 use calls::{Call, ClientRecord};
@@ -72,6 +75,13 @@ struct AuditState {
     unsure: BTreeSet<String>,
     /// Set if there are clients of the original.
     ledger: Option<Ledger>,
+    /// The responses of the table have a date.
+    is_dated: bool,
+    /// The client whose clock is ahead and who does not check it.
+    freezer: Option<ClientId>,
+    /// How often it has moved a refill time, and how often one was rewound.
+    frozen: u64,
+    rewound: u64,
     excuses: Excuses,
     calls: u64,
     steps: u64,
@@ -111,6 +121,18 @@ impl Auditor {
         self.lock().excuses.clone()
     }
 
+    /// The responses of the table have a date. This client freezes buckets.
+    pub(crate) fn expect_dates(&self, freezer: Option<ClientId>) {
+        let mut state = self.lock();
+        (state.is_dated, state.freezer) = (true, freezer);
+    }
+
+    /// How often a refill time was moved far ahead, and how often one was rewound.
+    pub(crate) fn frozen_and_rewound(&self) -> (u64, u64) {
+        let state = self.lock();
+        (state.frozen, state.rewound)
+    }
+
     /// The number of writes that were checked.
     pub(crate) fn steps(&self) -> u64 {
         self.lock().steps
@@ -148,6 +170,12 @@ impl Auditor {
             may_vanish: BTreeSet::new(),
         };
         let mut state = self.lock();
+        let true_ms = self.time.now().as_millis();
+        let apart = Duration::from_millis(now.as_millis().abs_diff(true_ms));
+        if state.is_dated && apart > MAX_CLOCK_SKEW {
+            // The store uses the table's time instead.
+            call.now = Timestamp::from_millis(true_ms - DATE_LAG_MS);
+        }
         call.unanswered = state.clients.entry(client).or_default().unanswered;
         let lacking = call.amounts.iter().filter(|(place, _)| !state.limits.contains_key(place));
         call.may_vanish = lacking.map(|(place, _)| place.clone()).collect();
@@ -269,7 +297,9 @@ impl Watch for Auditor {
         }
         let is_original =
             state.ledger.as_ref().is_some_and(|ledger| ledger.is_original(wrote.client));
+        let is_freezer = wrote.client.is_some() && wrote.client == state.freezer;
         let audited = match is_original {
+            _ if is_freezer => state.note_frozen(wrote),
             true => state.note_original(&base, shard, wrote, self.ahead_ms),
             false => state.audit(&base, shard, wrote, self.ahead_ms),
         };
@@ -458,7 +488,7 @@ impl AuditState {
                 return Err(format!("the shard count went from {} to {}", old.count, new.count));
             }
             if new.rf < old.rf {
-                return Err(format!("the refill time ran back from {} to {}", old.rf, new.rf));
+                return self.check_rewound(pk, (old, &new), true_ms, ahead_ms);
             }
             if old.cells.keys().any(|limit| !new.cells.contains_key(limit)) {
                 self.vanished_us.insert(base.to_owned(), wrote.at_us);
@@ -469,7 +499,11 @@ impl AuditState {
             let lacking = named.filter(|(_, limit)| !new.cells.contains_key(limit));
             self.mixed.extend(lacking.cloned());
         }
-        if new.rf > true_ms + ahead_ms {
+        // A wrong clock has written it before, and it waits to be rewound.
+        let is_frozen = self.is_dated
+            && new.rf > true_ms + ahead_ms
+            && old.as_ref().is_some_and(|old| old.rf == new.rf);
+        if new.rf > true_ms + ahead_ms && !is_frozen {
             return Err(format!("refilled for {} ms in the future", new.rf - true_ms));
         }
         // An item that has expired by some clock may start anew.
@@ -496,7 +530,9 @@ impl AuditState {
         following.check(&mut self.excuses)?;
         let oldest_ms = record.oldest_ms(base);
         self.age_ms = self.age_ms.max(oldest_ms.map_or(0, |oldest| true_ms - oldest));
-        *lag_ms = oldest_ms.map_or(0, |oldest| new.rf - oldest).max(*lag_ms);
+        if !is_frozen {
+            *lag_ms = oldest_ms.map_or(0, |oldest| new.rf - oldest).max(*lag_ms);
+        }
         let written = Written {
             base,
             old: old.as_ref(),
@@ -540,7 +576,7 @@ impl AuditState {
             let missing = i128::from(cell.rate.capacity().get()) - i128::from(cell.tokens);
             let is_new_rate = before.is_none_or(|before| before.rate != cell.rate);
             let net = if is_new_rate { net.min(missing) } else { net };
-            if is_outdated || was_over {
+            if is_outdated || was_over || is_frozen {
                 self.limits.insert(of_shard, LimitHistory::new(cell.rate));
             } else {
                 check_interval(&mut self.limits, &of_shard, &cell.rate, debt, net, moments)?;

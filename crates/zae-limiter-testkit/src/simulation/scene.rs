@@ -10,6 +10,7 @@ use zae_limiter_core::{
 };
 
 use super::workload::Harsh;
+use super::wrong_clocks::DATE_LAG_MS;
 use crate::given;
 use crate::table::Faults;
 
@@ -30,6 +31,8 @@ pub(super) struct Scene {
     pub(super) sweep_late_s: i64,
     /// How far clocks jump for a while, beyond the skew.
     pub(super) jump_us: i64,
+    /// The responses of the table have a date, by which stores correct such clocks.
+    pub(super) is_dated: bool,
     /// Some leases are held for up to two days.
     pub(super) long_leases: bool,
     /// Acquires that take nothing and settle afterwards.
@@ -87,6 +90,7 @@ impl Scene {
             sweeps: rng.bool(),
             sweep_late_s: 10,
             jump_us: 0,
+            is_dated: false,
             long_leases: false,
             post_paid: 0.0,
             deletions: 0.0,
@@ -126,7 +130,10 @@ impl Scene {
 
     /// How far a clock can be ahead of the true time.
     pub(super) fn ahead_ms(&self) -> i64 {
-        (self.skew_us + self.jump_us) / 1_000 + 1
+        match self.is_dated {
+            true => self.skew_us / 1_000 + DATE_LAG_MS + 1,
+            false => (self.skew_us + self.jump_us) / 1_000 + 1,
+        }
     }
 
     /// Excludes changes of limits, deletions, and clocks that jump.

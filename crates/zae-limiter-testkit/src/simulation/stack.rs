@@ -44,6 +44,7 @@ pub struct Stack {
     seed: u64,
     replay: String,
     harsh: Harsh,
+    wrong_clocks: bool,
 }
 
 /// The result of a run with limiters.
@@ -117,13 +118,20 @@ impl Stack {
     /// A run with that seed.
     pub fn new(seed: u64) -> Self {
         let replay = "cargo test --test simulation".to_owned();
-        Self { seed, replay, harsh: Harsh::default() }
+        Self { seed, replay, harsh: Harsh::default(), wrong_clocks: false }
     }
 
     /// Sets the command that replays a run with `ZAEL_SIM_SEED` set.
     #[must_use]
     pub fn replayed_by(mut self, command: &str) -> Self {
         command.clone_into(&mut self.replay);
+        self
+    }
+
+    /// Makes clocks jump, by minutes or a year, on a table whose responses have a date.
+    #[must_use]
+    pub fn with_wrong_clocks(mut self) -> Self {
+        self.wrong_clocks = true;
         self
     }
 
@@ -146,6 +154,9 @@ impl Stack {
         let mut rng = Rng::with_seed(self.seed ^ 0x5EED_57AC);
         let mut scene = Scene::draw(&mut rng);
         scene.draw_harsh(&mut rng, self.harsh);
+        if self.wrong_clocks {
+            scene.use_dates(self.seed);
+        }
         // In some runs no call fails, so that the consumption can be checked exactly.
         if rng.u32(..4) == 0 {
             scene.spare_calls();
@@ -217,7 +228,8 @@ impl Stage {
             *next += 1;
             *next - 1
         };
-        let table = Arc::new(self.world.table.for_client(id));
+        let table = self.scene.dated(self.world.table.for_client(id), &self.world.time);
+        let table = Arc::new(table);
         let store = (self.build)(table, id);
         let signs: Arc<Signs> = Arc::default();
         let auditor = Arc::clone(&self.world.auditor);
@@ -250,6 +262,9 @@ impl Stage {
 }
 
 async fn play(stage: &Arc<Stage>) {
+    if stage.scene.is_dated {
+        stage.world.auditor.expect_dates(None);
+    }
     let time = Arc::clone(&stage.world.time);
     let delay = stage.scene.faults.delay_us.clone();
     let calm = Faults { delay_us: delay, ..Faults::none() };
@@ -295,8 +310,7 @@ async fn play(stage: &Arc<Stage>) {
             "{CALM_MAX:?} after the last call, calls still wait: {unended:#?}"
         ));
     }
-    let ahead_us = stage.scene.jump_us.unsigned_abs() + stage.scene.skew_us.unsigned_abs();
-    time.sleep(Duration::from_micros(2 * ahead_us)).await;
+    time.sleep(Duration::from_micros(2 * stage.scene.uncorrected_us())).await;
     checks::check_kept(stage, &admin);
     // Waits until every limiter's cache has expired.
     time.sleep(Duration::from_secs(CACHE_TTL_MAX)).await;

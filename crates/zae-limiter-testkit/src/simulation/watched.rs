@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zae_limiter_core::{
     Admission, BoxFuture, Bucket, BucketKey, BucketQuery, Cost, Key, NamespaceId, Page,
     PageRequest, Plan, Query, Record, ResourceList, ResourceName, Scope, Settlement, Store,
-    StoreError, StoredBucket, Take, Takes, Target, Timestamp, UsageRecording, Write, Written,
+    StoreError, StoredBucket, Take, Takes, Target, TimeCheck, Timestamp, UsageRecording, Write,
+    Written,
 };
 
 use super::audit::{Auditor, CallAmount, Ended, Kind};
@@ -136,6 +137,10 @@ pub(super) fn ended_of(reply: Option<&Result<(), StoreError>>) -> Ended {
 }
 
 impl Store for Watched {
+    fn check_time(&self, now: Timestamp) -> TimeCheck {
+        self.store.check_time(now)
+    }
+
     fn cost(&self) -> Option<Cost> {
         self.store.cost()
     }
@@ -242,6 +247,22 @@ impl Store for Watched {
         page: &'a PageRequest,
     ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
         self.awaited(self.store.list_keys(scope, page))
+    }
+
+    fn note_deletion<'a>(
+        &'a self,
+        scope: &'a Scope,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.awaited(self.store.note_deletion(scope, now))
+    }
+
+    fn list_everything<'a>(
+        &'a self,
+        now: Timestamp,
+        page: &'a PageRequest,
+    ) -> BoxFuture<'a, Result<Page<Key>, StoreError>> {
+        self.awaited(self.store.list_everything(now, page))
     }
 
     fn list_resources<'a>(

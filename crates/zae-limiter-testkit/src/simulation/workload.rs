@@ -16,7 +16,7 @@ use fastrand::Rng;
 use tokio::task::JoinHandle;
 use zae_limiter_core::{
     Admission, BoxFuture, Clock, Key, Leg, LimitStatus, Plan, Settlement, Store, StoreError, Take,
-    Target, Timestamp,
+    Target, TimeCheck, Timestamp,
 };
 use zae_limiter_schema::{ItemKey, Table, Value, bucket_partition};
 
@@ -24,7 +24,7 @@ use super::audit::{CallAmount, Ended, Excuses, Kind};
 use super::original::Original;
 use super::scene::{Scene, draw_amounts, draw_differences, draw_nothing, draw_payment};
 use super::watched::{amounts_of, ended_of};
-use super::{ClientClock, World};
+use super::{ClientClock, World, wrong_clocks};
 use crate::table::{ClientId, Faults, Totals};
 
 /// One run of a simulation. Its seed decides everything that happens.
@@ -37,6 +37,7 @@ pub struct Simulation {
     companion: Option<Arc<dyn Companion>>,
     originals: u32,
     harsh: Harsh,
+    wrong_clocks: bool,
 }
 
 /// Faults that not every store can handle. By default they are off.
@@ -84,6 +85,10 @@ pub struct Report {
     /// Tokens that clients of the original have made without earning them, in millitokens of all
     /// limits.
     pub made: i128,
+    /// How often a client moved a refill time far ahead, and how often one was rewound.
+    pub frozen: u64,
+    /// See [`frozen`](Self::frozen).
+    pub rewound: u64,
     /// How often the auditor could not check something exactly.
     pub excuses: Excuses,
     /// The table's calls and units.
@@ -121,7 +126,16 @@ impl Simulation {
             companion: None,
             originals: 0,
             harsh: Harsh::default(),
+            wrong_clocks: false,
         }
+    }
+
+    /// Makes clocks jump, by minutes or a year, on a table whose responses have a date. A client that does not check
+    /// its clock moves refill times far ahead.
+    #[must_use]
+    pub fn with_wrong_clocks(mut self) -> Self {
+        self.wrong_clocks = true;
+        self
     }
 
     /// Sets the command that replays a run with `ZAEL_SIM_SEED` set.
@@ -199,6 +213,9 @@ impl Simulation {
         if self.originals > 0 {
             scene.keep_limits();
         }
+        if self.wrong_clocks {
+            scene.use_dates(self.seed);
+        }
         let (settings, ahead_ms) = (self.clone(), scene.ahead_ms());
         let (report, violation) = World::play(rng.u64(..), ahead_ms, async move |world| {
             let stage = Arc::new(Stage {
@@ -242,7 +259,7 @@ pub(super) struct Stage {
     rng: Mutex<Rng>,
     next_client: Mutex<ClientId>,
     /// Faults have stopped.
-    is_calm: AtomicBool,
+    pub(super) is_calm: AtomicBool,
 }
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -262,7 +279,8 @@ impl Stage {
 
     fn client(&self, skew_us: i64) -> Arc<Client> {
         let id = self.next_id();
-        let table = Arc::new(self.world.table.for_client(id));
+        let table = self.scene.dated(self.world.table.for_client(id), &self.world.time);
+        let table = Arc::new(table);
         let (offset, drift) = self.draw(|rng| {
             let drift = if skew_us == 0 { 0 } else { rng.i64(-200..=200) };
             (rng.i64(-skew_us..=skew_us), drift)
@@ -330,6 +348,12 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
     for _ in 0..settings.clients {
         running.push(start(stage, settings.calls));
     }
+    if stage.scene.is_dated {
+        let id = stage.next_id();
+        stage.world.auditor.expect_dates(Some(id));
+        let table = stage.world.table.for_client(id);
+        tokio::spawn(wrong_clocks::freeze(Arc::clone(stage), table));
+    }
     let originals: Vec<JoinHandle<()>> =
         (0..settings.originals).map(|_| start_original(stage, settings.calls)).collect();
     for at in 0..stage.scene.crashes.max(stage.scene.runtimes_end) {
@@ -388,8 +412,7 @@ async fn play(stage: &Arc<Stage>, settings: &Simulation) -> (Report, Option<Stri
     }
     // Waits until the times of clocks that were far ahead have passed: refill times, and times at
     // which limits were read.
-    let ahead_us = stage.scene.jump_us.unsigned_abs() + stage.scene.skew_us.unsigned_abs();
-    time.sleep(Duration::from_micros(2 * ahead_us)).await;
+    time.sleep(Duration::from_micros(2 * stage.scene.uncorrected_us())).await;
     // Sets the limits of all buckets again. A change of limits may have failed before it reached
     // its bucket. Such a bucket refills by its old limits, so the waits of refused calls are wrong.
     let last = stage.client(0);
@@ -427,7 +450,10 @@ pub(super) async fn join(tasks: impl IntoIterator<Item = JoinHandle<()>>) {
 
 fn report(stage: &Stage) -> Report {
     let tally = locked(&stage.tally);
+    let (frozen, rewound) = stage.world.auditor.frozen_and_rewound();
     Report {
+        frozen,
+        rewound,
         digest: stage.world.table.digest(),
         admitted: tally.admitted,
         refused: tally.refused,
@@ -482,6 +508,15 @@ fn crash(stage: &Stage, client: &Client, tasks: Vec<JoinHandle<()>>) {
 }
 
 impl Client {
+    /// The client's time, corrected as a limiter does it.
+    fn now(&self) -> Timestamp {
+        let now = self.clock.now();
+        match self.store.check_time(now) {
+            TimeCheck::Beyond(time) => time,
+            TimeCheck::Unknown | TimeCheck::Within => now,
+        }
+    }
+
     async fn call(&self, stage: &Stage) {
         self.disturb_clock(stage);
         let bucket = stage.draw(|rng| rng.usize(..stage.scene.buckets.len()));
@@ -498,7 +533,7 @@ impl Client {
             self.delete(stage, bucket).await;
         } else if choice > 0.97 {
             let keys = [stage.scene.buckets[bucket].key.clone()];
-            let _ = self.store.peek(&keys, self.clock.now()).await;
+            let _ = self.store.peek(&keys, self.now()).await;
         } else {
             self.acquire(stage, bucket).await;
         }
@@ -543,7 +578,7 @@ impl Client {
     /// Reads the present limits of a bucket.
     fn read_limits(&self, stage: &Stage, bucket: usize) -> Seen {
         let version = *locked(&stage.scene.buckets[bucket].current);
-        let (at_us, read_at) = (stage.world.time.now_us(), self.clock.now());
+        let (at_us, read_at) = (stage.world.time.now_us(), self.now());
         let seen = Seen { version, at_us, read_at };
         locked(&self.seen).insert(bucket, seen);
         seen
@@ -564,7 +599,7 @@ impl Client {
             });
             Leg { takes: takes.collect(), target: Arc::clone(&target) }
         };
-        Plan { now: self.clock.now(), legs: targets.into_iter().map(leg).collect() }
+        Plan { max_skew: None, now: self.now(), legs: targets.into_iter().map(leg).collect() }
     }
 
     async fn acquire(&self, stage: &Stage, bucket: usize) {
@@ -637,7 +672,7 @@ impl Client {
     }
 
     async fn settle(&self, stage: &Stage, settlements: &[Settlement]) {
-        let now = self.clock.now();
+        let now = self.now();
         let amounts: Vec<CallAmount> =
             settlements.iter().flat_map(|one| amounts_of(&one.target, &one.differences)).collect();
         let buckets: Vec<&Target> = settlements.iter().map(|one| &*one.target).collect();
@@ -657,7 +692,7 @@ impl Client {
         let is_late = stage.world.time.now_us() > 30_000_000;
         let more = stage.draw(|rng| rng.u32(..4) > 0) != is_late;
         let target = self.target(stage, bucket);
-        let now = self.clock.now();
+        let now = self.now();
         let auditor = &stage.world.auditor;
         let call = auditor.begin(self.id, Kind::Reshard, now, &[&target], &[]);
         let reply = reshard.reshard(&target, more, now).await;
@@ -667,7 +702,7 @@ impl Client {
     async fn delete(&self, stage: &Stage, bucket: usize) {
         let target = self.target(stage, bucket);
         let auditor = &stage.world.auditor;
-        let call = auditor.begin(self.id, Kind::Delete, self.clock.now(), &[&target], &[]);
+        let call = auditor.begin(self.id, Kind::Delete, self.now(), &[&target], &[]);
         let keys = [Key::Bucket(target.key().clone())];
         let reply = self.store.delete(&keys).await;
         locked(&stage.tally).deleted += u64::from(reply.is_ok());
@@ -678,7 +713,7 @@ impl Client {
         *locked(&stage.scene.buckets[bucket].current) = version;
         self.read_limits(stage, bucket);
         let target = self.target(stage, bucket);
-        let now = self.clock.now();
+        let now = self.now();
         let auditor = &stage.world.auditor;
         let call = auditor.begin(self.id, Kind::Reconfigure, now, &[&target], &[]);
         let reply = self.store.reconfigure(&target, now).await;
@@ -707,7 +742,7 @@ fn check_statuses(stage: &Stage, plan: &Plan, statuses: &[LimitStatus]) {
 }
 
 /// The reply, or `None` if the caller drops the call after its `patience`.
-async fn within<T>(
+pub(super) async fn within<T>(
     stage: &Stage,
     patience: Option<Duration>,
     call: impl Future<Output = T>,

@@ -107,6 +107,7 @@ async fn a_target_that_a_store_has_used_is_still_equal() {
     let used = Arc::new(target("key", [Limit::per_minute("rpm", 10)], Lifetime::Forever));
     let store = MemoryStore::new();
     let plan = |target: &Arc<Target>| Plan {
+        max_skew: None,
         now: Timestamp::from_millis(0),
         legs: std::iter::once(Leg { target: Arc::clone(target), takes: takes(4) }).collect(),
     };

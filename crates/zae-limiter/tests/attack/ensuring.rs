@@ -83,10 +83,12 @@ fn many_who_ensure_the_same_at_once_make_one_change() {
             assert_eq!(stored.expect("no error").version, 1);
         }
         let key = AuditSubject::Entity(crate::world::entity_id("key"));
-        assert_eq!(
-            actions(&limiter, key).await,
-            [AuditAction::LimitsSet, AuditAction::EntityCreated]
+        // Two limiters may have made them in the same millisecond, in any order.
+        let found = actions(&limiter, key).await;
+        assert!(
+            found.contains(&AuditAction::LimitsSet) && found.contains(&AuditAction::EntityCreated)
         );
+        assert_eq!(found.len(), 2);
         assert_eq!(actions(&limiter, AuditSubject::Resource(resource("gpt-4"))).await.len(), 1);
         assert_eq!(limiter.limits("key", None).await.unwrap().unwrap().version, 1);
     });

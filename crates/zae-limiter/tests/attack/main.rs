@@ -7,6 +7,8 @@
 mod world;
 
 mod arcs;
+mod cancelled;
+mod clocks;
 mod ensuring;
 mod grammar;
 mod leases;

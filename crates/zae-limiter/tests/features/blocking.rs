@@ -105,6 +105,104 @@ fn a_call_to_a_store_that_hangs_ends_with_its_deadline() {
     }
 }
 
+/// Calls of a store that hangs, and of one that has to be waited for: both need timers.
+fn wait_within(limiter: &RateLimiter, hung: &RateLimiter) {
+    let done = take(hung, 1);
+    assert!(matches!(done, Err(Error::Unavailable { .. })), "{done:?}");
+    drop(take(limiter, 100).unwrap());
+    blocking::wait(take(limiter, 100).unwrap().commit()).unwrap();
+    let waiting = limiter.acquire("key", "gpt-4").take("tpm", 1).wait_up_to(ms(3));
+    let refused = blocking::wait(waiting);
+    assert!(matches!(refused, Err(Error::Exceeded(_))), "{refused:?}");
+    blocking::wait(limiter.children("key").unwrap().all()).unwrap();
+}
+
+/// Fails if the work does not end. It waits for real time only then.
+fn ends(what: &str, work: impl FnOnce() + Send + 'static) {
+    let (done, is_done) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        work();
+        let _ = done.send(());
+    });
+    let ended = is_done.recv_timeout(std::time::Duration::from_secs(60));
+    assert_ne!(ended, Err(std::sync::mpsc::RecvTimeoutError::Timeout), "{what}: it hangs");
+    thread.join().unwrap_or_else(|_| panic!("{what}: it panicked"));
+}
+
+/// Calls on drop, like a guard of a program that is ended.
+struct OnDrop(Option<Box<dyn FnOnce() + Send>>);
+
+impl Drop for OnDrop {
+    fn drop(&mut self) {
+        self.0.take().expect("dropped once")();
+    }
+}
+
+/// A place to call from.
+type Place = fn(Box<dyn FnOnce() + Send>);
+
+const PLACES: [(&str, Place); 7] = [
+    ("a runtime of one thread", |work| one_thread(true).block_on(async { work() })),
+    ("a runtime without timers", |work| one_thread(false).block_on(async { work() })),
+    ("a task of one thread", |work| {
+        let runtime = one_thread(true);
+        runtime.block_on(runtime.spawn(async { work() })).expect("no panic");
+    }),
+    ("a local set", |work| {
+        let local = tokio::task::LocalSet::new();
+        local.block_on(&one_thread(true), async {
+            tokio::task::spawn_local(async { work() }).await.expect("no panic");
+        });
+    }),
+    ("a blocking task", |work| {
+        let runtime = one_thread(true);
+        runtime.block_on(runtime.spawn_blocking(work)).expect("no panic");
+    }),
+    ("a worker of many", |work| {
+        let runtime = crate::world::threads();
+        runtime.block_on(runtime.spawn(async { work() })).expect("no panic");
+    }),
+    ("a runtime that shuts down", |work| {
+        let runtime = one_thread(true);
+        let guard = OnDrop(Some(work));
+        runtime.spawn(async move {
+            let _guard = guard;
+            std::future::pending::<()>().await;
+        });
+        runtime.block_on(tokio::task::yield_now());
+        drop(runtime);
+    }),
+];
+
+fn one_thread(timers: bool) -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    if timers {
+        builder.enable_time();
+    }
+    builder.build().unwrap()
+}
+
+#[test]
+fn a_call_within_a_runtime_ends_wherever_it_is_made() {
+    for kind in Kind::ALL {
+        for (what, place) in PLACES {
+            ends(&format!("{what}, {kind:?}"), move || {
+                let open = |world: &World| {
+                    let store: Arc<dyn Store> = Arc::clone(&world.store) as Arc<dyn Store>;
+                    let builder = RateLimiter::builder(store).clock(Arc::new(SystemClock));
+                    let limits = [without_refill("tpm", 100)];
+                    builder.default_limits(limits)
+                };
+                let (sound, broken) = (World::new(*kind), World::new(*kind));
+                let limiter = blocking::open(open(&sound)).unwrap();
+                let hung = blocking::open(open(&broken).deadline(ms(5))).unwrap();
+                broken.store.break_down(Fault::Hang);
+                place(Box::new(move || wait_within(&limiter, &hung)));
+            });
+        }
+    }
+}
+
 #[cfg(feature = "infra")]
 #[test]
 fn a_stack_is_deployed_without_a_runtime() {

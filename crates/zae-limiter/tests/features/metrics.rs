@@ -155,7 +155,7 @@ fn splits_merges_and_gathered_acquires_are_counted() {
             let takes = [Take { cell: 0, amount: Millitokens::new(tokens * 1_000) }];
             let leg = Leg { target: Arc::clone(&target), takes: takes.into_iter().collect() };
             let legs = [leg].into_iter().collect();
-            let plan = Plan { now: crate::world::NOW, legs };
+            let plan = Plan { max_skew: None, now: crate::world::NOW, legs };
             assert!(matches!(store.acquire(&plan).await, Ok(Admission::Taken(_))));
         };
         take(1).await;

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use zae_limiter::Entity;
 use zae_limiter::model::NamespaceId;
 use zae_limiter::store::{BATCH_MAX, PAGE_MAX, Precondition, Record, Store, Write, Written};
 use zae_limiter_testkit::Call;
 
-use crate::world::{Kind, NOW, entity_id, on_every_store};
+use crate::world::{Kind, NOW, entity_id, on_every_store, on_every_store_with_threads};
 
 fn id(at: usize) -> String {
     format!("child-{at:06}")
@@ -82,6 +83,68 @@ fn a_hundred_thousand_items_are_listed_and_purged_in_pages() {
         assert!(world.store.calls(Call::ListKeys) <= items / PAGE_MAX + 2);
         assert!(team.children("org").unwrap().next_page().await.unwrap().is_none());
         assert!(registry.by_id(&namespace).await.unwrap().is_none());
+    });
+}
+
+/// Changes entities until the list is read: some stay and get other metadata, others come and go between them.
+async fn keep_writing(
+    store: Arc<dyn Store>,
+    namespace: NamespaceId,
+    items: usize,
+    seed: u64,
+    is_read: Arc<AtomicBool>,
+) -> usize {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut writes = 0;
+    while !is_read.load(Ordering::Relaxed) {
+        let Record::Entity(mut entity) = record(&namespace, random.usize(..items)) else {
+            unreachable!("it makes entities")
+        };
+        if random.bool() {
+            entity.metadata.insert("written".to_owned(), writes.to_string());
+        } else {
+            entity.id = entity_id(&format!("{}-guest", entity.id));
+        }
+        let key = Record::Entity(entity.clone()).key();
+        let write = match entity.metadata.is_empty() && random.bool() {
+            true => Write::Delete(key, Precondition::Always),
+            false => Write::Put(Record::Entity(entity), Precondition::Always),
+        };
+        assert_eq!(store.write(&[write]).await.unwrap(), Written::Done);
+        writes += 1;
+        tokio::task::yield_now().await;
+    }
+    writes
+}
+
+#[test]
+fn entities_that_stay_are_listed_once_while_others_write() {
+    on_every_store_with_threads(async |world| {
+        let items = if world.is(Kind::DynamoDb) { 4 * PAGE_MAX } else { 100_000 };
+        let limiter = world.limiter().await;
+        let namespace = limiter.namespaces().register("team").await.unwrap().id;
+        let team = world.builder().namespace("team").open().await.unwrap();
+        fill(world.store.inner(), &namespace, items).await;
+        let is_read = Arc::new(AtomicBool::new(false));
+        let writers = [1, 2].map(|seed| {
+            let (store, is_read) = (Arc::clone(world.store.inner()), Arc::clone(&is_read));
+            tokio::spawn(keep_writing(store, namespace.clone(), items, seed, is_read))
+        });
+        let mut pages = team.children("org").unwrap();
+        let mut seen = 0;
+        while let Some(children) = pages.next_page().await.unwrap() {
+            for child in children {
+                if !child.id.as_str().ends_with("-guest") {
+                    assert_eq!(child.id.as_str(), id(seen), "each once, in order");
+                    seen += 1;
+                }
+            }
+        }
+        is_read.store(true, Ordering::Relaxed);
+        assert_eq!(seen, items);
+        for writer in writers {
+            assert!(writer.await.unwrap() > 0, "a writer waited for the whole list");
+        }
     });
 }
 

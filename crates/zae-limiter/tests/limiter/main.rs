@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 mod acquire;
+mod attack_sweeping;
 mod audit;
 mod availability;
 mod breaker;
@@ -11,6 +12,7 @@ mod cache;
 mod cancellation;
 mod cascade;
 mod change;
+mod clocks;
 mod concurrency;
 mod dropping;
 mod ensure;
@@ -18,12 +20,15 @@ mod entities;
 mod lease;
 mod levels;
 mod lists;
+mod namespace_races;
 mod namespaces;
 mod overrides;
+mod prepared;
 mod refusal;
 mod retries;
 mod simulation;
 mod streaming;
+mod sweeping;
 mod unavailable;
 mod usage;
 mod waiting;

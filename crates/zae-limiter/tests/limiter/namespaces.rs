@@ -1,11 +1,12 @@
 //! Namespaces: limiters on one store that see nothing of each other.
 
 use zae_limiter::model::{AuditAction, AuditSubject, Namespace, ResourceList};
+use zae_limiter::store::Store as _;
 use zae_limiter::{Error, RateLimiter, Window};
 use zae_limiter_testkit::{Call, Fault};
 
 use crate::world::{
-    Kind, World, child, left, ms, on_every_store, own_limits, per_minute, refusal, spend,
+    Kind, World, child, left, ms, on_every_store, own_limits, per_minute, refusal, secs, spend,
     without_refill,
 };
 
@@ -234,5 +235,84 @@ fn a_purge_that_was_cut_short_can_be_repeated() {
         let rest = registry.purge(&id, |_| {}).await.unwrap();
         assert!(rest >= 500, "{rest}");
         assert!(registry.by_id(&id).await.unwrap().is_none());
+    });
+}
+
+fn assert_purged<T: std::fmt::Debug>(result: Result<T, Error>) {
+    let Err(Error::NamespacePurged { name }) = &result else { panic!("{result:?}") };
+    assert_eq!(name.as_str(), "team");
+    let text = result.unwrap_err().to_string();
+    assert!(text.contains("register the name again and open a new limiter"), "{text}");
+}
+
+async fn take(limiter: &RateLimiter, entity: &str) -> Result<(), Error> {
+    limiter.acquire(entity, "gpt-4").take("tpm", 1).await?.commit().await
+}
+
+#[test]
+fn an_open_limiter_of_a_purged_namespace_learns_it_within_the_ttl_of_its_cache() {
+    on_every_store(async |world| {
+        let registry = world.limiter().await.namespaces();
+        let id = registry.register("team").await.unwrap().id;
+        let team = world.builder().namespace("team").default_limits([per_minute("tpm", 10)]);
+        let team = team.open().await.unwrap();
+        take(&team, "one").await.unwrap();
+        world.advance(secs(5));
+        registry.delete("team").await.unwrap();
+        take(&team, "one").await.unwrap();
+        registry.purge(&id, |_| {}).await.unwrap();
+        // Its limits are read after the purge, without a look at the namespace: that was read less than 30 s ago.
+        world.advance(secs(24));
+        take(&team, "two").await.unwrap();
+        let gets = world.store.calls(Call::Get);
+        take(&team, "one").await.unwrap();
+        assert_eq!(world.store.calls(Call::Get), gets, "the warm path reads nothing");
+        world.advance(secs(36));
+        // The entity whose limits are cached for another 24 s, and one that was never read.
+        assert_purged(take(&team, "two").await);
+        assert_purged(take(&team, "three").await);
+        let own = [per_minute("tpm", 10)];
+        let call = team.acquire("one", "gpt-4").take("tpm", 1).limits(own);
+        assert_purged(call.await);
+        let gets = world.store.calls(Call::Get);
+        assert_purged(take(&team, "one").await);
+        assert_eq!(world.store.calls(Call::Get), gets, "it is known now");
+        assert_purged(team.available("one", "gpt-4", &[]).await);
+    });
+}
+
+#[test]
+fn changes_by_an_open_limiter_of_a_purged_namespace_fail_at_once() {
+    on_every_store(async |world| {
+        let registry = world.limiter().await.namespaces();
+        let id = registry.register("team").await.unwrap().id;
+        let open = async || open(&world, "team").await.unwrap();
+        let limiters = [open().await, open().await, open().await, open().await];
+        registry.delete("team").await.unwrap();
+        registry.purge(&id, |_| {}).await.unwrap();
+        let [one, two, three, four] = limiters;
+        assert_purged(one.set_system_defaults([per_minute("tpm", 10)], None).await);
+        assert_purged(two.set_limits("key", None, [per_minute("tpm", 10)]).await);
+        assert_purged(three.create_entity("key").await);
+        assert_purged(four.delete_entity("key").await);
+        let scope = zae_limiter::store::Scope::Namespace(id);
+        let page = zae_limiter::store::PageRequest::first(10);
+        assert_eq!(world.store.list_keys(&scope, &page).await.unwrap().items, []);
+    });
+}
+
+#[test]
+fn a_limiter_without_a_cache_learns_of_a_purge_within_a_second() {
+    on_every_store(async |world| {
+        let registry = world.limiter().await.namespaces();
+        let id = registry.register("team").await.unwrap().id;
+        let limits = [per_minute("tpm", 10)];
+        let team = world.builder().namespace("team").default_limits(limits).cache_ttl(ms(0));
+        let team = team.open().await.unwrap();
+        take(&team, "one").await.unwrap();
+        registry.delete("team").await.unwrap();
+        registry.purge(&id, |_| {}).await.unwrap();
+        world.advance(secs(1));
+        assert_purged(take(&team, "one").await);
     });
 }

@@ -46,6 +46,10 @@ impl OverAdmitting {
 
 #[deny(clippy::missing_trait_methods)]
 impl Store for OverAdmitting {
+    fn check_time(&self, now: Timestamp) -> zae_limiter::store::TimeCheck {
+        self.store.check_time(now)
+    }
+
     fn cost(&self) -> Option<zae_limiter::store::Cost> {
         self.store.cost()
     }
@@ -56,6 +60,14 @@ impl Store for OverAdmitting {
 
     fn acquire_now(&self, _: &Plan) -> Option<Result<Admission, zae_limiter::store::StoreError>> {
         None
+    }
+
+    fn take_now(
+        &self,
+        _: &zae_limiter::store::SingleLeg<'_>,
+        _: &mut [zae_limiter::model::Millitokens],
+    ) -> bool {
+        false
     }
 
     fn acquire<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Result<Admission, StoreError>> {
@@ -130,6 +142,25 @@ impl Store for OverAdmitting {
         self.store.list_keys(scope, page)
     }
 
+    fn note_deletion<'a>(
+        &'a self,
+        scope: &'a zae_limiter::store::Scope,
+        now: zae_limiter::Timestamp,
+    ) -> zae_limiter::store::BoxFuture<'a, Result<(), zae_limiter::store::StoreError>> {
+        self.store.note_deletion(scope, now)
+    }
+
+    fn list_everything<'a>(
+        &'a self,
+        now: zae_limiter::Timestamp,
+        page: &'a zae_limiter::store::PageRequest,
+    ) -> zae_limiter::store::BoxFuture<
+        'a,
+        Result<zae_limiter::store::Page<zae_limiter::store::Key>, zae_limiter::store::StoreError>,
+    > {
+        self.store.list_everything(now, page)
+    }
+
     fn list_resources<'a>(
         &'a self,
         namespace: &'a NamespaceId,
@@ -169,6 +200,7 @@ fn context(clock: &Arc<ManualClock>) -> Context {
         stderr: Box::new(io::sink()),
         terminal: Terminal::default(),
         interrupts: Interrupts::none(),
+        exit: |status| panic!("exit with {status}"),
     };
     let sink = || Box::new(io::sink());
     let printer = Printer::new(sink(), sink(), Terminal::default(), Color::Never);

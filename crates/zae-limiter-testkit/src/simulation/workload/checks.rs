@@ -27,7 +27,7 @@ pub(super) async fn check_liveness(stage: &Stage, bucket: usize) {
     let mut was_split = false;
     for _ in 0..3 {
         let first = plan(steady.now());
-        let at = |now: Timestamp| Plan { now, legs: first.legs.clone() };
+        let at = |now: Timestamp| Plan { max_skew: None, now, legs: first.legs.clone() };
         let is_split = || first.legs.iter().any(|leg| stage.is_split(&leg.target));
         was_split |= is_split();
         let statuses = match client.call_acquire(stage, &first, None).await {
@@ -94,7 +94,7 @@ pub(super) async fn check_whole(stage: &Stage, bucket: usize) {
     let takes = target.limits().rates().iter().enumerate();
     let takes = takes.map(|(cell, rate)| Take { cell, amount: rate.capacity() }).collect();
     let leg = Leg { target: Arc::clone(&target), takes };
-    let plan = Plan { now: client.clock.now(), legs: [leg].into_iter().collect() };
+    let plan = Plan { max_skew: None, now: client.now(), legs: [leg].into_iter().collect() };
     let auditor = &stage.world.auditor;
     let reply = client.call_acquire(stage, &plan, None).await;
     if !matches!(reply, Some(Ok(_))) {

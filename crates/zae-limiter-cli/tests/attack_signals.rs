@@ -1,0 +1,53 @@
+//! Promise: SIGTERM ends the process within 10 s in every state, also with a stderr that nobody reads.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the process runs in real time, and a hang must end the test"
+)]
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+const SIGTERM_BIT: u64 = 1 << 14;
+
+/// Whether the process has its own handler of SIGTERM.
+fn handles_sigterm(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & SIGTERM_BIT != 0)
+}
+
+#[test]
+#[ignore = "fails: a usage error that nobody reads cannot be interrupted"]
+fn a_usage_error_that_nobody_reads_ends_with_sigterm() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    // The capacity of a pipe.
+    writer.write_all(&[b'x'; 65_536]).unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_zae-limiter"))
+        .args(["aggregate", "--windows", "nonsense"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(writer)
+        .spawn()
+        .unwrap();
+    let begin = Instant::now();
+    while !handles_sigterm(child.id()) && begin.elapsed() < Duration::from_secs(5) {
+        std::thread::yield_now();
+    }
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let begin = Instant::now();
+    let mut ended = None;
+    while ended.is_none() && begin.elapsed() < Duration::from_secs(10) {
+        ended = child.try_wait().unwrap();
+        std::thread::yield_now();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    drop(reader);
+    assert!(ended.is_some(), "it runs 10 s after SIGTERM");
+}
