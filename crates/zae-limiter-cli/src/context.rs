@@ -24,6 +24,9 @@ use crate::world::World;
 /// A command that waits longer than this for a store says so.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// The longest time from an interrupt to the end.
+const STOP_TIMEOUT: Duration = Duration::from_secs(8);
+
 #[cfg(feature = "aws")]
 mod aws;
 
@@ -38,8 +41,7 @@ pub(crate) struct Context {
     /// Ctrl-C and SIGTERM.
     pub interrupts: Interrupts,
     /// Ends the process at once.
-    #[cfg(feature = "aws")]
-    pub exit: fn(u8),
+    exit: fn(u8),
     entropy: fn() -> Entropy,
     stdin: Box<dyn BufRead + Send>,
     store: Option<String>,
@@ -86,7 +88,6 @@ impl Context {
             clock: world.clock,
             pace: world.pace,
             interrupts: world.interrupts,
-            #[cfg(feature = "aws")]
             exit: world.exit,
             entropy: world.entropy,
             stdin: world.stdin,
@@ -101,6 +102,17 @@ impl Context {
             env: world.env,
             data_dir: world.data_dir,
         }
+    }
+
+    /// Ends the process if it hangs after an interrupt, for example in writing to a pipe that nobody reads.
+    pub(crate) fn end_after_an_interrupt(&self) {
+        let (mut interrupts, clock) = (self.interrupts.clone(), Arc::clone(&self.clock));
+        let exit = self.exit;
+        tokio::spawn(async move {
+            let interrupt = interrupts.next().await;
+            clock.sleep(STOP_TIMEOUT).await;
+            exit(interrupt.status().code());
+        });
     }
 
     fn var(&self, var: vars::Var) -> Option<&str> {

@@ -43,7 +43,12 @@ use crate::failure::Failure;
 use crate::printer::{Color, Output, Printer};
 
 /// Runs the program in the real world.
-pub fn main(mut world: World) -> ExitCode {
+pub fn main(world: World) -> ExitCode {
+    // Before the signals have handlers: nobody may read what is wrong with the arguments.
+    let (command, mut context) = match read(world) {
+        Ok(read) => read,
+        Err(status) => return status.into(),
+    };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = match runtime {
@@ -54,8 +59,8 @@ pub fn main(mut world: World) -> ExitCode {
         }
     };
     let status = runtime.block_on(async {
-        world.interrupts = Interrupts::of_this_process();
-        run(world).await
+        context.interrupts = Interrupts::of_this_process();
+        execute(command, context).await
     });
     // Waits for no blocking call, for example one on a network folder that hangs.
     runtime.shutdown_background();
@@ -63,13 +68,21 @@ pub fn main(mut world: World) -> ExitCode {
 }
 
 /// Runs one command line.
-pub async fn run(mut world: World) -> ExitStatus {
+pub async fn run(world: World) -> ExitStatus {
+    match read(world) {
+        Ok((command, context)) => execute(command, context).await,
+        Err(status) => status,
+    }
+}
+
+/// Reads the arguments. `Err`: they ask for help, or are wrong, and that is printed.
+fn read(mut world: World) -> Result<(Command, Context), ExitStatus> {
     let color = color_of(&world);
     let stdout = std::mem::replace(&mut world.stdout, Box::new(std::io::sink()));
     let stderr = std::mem::replace(&mut world.stderr, Box::new(std::io::sink()));
     let mut printer = Printer::new(stdout, stderr, world.terminal.clone(), color);
-    let cli = match Cli::read(&world.args) {
-        Ok(cli) => cli,
+    match Cli::read(&world.args) {
+        Ok(cli) => Ok((cli.command, Context::new(cli.globals, world, printer))),
         Err(error) => {
             if peek_option(&world.args, "--output", Some("-o")).as_deref() == Some("json") {
                 printer.output = Output::Json;
@@ -77,13 +90,15 @@ pub async fn run(mut world: World) -> ExitStatus {
             #[cfg(not(feature = "aws"))]
             if let Some(failure) = without_aws::missing_command(&error) {
                 printer.failure(&failure);
-                return failure.status;
+                return Err(failure.status);
             }
-            return print_usage(&mut printer, &error);
+            Err(print_usage(&mut printer, &error))
         }
-    };
-    let mut context = Context::new(cli.globals, world, printer);
-    let result = dispatch(cli.command, &mut context).await;
+    }
+}
+
+async fn execute(command: Command, mut context: Context) -> ExitStatus {
+    let result = dispatch(command, &mut context).await;
     let result = match (result, context.printer.take_error()) {
         (Ok(ExitStatus::Done), Some(error)) => {
             Err(Failure::new(ExitStatus::Error, "could not write the output").caused_by(&error))
@@ -109,6 +124,7 @@ async fn dispatch(command: Command, context: &mut Context) -> Result<ExitStatus,
         Command::Aggregate(args) => Box::pin(commands::aggregate::run(args, context)).await,
         other => {
             let mut interrupts = context.interrupts.clone();
+            context.end_after_an_interrupt();
             tokio::select! {
                 result = dispatch_plain(other, context) => result,
                 interrupt = interrupts.next() => Ok(interrupt.status()),

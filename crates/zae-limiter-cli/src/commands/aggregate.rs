@@ -49,9 +49,6 @@ Prometheus metrics are at http://127.0.0.1:9464/metrics.";
 const METRICS: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9_464);
 
-/// The longest time from an interrupt to the end.
-const STOP_TIMEOUT: Duration = Duration::from_secs(8);
-
 /// Errors printed for one batch.
 const ERRORS_MAX: usize = 5;
 
@@ -105,24 +102,13 @@ fn takeover(input: &str) -> Result<Duration, String> {
 
 pub(crate) async fn run(args: Args, context: &mut Context) -> Result<ExitStatus, Failure> {
     let mut interrupts = context.interrupts.clone();
-    end_after_an_interrupt(context);
+    context.end_after_an_interrupt();
     let (daemon, notices) = tokio::select! {
         biased;
         interrupt = interrupts.next() => return Ok(interrupt.status()),
         opened = open(&args, context) => opened?,
     };
     follow(daemon, notices, args.once, context).await
-}
-
-/// Ends the process if it hangs after an interrupt, for example in writing to a pipe that nobody reads.
-fn end_after_an_interrupt(context: &Context) {
-    let (mut interrupts, clock) = (context.interrupts.clone(), Arc::clone(&context.clock));
-    let exit = context.exit;
-    tokio::spawn(async move {
-        let interrupt = interrupts.next().await;
-        clock.sleep(STOP_TIMEOUT).await;
-        exit(interrupt.status().code());
-    });
 }
 
 type Notices = mpsc::UnboundedReceiver<Notice>;

@@ -10,86 +10,24 @@ use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
 use aws_sdk_dynamodb::config::Credentials;
 
+use super::profiles::{Source, named, selected};
 use super::sdk::{FailedCall, FailedKind, causes, chain_of};
 
-/// The variable that selects a profile.
-const PROFILE: &str = "AWS_PROFILE";
-
-/// The selected profile.
-fn profile() -> String {
-    named_profile().unwrap_or_else(|| "default".to_owned())
-}
-
-fn named_profile() -> Option<String> {
-    variable(PROFILE).filter(|name| name != "default")
-}
-
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
-}
-
-/// The selected profile is in none of the files, or is a role whose source is itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MissingProfile {
-    name: String,
-    /// The profile that is its own source, without keys.
-    own_source: Option<String>,
-}
-
-impl fmt::Display for MissingProfile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, own_source } = self;
-        match own_source {
-            None => write!(
-                f,
-                "there is no AWS profile {name}; check {PROFILE}, or create the profile with aws configure \
-                 --profile {name}"
-            ),
-            Some(source) => write!(
-                f,
-                "AWS profile {name} leads to no credentials: {source} is its own source_profile; correct \
-                 ~/.aws/config"
-            ),
-        }
-    }
-}
-
-impl StdError for MissingProfile {}
-
-impl MissingProfile {
-    /// Finds out whether the selected profile leads nowhere. The SDK would go on without it, with the credentials of the
-    /// machine. Credentials in variables need no profile.
-    pub async fn find() -> Option<Self> {
-        if variable("AWS_ACCESS_KEY_ID").is_some() && variable("AWS_SECRET_ACCESS_KEY").is_some() {
-            return None;
-        }
-        let (files, environment) = (Default::default(), Default::default());
-        let found =
-            aws_config::profile::load(&files, &environment, &Default::default(), None).await;
-        // The SDK reports a file that does not parse.
-        let profiles = found.ok()?;
-        let missing = |own_source| Some(Self { name: profile(), own_source });
-        let mut name = profile();
-        if profiles.get_profile(&name).is_none() {
-            return named_profile().and_then(|_| missing(None));
-        }
-        // The SDK reports a source that is missing, and a longer circle.
-        for _ in profiles.profiles() {
-            let found = profiles.get_profile(&name)?;
-            let source = found.get("role_arn").and_then(|_| found.get("source_profile"))?;
-            if source == name {
-                let has_keys = found.get("aws_access_key_id").is_some();
-                return if has_keys { None } else { missing(Some(name)) };
-            }
-            name = source.to_owned();
-        }
-        None
-    }
-}
-
-/// Credentials of the selected profile, or an error if there is no such profile.
+/// Credentials of the selected profile. An error is explained already, because only this place may read files.
 #[derive(Debug)]
 pub(super) struct OfProfile(pub(super) SharedCredentialsProvider);
+
+impl OfProfile {
+    async fn load(&self) -> Result<Credentials, FailedCall> {
+        let denied = |message, cause| failed(FailedKind::Denied, message, cause);
+        let source = Source::find().await.map_err(|bad| denied(bad.to_string(), "profile"))?;
+        let loaded = self.0.provide_credentials().await;
+        loaded.map_err(|error| match is_timeout(&error) {
+            true => timed_out(),
+            false => explained(&error, &source),
+        })
+    }
+}
 
 impl ProvideCredentials for OfProfile {
     fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
@@ -97,10 +35,7 @@ impl ProvideCredentials for OfProfile {
         Self: 'a,
     {
         future::ProvideCredentials::new(async {
-            match MissingProfile::find().await {
-                Some(missing) => Err(CredentialsError::invalid_configuration(missing)),
-                None => self.0.provide_credentials().await,
-            }
+            self.load().await.map_err(|failed| CredentialsError::provider_error(Explained(failed)))
         })
     }
 
@@ -109,19 +44,35 @@ impl ProvideCredentials for OfProfile {
     }
 }
 
+/// An error that is a sentence already.
+#[derive(Debug)]
+struct Explained(FailedCall);
+
+impl fmt::Display for Explained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)
+    }
+}
+
+impl StdError for Explained {}
+
 /// What an error about credentials means. `None` for any other.
 pub(super) fn explain(error: &(dyn StdError + 'static)) -> Option<FailedCall> {
     if is_timeout(error) {
-        let message = format!("the source of the AWS credentials did not answer in time{}", look());
-        return Some(failed(FailedKind::Unavailable, message, "a timeout"));
+        return Some(timed_out());
     }
     let mut rest = causes(error).skip_while(|cause| !cause.is::<CredentialsError>());
     let credentials = rest.next()?.downcast_ref::<CredentialsError>()?;
-    if let Some(missing) = rest.find_map(|cause| cause.downcast_ref::<MissingProfile>()) {
-        return Some(failed(FailedKind::Denied, missing.to_string(), "no such profile"));
+    match rest.find_map(|cause| cause.downcast_ref::<Explained>()) {
+        Some(Explained(failed)) => Some(failed.clone()),
+        // Of a client that the program has built.
+        None => Some(explained(credentials, &Source::Profile(selected()))),
     }
-    let texts = chain_of(credentials);
-    Some(explained(credentials, &texts, &profile()))
+}
+
+fn timed_out() -> FailedCall {
+    let message = format!("the source of the AWS credentials did not answer in time{}", look());
+    failed(FailedKind::Unavailable, message, "a timeout")
 }
 
 /// By its text: the type of this error is private to the SDK.
@@ -137,7 +88,7 @@ fn is_timeout(error: &(dyn StdError + 'static)) -> bool {
 
 /// What to do about a source that does not answer.
 pub fn look() -> String {
-    let whose = named_profile().map_or(String::new(), |name| format!(" (AWS profile {name})"));
+    let whose = named().map_or(String::new(), |name| format!(" (AWS profile {name})"));
     format!("{whose}; check it, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 }
 
@@ -145,43 +96,44 @@ fn failed(kind: FailedKind, message: String, cause: &str) -> FailedCall {
     FailedCall { kind, message, cause: cause.to_owned() }
 }
 
-/// `texts` are those of the SDK about the error, from the outermost cause to the innermost.
-fn explained(error: &CredentialsError, texts: &str, profile: &str) -> FailedCall {
-    let denied = |message: String, cause: &str| failed(FailedKind::Denied, message, cause);
+fn explained(error: &CredentialsError, source: &Source) -> FailedCall {
+    // From the outermost cause to the innermost.
+    let texts = &*chain_of(error);
+    let denied = |message: String| failed(FailedKind::Denied, message, texts);
     let says = |words: &[&str]| words.iter().any(|word| texts.contains(word));
+    let (selected, origin) = match source {
+        Source::Profile(origin) => (format!("AWS profile {}", selected()), origin.clone()),
+        Source::Variable(name) => ((*name).to_owned(), selected()),
+        Source::Machine => ("of this machine".to_owned(), selected()),
+    };
     if says(&["external process"]) {
-        return of_process(texts, profile);
+        return of_process(texts, &origin);
     }
-    match error {
-        CredentialsError::InvalidConfiguration(_) => {
-            denied(format!("AWS profile {profile} is not valid; correct ~/.aws/config"), texts)
-        }
-        CredentialsError::CredentialsNotLoaded(_) => denied(
+    match (error, source) {
+        (CredentialsError::CredentialsNotLoaded(_), _) => denied(
             "there are no usable AWS credentials; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and \
              AWS_SECRET_ACCESS_KEY, or log in"
                 .to_owned(),
-            texts,
         ),
-        _ if says(&["dispatch failure", "timeout"]) => failed(
-            FailedKind::Unavailable,
-            format!("the source of the AWS credentials cannot be reached{}", look()),
-            texts,
-        ),
-        _ if says(&["Login token", "login/cache"]) => denied(
-            format!("AWS profile {profile} is not logged in; run aws login --profile {profile}"),
-            texts,
-        ),
-        _ if says(&["SSO token", "sso/cache", "UnauthorizedException"]) => denied(
-            format!(
-                "the single sign-on of AWS profile {profile} is missing or has ended; run aws sso login \
-                 --profile {profile}"
-            ),
-            texts,
-        ),
-        _ => denied(
-            format!("the AWS credentials could not be loaded (AWS profile {profile}); {ASIDE}"),
-            texts,
-        ),
+        (CredentialsError::InvalidConfiguration(_), Source::Profile(_)) => {
+            denied(format!("AWS profile {origin} is not valid; correct ~/.aws/config"))
+        }
+        (CredentialsError::InvalidConfiguration(_), Source::Variable(name)) => {
+            denied(format!("the AWS credentials could not be loaded: {name} is not valid; {ASIDE}"))
+        }
+        _ if says(&["dispatch failure", "timeout"]) => {
+            let message =
+                format!("the source of the AWS credentials cannot be reached ({selected}); {ASIDE}");
+            failed(FailedKind::Unavailable, message, texts)
+        }
+        _ if says(&["Login token", "login/cache"]) => denied(format!(
+            "AWS profile {origin} is not logged in; run aws login --profile {origin}"
+        )),
+        _ if says(&["SSO token", "sso/cache", "UnauthorizedException"]) => denied(format!(
+            "the single sign-on of AWS profile {origin} is missing or has ended; run aws sso login \
+             --profile {origin}"
+        )),
+        _ => denied(format!("the AWS credentials could not be loaded ({selected}); {ASIDE}")),
     }
 }
 

@@ -2,49 +2,74 @@
 //!
 //! A call has a time limit of about 2 s. Loading credentials from a process, from single sign-on, or on a
 //! machine that starts may take longer. If each caller started again, none would ever get them.
+//!
+//! The SDK reads its files with blocking calls, and a file may hang: on a network folder, for example. So the work has
+//! a thread with a runtime of its own. It holds up neither a caller's runtime nor its end.
 
 use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::future;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
 use aws_sdk_dynamodb::config::Credentials;
-use tokio::sync::Mutex;
-use tokio::task::JoinHandle;
+use tokio::sync::{Mutex, oneshot};
 
-/// Runs at most one task at a time.
+/// Starts `work` on a thread of its own, and awaits its end there. The thread goes on if the caller gives up.
+///
+/// # Panics
+///
+/// If the work panics, or the machine has no thread left.
+pub async fn on_own_thread<T: Send + 'static>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> T {
+    start(work).await.expect("the work ended without a panic")
+}
+
+/// `Err`: the work panicked.
+fn start<T: Send + 'static>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> oneshot::Receiver<T> {
+    let (reply, done) = oneshot::channel();
+    let run = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.expect("a runtime without threads starts");
+        // `Err`: nobody awaits it any longer.
+        let _ = reply.send(runtime.block_on(work));
+        // Waits for no blocking call, such as a name that does not resolve.
+        runtime.shutdown_background();
+    };
+    let thread = std::thread::Builder::new().name("zae-limiter-load".to_owned());
+    thread.spawn(run).expect("the machine has a thread left");
+    done
+}
+
+/// Runs at most one piece of work at a time.
 #[derive(Debug)]
 pub(super) struct Detached<T> {
-    // A tokio mutex: a caller holds it while it awaits the task.
-    task: Mutex<Option<JoinHandle<T>>>,
+    // A tokio mutex: a caller holds it while it awaits the work.
+    work: Mutex<Option<oneshot::Receiver<T>>>,
 }
 
 impl<T> Default for Detached<T> {
     fn default() -> Self {
-        Self { task: Mutex::new(None) }
+        Self { work: Mutex::new(None) }
     }
 }
 
 impl<T: Send + 'static> Detached<T> {
-    /// The result of the task that an earlier caller started, or else of `work`.
+    /// The result of the work that an earlier caller started, or else of `work`.
     pub(super) async fn run(&self, work: impl Future<Output = T> + Send + 'static) -> T {
-        let mut slot = self.task.lock().await;
-        if let Some(task) = slot.as_mut() {
-            let left_behind = task.await;
+        let mut slot = self.work.lock().await;
+        if let Some(running) = slot.as_mut() {
+            let left_behind = running.await;
             *slot = None;
-            // `Err`: it panicked, or its runtime ended. Start again on this runtime.
+            // `Err`: it panicked. Start again.
             if let Ok(done) = left_behind {
                 return done;
             }
         }
-        let task = slot.insert(tokio::spawn(work));
-        let done = task.await;
+        let done = slot.insert(start(work)).await;
         *slot = None;
         drop(slot);
-        match done {
-            Ok(done) => done,
-            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            // The runtime is shutting down, and drops this caller too.
-            Err(_) => std::future::pending().await,
-        }
+        done.expect("the work ended without a panic")
     }
 }
 
@@ -128,18 +153,33 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_whose_runtime_ended_starts_again() {
-        let detached = Arc::new(Detached::<u8>::default());
+    async fn work_whose_runtime_ended_goes_on() {
+        let (slow, detached) = (Slow::default(), Arc::new(Detached::default()));
         let there = Arc::clone(&detached);
+        let (go, went) = (Arc::clone(&slow.go), Arc::clone(&slow.asked));
         let other = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             runtime.block_on(async {
-                let mut call = pin!(there.run(std::future::pending()));
+                let work = async move { slow.provide_credentials().await.is_ok() };
+                let mut call = pin!(there.run(work));
                 let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
                 assert!(polled.is_pending());
             });
         });
         other.join().unwrap();
+        go.notify_one();
+        assert!(detached.run(async { false }).await);
+        assert_eq!(went.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test]
+    async fn work_that_panicked_starts_again() {
+        let detached = Detached::<u8>::default();
+        {
+            let mut call = pin!(detached.run(async { panic!("on purpose") }));
+            let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            assert!(polled.is_pending());
+        }
         assert_eq!(detached.run(async { 7 }).await, 7);
     }
 }

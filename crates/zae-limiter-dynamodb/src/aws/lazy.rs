@@ -20,8 +20,9 @@ use zae_limiter_schema::{
     Updated,
 };
 
-use super::credentials::{MissingProfile, OfProfile};
+use super::credentials::OfProfile;
 use super::detached::{Detached, DetachedCredentials};
+use super::profiles::BadProfile;
 use super::retries::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use super::{AwsTable, table_error};
 
@@ -136,7 +137,7 @@ pub struct LazyTable {
     source: ClientSource,
     /// Its own clock: a pause must end also without a connection.
     clock: Arc<dyn Clock>,
-    loading: Detached<Client>,
+    loading: Detached<(Client, Option<BadProfile>)>,
     /// Kept between checks, with the credentials that it has loaded.
     client: OnceCell<Client>,
     table: OnceCell<AwsTable>,
@@ -181,21 +182,21 @@ impl LazyTable {
     async fn client(&self) -> Result<&Client, TableError> {
         self.client
             .get_or_try_init(|| async {
-                let (client, advice) = match &self.source {
-                    ClientSource::User(client) => (client.clone(), "set one on the client"),
+                let (client, bad, advice) = match &self.source {
+                    ClientSource::User(client) => (client.clone(), None, "set one on the client"),
                     ClientSource::Address(address) => {
                         let address = address.clone();
                         // Boxed: it is rare and large, and would be part of every call's future.
-                        let load = Box::pin(async move { address.client().await });
-                        let client = self.loading.run(load).await;
-                        (client, "give one with the address, or set AWS_REGION")
+                        let load = Box::pin(async move {
+                            (address.client().await, BadProfile::find().await)
+                        });
+                        let (client, bad) = self.loading.run(load).await;
+                        (client, bad, "give one with the address, or set AWS_REGION")
                     }
                 };
                 if client.config().region().is_none() {
-                    if let (ClientSource::Address(_), Some(missing)) =
-                        (&self.source, MissingProfile::find().await)
-                    {
-                        return Err(TableError::new(TableErrorKind::Denied, missing.to_string()));
+                    if let Some(bad) = bad {
+                        return Err(TableError::new(TableErrorKind::Denied, bad.to_string()));
                     }
                     let message = format!("no AWS region is set; {advice}");
                     return Err(TableError::new(TableErrorKind::Rejected, message));

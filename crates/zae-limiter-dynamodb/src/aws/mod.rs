@@ -12,6 +12,7 @@ mod detached;
 mod errors;
 mod headers;
 mod lazy;
+mod profiles;
 mod retries;
 mod scan;
 mod sdk;
@@ -40,8 +41,12 @@ use zae_limiter_schema::{
 
 pub use create::{CreateTable, ResourceIndex};
 #[doc(hidden)]
-pub use credentials::{MissingProfile, look};
+pub use credentials::look;
+#[doc(hidden)]
+pub use detached::on_own_thread;
 pub use lazy::{DynamoAddress, LazyTable};
+#[doc(hidden)]
+pub use profiles::BadProfile;
 #[doc(hidden)]
 pub use sdk::{Call, FailedCall, FailedKind, Limit, Places};
 

@@ -20,7 +20,7 @@ use aws_sdk_s3::types::{Delete, ObjectIdentifier};
 use aws_sdk_sqs::types::QueueAttributeName;
 use zae_limiter_core::{BoxFuture, SystemClock, within};
 pub use zae_limiter_dynamodb::aws::{AwsTable, DynamoAddress};
-use zae_limiter_dynamodb::aws::{Call, Limit, MissingProfile, Places, look};
+use zae_limiter_dynamodb::aws::{BadProfile, Call, Limit, Places, look, on_own_thread};
 use zae_limiter_schema::{Item, ItemKey, TableError};
 
 use crate::cloud::{
@@ -284,18 +284,19 @@ pub async fn load_config(
     address: &DynamoAddress,
     limit: Duration,
 ) -> Result<SdkConfig, CloudError> {
-    let load = Box::pin(async {
+    let address = address.clone();
+    let load = Box::pin(on_own_thread(async move {
         // A profile or the machine's metadata may name the region.
-        (address.config_within(limit).await, MissingProfile::find().await)
-    });
-    let (config, missing) =
+        (address.config_within(limit).await, BadProfile::find().await)
+    }));
+    let (config, bad) =
         within(&SystemClock, limit.max(CALL_TIMEOUT), load).await.ok_or_else(|| {
             let message = "the AWS settings could not be loaded in time; set AWS_REGION, \
                            and check that ~/.aws/config and ~/.aws/credentials can be read";
             CloudError::new(CloudErrorKind::Unavailable, message)
         })?;
-    if let Some(missing) = missing {
-        return Err(CloudError::new(CloudErrorKind::Denied, missing.to_string()));
+    if let Some(bad) = bad {
+        return Err(CloudError::new(CloudErrorKind::Denied, bad.to_string()));
     }
     if config.region().is_none() {
         let message = "no AWS region is set; give one with --region, or set AWS_REGION";

@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
-#[expect(dead_code, reason = "shared with the other tests, which use all of it")]
 #[path = "../limiter/world.rs"]
 mod world;
 
