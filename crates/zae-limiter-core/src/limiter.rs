@@ -477,11 +477,8 @@ impl Inner {
     /// Reads the clock, once per call, and corrects it if it is wrong.
     #[inline(always)]
     pub(crate) fn now(&self) -> Checked {
-        let checked = self.clock_check.now(&*self.clock, &*self.store);
-        if self.clock_check.take_new_time() {
-            self.cache.invalidate_all();
-        }
-        checked
+        let forget = || self.cache.invalidate_all();
+        self.clock_check.now(&*self.clock, &*self.store, Some(forget))
     }
 
     /// Calls the store within the deadline of an administrative step.

@@ -53,7 +53,7 @@ pub struct Namespaces {
 
 impl Namespaces {
     pub(crate) fn now(&self) -> Timestamp {
-        self.clock_check.now(&*self.clock, &*self.store).now
+        self.clock_check.now(&*self.clock, &*self.store, None::<fn()>).now
     }
 
     /// Finds a namespace for a limiter.

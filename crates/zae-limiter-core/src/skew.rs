@@ -4,7 +4,7 @@
 //! A reading beyond the bound is corrected. Without that, one call from a clock that is a year ahead would move the
 //! refill time of its bucket by a year, and nobody would earn tokens until then.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -50,8 +50,6 @@ pub(crate) struct ClockCheck {
     near_ms: u64,
     /// The last reading within the bound, in milliseconds, or [`NONE`]. Most calls read only this.
     checked: AtomicI64,
-    /// A jump was believed, and [`take_new_time`](Self::take_new_time) was not called since.
-    has_new_time: AtomicBool,
     // A std mutex: it is never held across an await.
     state: Mutex<State>,
 }
@@ -63,6 +61,8 @@ struct State {
     /// The origin by the readings since a jump, and the stopwatch at the first of them.
     jump: Option<(i64, Duration)>,
     warned_at: Option<Duration>,
+    /// A jump was believed, and nobody has forgotten what was cached before.
+    has_new_time: bool,
 }
 
 fn millis(duration: Duration) -> i64 {
@@ -109,25 +109,23 @@ impl State {
 
 impl ClockCheck {
     pub(crate) fn new(bound: Duration) -> Self {
-        let (checked, has_new_time) = (AtomicI64::new(NONE), AtomicBool::new(false));
+        let checked = AtomicI64::new(NONE);
         let near_ms = NEAR_MS_MAX.min(millis(bound) / 2).unsigned_abs();
         let max_skew = (!bound.is_zero()).then_some(bound);
-        Self { bound, max_skew, near_ms, checked, has_new_time, state: Mutex::default() }
+        Self { bound, max_skew, near_ms, checked, state: Mutex::default() }
     }
 
-    /// Whether the time has jumped since the last call of this. What was cached by the old time has no age then.
+    /// Reads the clock. Calls `forget` once after a jump is believed: what was cached by the old time has no age then.
     #[inline]
-    pub(crate) fn take_new_time(&self) -> bool {
-        self.has_new_time.load(Ordering::Relaxed)
-            && self.has_new_time.swap(false, Ordering::Relaxed)
-    }
-
-    /// Reads the clock.
-    #[inline]
-    pub(crate) fn now(&self, clock: &dyn Clock, store: &dyn Store) -> Checked {
+    pub(crate) fn now(
+        &self,
+        clock: &dyn Clock,
+        store: &dyn Store,
+        forget: Option<impl FnOnce()>,
+    ) -> Checked {
         let now = clock.now();
         match store.check_time(now) {
-            TimeCheck::Unknown => self.within_process(now, clock),
+            TimeCheck::Unknown => self.within_process(now, clock, forget),
             TimeCheck::Within => Checked { now, max_skew: self.max_skew },
             TimeCheck::Beyond(time) => {
                 self.report(now, time, clock);
@@ -137,28 +135,45 @@ impl ClockCheck {
     }
 
     #[inline]
-    fn within_process(&self, now: Timestamp, clock: &dyn Clock) -> Checked {
+    fn within_process(
+        &self,
+        now: Timestamp,
+        clock: &dyn Clock,
+        forget: Option<impl FnOnce()>,
+    ) -> Checked {
         let checked = self.checked.load(Ordering::Relaxed);
         // It differs from the checked reading by less than the bound. So the clock has not jumped.
         let is_near = checked != NONE && now.as_millis().abs_diff(checked) < self.near_ms;
         if is_near || self.bound.is_zero() {
             return Checked { now, max_skew: self.max_skew };
         }
-        self.by_stopwatch(now, clock)
+        self.by_stopwatch(now, clock, forget)
     }
 
     #[cold]
-    fn by_stopwatch(&self, now: Timestamp, clock: &dyn Clock) -> Checked {
+    fn by_stopwatch(
+        &self,
+        now: Timestamp,
+        clock: &dyn Clock,
+        forget: Option<impl FnOnce()>,
+    ) -> Checked {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let was_wrong = state.jump.is_some();
         let correction = state.correction(now.as_millis(), clock.stopwatch(), self.bound);
-        drop(state);
-        if was_wrong && correction.is_none() {
-            self.has_new_time.store(true, Ordering::Relaxed);
+        state.has_new_time |= was_wrong && correction.is_none();
+        if state.has_new_time
+            && let Some(forget) = forget
+        {
+            state.has_new_time = false;
+            forget();
         }
+        let is_remembered = state.has_new_time;
+        drop(state);
         match correction {
             None => {
-                self.checked.store(now.as_millis(), Ordering::Relaxed);
+                // Until somebody forgets, every call comes here.
+                let checked = if is_remembered { NONE } else { now.as_millis() };
+                self.checked.store(checked, Ordering::Relaxed);
                 Checked { now, max_skew: self.max_skew }
             }
             Some(time) => {
@@ -197,7 +212,7 @@ mod tests {
     const YEAR: i64 = 365 * 24 * HOUR;
 
     fn read(check: &ClockCheck, clock: &Arc<ManualClock>) -> Checked {
-        check.now(&**clock, &MemoryStore::new())
+        check.now(&**clock, &MemoryStore::new(), Some(|| {}))
     }
 
     fn at(millis: i64) -> Timestamp {

@@ -75,6 +75,7 @@ impl Cell {
     }
 
     /// Whether the balance covers `amount`. 0 is always covered, even in debt.
+    #[inline]
     fn holds(&self, amount: Millitokens) -> bool {
         amount == Millitokens::ZERO || self.tokens >= amount
     }
@@ -230,15 +231,15 @@ impl Bucket {
         assert_eq!(takes.len(), left.len(), "one balance for each amount");
         let before = if now > self.refilled_at { Some(self.balances()) } else { None };
         self.refill(now);
+        let cells = &mut self.cells[..];
         for (at, take) in takes.iter().enumerate() {
             assert!(take.amount >= Millitokens::ZERO, "an acquire never takes a negative amount");
             debug_assert!(takes[..at].iter().all(|other| other.cell != take.cell), "named twice");
-            if !self.holds(take.cell, take.amount) {
+            if !cells[take.cell].holds(take.amount) {
                 before.into_iter().for_each(|before| self.restore(before));
                 return false;
             }
         }
-        let cells = &mut self.cells[..];
         for (take, left) in takes.iter().zip(left) {
             *left = cells[take.cell].take(take.amount);
         }
