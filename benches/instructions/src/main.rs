@@ -35,6 +35,14 @@ fn main() {
     run(count);
 }
 
+/// Counted: callgrind sees only what runs in here.
+#[inline(never)]
+fn measured(work: impl FnOnce()) {
+    work();
+    // So that the call is no tail call, which would leave the function early.
+    std::hint::black_box(());
+}
+
 /// Polls the work until it is done. What is measured here is done at once.
 fn block_on<T>(work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use zae_limiter_core::{BoxFuture, Clock, Error, Limit, MemoryStore, RateLimiter, Timestamp};
 
-use crate::block_on;
+use crate::{block_on, measured};
 
 /// Enough that tables have several entries in a group. Filling the cache takes callgrind seconds for so many.
 const MANY: usize = 10_000;
@@ -67,31 +67,38 @@ fn warm(keys: &[String]) -> RateLimiter {
 
 pub fn generic(count: usize) {
     let limiter = warm(&keys(1));
-    block_on(async {
-        for _ in 0..count {
-            acquire(&limiter, "key-0000000").await;
-        }
+    measured(|| {
+        block_on(async {
+            for _ in 0..count {
+                acquire(&limiter, "key-0000000").await;
+            }
+        })
     });
 }
 
 pub fn generic_many_keys(count: usize) {
     let keys = keys(MANY);
     let limiter = warm(&keys);
-    block_on(async {
-        for at in walk(keys.len()).take(count) {
-            acquire(&limiter, &keys[at]).await;
-        }
+    measured(|| {
+        block_on(async {
+            for at in walk(keys.len()).take(count) {
+                acquire(&limiter, &keys[at]).await;
+            }
+        })
     });
 }
 
 pub fn prepared(count: usize) {
     let limiter = warm(&keys(1));
     let prepared = limiter.prepare("gpt-4", ["rpm", "tpm"]).expect("valid names");
-    block_on(async {
-        for _ in 0..count {
-            let lease = prepared.acquire("key-0000000", [1, 10]).await.expect("within the limits");
-            lease.commit().await.expect("nothing to write");
-        }
+    measured(|| {
+        block_on(async {
+            for _ in 0..count {
+                let lease =
+                    prepared.acquire("key-0000000", [1, 10]).await.expect("within the limits");
+                lease.commit().await.expect("nothing to write");
+            }
+        })
     });
 }
 
@@ -99,21 +106,25 @@ pub fn prepared_many_keys(count: usize) {
     let keys = keys(MANY);
     let limiter = warm(&keys);
     let prepared = limiter.prepare("gpt-4", ["rpm", "tpm"]).expect("valid names");
-    block_on(async {
-        for at in walk(keys.len()).take(count) {
-            let lease = prepared.acquire(&keys[at], [1, 10]).await.expect("within the limits");
-            lease.commit().await.expect("nothing to write");
-        }
+    measured(|| {
+        block_on(async {
+            for at in walk(keys.len()).take(count) {
+                let lease = prepared.acquire(&keys[at], [1, 10]).await.expect("within the limits");
+                lease.commit().await.expect("nothing to write");
+            }
+        })
     });
 }
 
 pub fn try_acquire(count: usize) {
     let limiter = warm(&keys(1));
     let prepared = limiter.prepare("gpt-4", ["rpm", "tpm"]).expect("valid names");
-    for _ in 0..count {
-        let lease = prepared.try_acquire("key-0000000", [1, 10]).expect("within the limits");
-        drop(lease.commit());
-    }
+    measured(|| {
+        for _ in 0..count {
+            let lease = prepared.try_acquire("key-0000000", [1, 10]).expect("within the limits");
+            drop(lease.commit());
+        }
+    });
 }
 
 /// A limiter on which the key has no token left, for an hour.
@@ -125,21 +136,25 @@ fn drained() -> RateLimiter {
 
 pub fn generic_refused(count: usize) {
     let limiter = drained();
-    block_on(async {
-        for _ in 0..count {
-            let done = limiter.acquire("key", "gpt-4").take("rpm", 1).take("tpm", 10).await;
-            assert!(matches!(done, Err(Error::Exceeded(_))));
-        }
+    measured(|| {
+        block_on(async {
+            for _ in 0..count {
+                let done = limiter.acquire("key", "gpt-4").take("rpm", 1).take("tpm", 10).await;
+                assert!(matches!(done, Err(Error::Exceeded(_))));
+            }
+        })
     });
 }
 
 pub fn prepared_refused(count: usize) {
     let limiter = drained();
     let prepared = limiter.prepare("gpt-4", ["rpm", "tpm"]).expect("valid names");
-    block_on(async {
-        for _ in 0..count {
-            let done = prepared.acquire("key", [1, 10]).await;
-            assert!(matches!(done, Err(Error::Exceeded(_))));
-        }
+    measured(|| {
+        block_on(async {
+            for _ in 0..count {
+                let done = prepared.acquire("key", [1, 10]).await;
+                assert!(matches!(done, Err(Error::Exceeded(_))));
+            }
+        })
     });
 }
