@@ -1,0 +1,169 @@
+//! Attacks on the sweep (docs/namespaces.md): it removes nothing that is live, whatever others do between its calls.
+
+use std::future::Future;
+
+use zae_limiter::model::{Usage, UsageKey};
+use zae_limiter::store::{Precondition, Record, Store as _, Write, Written};
+use zae_limiter::{RateLimiter, Window};
+use zae_limiter_testkit::{Call, Fault, Gate};
+
+use crate::world::{
+    Kind, NOW, World, entity_id, finish, on, on_every_store_but, resource, secs, spend,
+    without_refill,
+};
+
+/// Runs `first` up to its next call of this kind, then `meanwhile`, and then the rest of `first`.
+async fn amid<T>(
+    world: &World,
+    call: Call,
+    first: impl Future<Output = T>,
+    meanwhile: impl Future<Output = ()>,
+) -> T {
+    let gate = Gate::new();
+    world.store.script(call, Fault::HoldBefore(gate.clone()));
+    let mut first = Box::pin(first);
+    let mut reached = Box::pin(gate.reached());
+    finish(std::future::poll_fn(|context| {
+        assert!(first.as_mut().poll(context).is_pending(), "it ended before the gate");
+        reached.as_mut().poll(context)
+    }))
+    .await;
+    meanwhile.await;
+    gate.open();
+    first.await
+}
+
+/// Net usage of an entity in an hour, in whole tokens.
+async fn used(limiter: &RateLimiter, key: &str) -> i64 {
+    let query = limiter.usage().entity(key).window(Window::Hourly);
+    let records = query.pages().unwrap().all().await.unwrap();
+    records.iter().flat_map(|it| it.consumed.values()).map(|it| it.whole_tokens()).sum()
+}
+
+/// An entity is used again while the sweep has listed what an old release left of it: the new usage stays.
+#[test]
+fn usage_booked_between_the_list_and_the_removal_stays() {
+    on_every_store_but(&[Kind::DynamoDb], async |world| {
+        let limiter = world.limiter_with([without_refill("tpm", 10)]).await;
+        limiter.create_entity("key").await.unwrap();
+        limiter.delete_entity("key").await.unwrap();
+        let key = UsageKey {
+            namespace: limiter.namespace_id().clone(),
+            entity: entity_id("key"),
+            resource: resource("gpt-4"),
+            window: Window::Hourly,
+            start: NOW,
+        };
+        let left = Usage { key, consumed: Default::default(), events: 1, expires_at: None };
+        let batch = [Write::Put(Record::Usage(left), Precondition::Always)];
+        assert_eq!(world.store.write(&batch).await.unwrap(), Written::Done);
+        world.advance(secs(1_800));
+        let found = limiter.namespaces().find_orphans(|_| {}).await.unwrap();
+        assert_eq!(found.deleted_usage, 1);
+        let namespaces = limiter.namespaces();
+        let removed = namespaces.remove_orphans(&found, |_| {});
+        amid(&world, Call::Delete, removed, async {
+            spend(&limiter, "key", "gpt-4", "tpm", 3).await;
+            assert_eq!(used(&limiter, "key").await, 3);
+        })
+        .await
+        .unwrap();
+        assert_eq!(used(&limiter, "key").await, 3, "the sweep has removed live usage");
+    });
+}
+
+/// An entity is deleted again while the sweep has listed the tombstone of its first deletion: the new tombstone stays, or
+/// a lagging aggregator would bring the usage back.
+#[test]
+fn a_tombstone_renewed_between_the_list_and_the_removal_stays() {
+    on(Kind::DynamoDb, async |world| {
+        let limiter = world.limiter_with([without_refill("tpm", 10)]).await;
+        spend(&limiter, "key", "gpt-4", "tpm", 1).await;
+        limiter.delete_entity("key").await.unwrap();
+        world.advance(secs(4 * 86_400));
+        let found = limiter.namespaces().find_orphans(|_| {}).await.unwrap();
+        assert_eq!(found.tombstones(), 1);
+        spend(&limiter, "key", "gpt-4", "tpm", 1).await;
+        let namespaces = limiter.namespaces();
+        let removed = namespaces.remove_orphans(&found, |_| {});
+        amid(&world, Call::Delete, removed, async {
+            limiter.delete_entity("key").await.unwrap();
+        })
+        .await
+        .unwrap();
+        world.advance(secs(4 * 86_400));
+        let found = limiter.namespaces().find_orphans(|_| {}).await.unwrap();
+        assert_eq!(found.tombstones(), 1, "the sweep has removed the tombstone of a new deletion");
+    });
+}
+
+/// A purge that begins while an entity is deleted, and a deletion while a purge runs: nothing is left of either.
+#[test]
+fn a_purge_amid_the_deletion_of_an_entity_leaves_nothing() {
+    on_every_store_but(&[], async |world| {
+        let default = world.limiter().await;
+        for call in [Call::NoteDeletion, Call::ListKeys, Call::Delete, Call::Write] {
+            let registered = default.namespaces().register("team").await.unwrap();
+            let team = world.builder().namespace("team").open().await.unwrap();
+            team.set_system_defaults([without_refill("tpm", 10)], None).await.unwrap();
+            team.create_entity("key").await.unwrap();
+            spend(&team, "key", "gpt-4", "tpm", 1).await;
+            let deleted = amid(&world, call, team.delete_entity("key"), async {
+                default.namespaces().delete("team").await.unwrap();
+                default.namespaces().purge(&registered.id, |_| {}).await.unwrap();
+            })
+            .await;
+            // What a call wrote after the purge is for the sweep.
+            let found = default.namespaces().find_orphans(|_| {}).await.unwrap();
+            default.namespaces().remove_orphans(&found, |_| {}).await.unwrap();
+            let found = default.namespaces().find_orphans(|_| {}).await.unwrap();
+            assert!(found.is_empty(), "{call:?}, {deleted:?}: {found:?}");
+            assert!(default.namespaces().get("team").await.unwrap().is_none());
+        }
+    });
+}
+
+/// A sweep amid each step of registering, recovering and purging removes nothing live, and leaves the name usable.
+#[test]
+fn a_sweep_amid_changes_of_namespaces_changes_nothing() {
+    on_every_store_but(&[], async |world| {
+        let default = world.limiter().await;
+        let sweep = async || {
+            let found = default.namespaces().find_orphans(|_| {}).await.unwrap();
+            default.namespaces().remove_orphans(&found, |_| {}).await.unwrap()
+        };
+        for call in [Call::Get, Call::Write] {
+            let namespaces = default.namespaces();
+            let name = format!("team-{call:?}").to_lowercase();
+            let of = amid(&world, call, namespaces.register(&name), async {
+                assert_eq!(sweep().await, 0);
+            })
+            .await
+            .unwrap();
+            let team = world.builder().namespace(name.as_str()).open().await.unwrap();
+            team.set_system_defaults([without_refill("tpm", 10)], None).await.unwrap();
+            spend(&team, "key", "gpt-4", "tpm", 1).await;
+            world.advance(secs(3_600));
+            amid(&world, call, namespaces.delete(&name), async {
+                assert_eq!(sweep().await, 0);
+            })
+            .await
+            .unwrap();
+            world.advance(secs(3_600));
+            amid(&world, call, namespaces.recover(&of.id), async {
+                assert_eq!(sweep().await, 0);
+            })
+            .await
+            .unwrap();
+            let left = crate::world::left(&team, "key", "gpt-4", "tpm").await;
+            assert_eq!(left, 9, "{call:?}");
+            namespaces.delete(&name).await.unwrap();
+            amid(&world, call, namespaces.purge(&of.id, |_| {}), async {
+                assert_eq!(sweep().await, 0);
+            })
+            .await
+            .unwrap();
+            assert_eq!(sweep().await, 0);
+        }
+    });
+}
