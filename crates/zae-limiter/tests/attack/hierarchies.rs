@@ -195,3 +195,35 @@ fn a_lease_of_a_deleted_entity_does_not_count_in_the_next_one() {
         }
     });
 }
+
+/// Two clients delete the same entity, and one of them creates it again below its parent before the other one has ended:
+/// then it exists as it was created, or nothing of it exists.
+#[test]
+fn a_deletion_that_is_overtaken_does_not_take_the_next_entity_apart() {
+    for call in [Call::NoteDeletion, Call::ListKeys, Call::Delete, Call::Write] {
+        on_every_store(async |world| {
+            let limiter = world.limiter_with([without_refill("tpm", 100)]).await;
+            let other = world.limiter().await;
+            limiter.create_entity("org").await.unwrap();
+            limiter.set_limits("org", None, [without_refill("tpm", 10)]).await.unwrap();
+            child(&limiter, "key", "org").await;
+            spend(&limiter, "key", "other", "tpm", 1).await;
+            let gate = Gate::new();
+            world.store.script(call, Fault::HoldBefore(gate.clone()));
+            let mut first = Box::pin(limiter.delete_entity("key"));
+            up_to(&gate, first.as_mut()).await;
+            other.delete_entity("key").await.unwrap();
+            child(&other, "key", "org").await;
+            other.set_limits("key", None, [without_refill("tpm", 50)]).await.unwrap();
+            gate.open();
+            let deleted = first.await;
+            let found = other.entity("key").await.unwrap();
+            let has_limits = other.limits("key", None).await.unwrap().is_some();
+            assert_eq!(
+                found.is_some(),
+                has_limits,
+                "a half: the entity, and its limits; {call:?}; the first deletion: {deleted:?}"
+            );
+        });
+    }
+}
