@@ -167,3 +167,76 @@ fn a_sweep_amid_changes_of_namespaces_changes_nothing() {
         }
     });
 }
+
+/// A limiter of a namespace that was deleted and purged while this was done.
+async fn purged_meanwhile<T>(
+    world: &World,
+    name: &str,
+    done: impl AsyncFnOnce(&RateLimiter) -> T,
+) -> (RateLimiter, T) {
+    let registry = world.limiter().await.namespaces();
+    let id = registry.register(name).await.unwrap().id;
+    let team = world.builder().namespace(name).default_limits([without_refill("tpm", 100)]);
+    let team = team.open().await.unwrap();
+    let done = done(&team).await;
+    registry.delete(name).await.unwrap();
+    registry.purge(&id, |_| {}).await.unwrap();
+    // The TTL of the cache.
+    world.advance(secs(61));
+    (team, done)
+}
+
+async fn check_nothing_written(world: &World, team: &RateLimiter, what: &str) {
+    let scope = zae_limiter::store::Scope::Namespace(team.namespace_id().clone());
+    let page = zae_limiter::store::PageRequest::first(10);
+    let items = world.store.list_keys(&scope, &page).await.unwrap().items;
+    assert!(items.is_empty(), "{what} wrote into a purged namespace: {items:?}");
+}
+
+/// A stream that takes more, and a call that waits, notice a purge within the TTL, too.
+#[test]
+fn streams_and_waiting_calls_notice_a_purge_within_the_ttl() {
+    on_every_store_but(&[], async |world| {
+        let (team, mut lease) = purged_meanwhile(&world, "consumes", async |team| {
+            team.acquire("key", "gpt-4").take("tpm", 10).await.unwrap()
+        })
+        .await;
+        let more = lease.consume("tpm", 5).await;
+        assert!(matches!(more, Err(zae_limiter::Error::NamespacePurged { .. })), "{more:?}");
+        check_nothing_written(&world, &team, "consume").await;
+
+        let (team, waiting) = purged_meanwhile(&world, "waits", async |team| {
+            spend(team, "key", "gpt-4", "tpm", 100).await;
+            let team = team.clone();
+            let mut call = Box::pin(async move {
+                let call = team.acquire("key", "gpt-4").take("tpm", 1);
+                call.wait_up_to(secs(1_000_000_000)).await.map(drop)
+            });
+            for _ in 0..100 {
+                assert!(crate::world::poll_once(call.as_mut()).is_pending());
+                crate::world::turn().await;
+            }
+            call
+        })
+        .await;
+        world.advance(secs(1_000_000_000));
+        let waited = finish(waiting).await;
+        assert!(waited.is_err(), "a call that waited was admitted in a purged namespace");
+        check_nothing_written(&world, &team, "a waiting call").await;
+    });
+}
+
+/// A stream that writes what it used learns of a purge, too, and writes nothing into it.
+#[test]
+fn settlements_notice_a_purge_within_the_ttl() {
+    on_every_store_but(&[], async |world| {
+        let (team, mut lease) = purged_meanwhile(&world, "flushes", async |team| {
+            team.acquire("key", "gpt-4").take("tpm", 10).await.unwrap()
+        })
+        .await;
+        lease.adjust("tpm", 20).unwrap();
+        let flushed = lease.flush().await;
+        assert!(matches!(flushed, Err(zae_limiter::Error::NamespacePurged { .. })), "{flushed:?}");
+        check_nothing_written(&world, &team, "flush").await;
+    });
+}
