@@ -388,3 +388,102 @@ async fn a_replacement_amid_a_group_commit_loses_no_answered_call() {
         assert_eq!(tokens(&moved, &bucket, NOW).await, Some(100_000 - taken));
     }
 }
+
+/// The file as the first release made it.
+fn downgrade(file: &Path) {
+    let back = "ALTER TABLE config DROP COLUMN audit_retention_days; \
+                ALTER TABLE namespace DROP COLUMN purging; DROP TABLE sweep; PRAGMA user_version = 1";
+    Connection::open(file).unwrap().execute_batch(back).unwrap();
+}
+
+/// Many programs of this release open a file of the first one at the same time, each more than once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_many_upgrade_at_once_is_upgraded_once() {
+    for _ in 0..10 {
+        let folder = Folder::new();
+        let store = SqliteStore::open(folder.file()).unwrap();
+        assert!(take(&store, &plan(&target("key-1", 10), 1)).await);
+        drop(store);
+        downgrade(&folder.file());
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let file = folder.file();
+                std::thread::spawn(move || SqliteStore::open(file).unwrap())
+            })
+            .collect();
+        let stores: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        for store in &stores {
+            assert!(take(store, &plan(&target("key-1", 10), 1)).await);
+        }
+        assert_eq!(tokens(&stores[0], &target("key-1", 10), NOW).await, Some(1));
+        drop(stores);
+        assert!(is_sound(&folder.file()));
+    }
+}
+
+/// A backup of an earlier release is restored into an open file: it is the limiter's own, and the error says what to do.
+#[tokio::test]
+async fn an_older_backup_restored_under_an_open_store_is_not_called_another_programs() {
+    let folder = Folder::new();
+    let store = SqliteStore::open(folder.file()).unwrap();
+    assert!(take(&store, &plan(&target("key-1", 10), 1)).await);
+    downgrade(&folder.file());
+    let error = store.acquire(&plan(&target("key-1", 10), 1)).await.unwrap_err();
+    let message = error.to_string();
+    assert!(!message.contains("another program"), "{message}");
+    // Opening it again is what helps.
+    let again = SqliteStore::open(folder.file()).unwrap();
+    assert!(take(&again, &plan(&target("key-1", 10), 1)).await);
+    assert!(take(&store, &plan(&target("key-1", 10), 1)).await, "it was upgraded by another");
+}
+
+/// A backup of this release is restored into an open file by SQLite itself: the store goes on with the balances of the
+/// backup, not with those that it remembers.
+#[tokio::test]
+async fn a_backup_restored_by_sqlite_under_an_open_store_is_used_at_once() {
+    let folder = Folder::new();
+    let store = SqliteStore::open(folder.file()).unwrap();
+    assert!(take(&store, &plan(&target("key-1", 10), 1)).await);
+    let backup = folder.path().join("backup.db");
+    let sqlite = |command: String| {
+        Command::new("sqlite3")
+            .arg(folder.file())
+            .arg(command)
+            .status()
+            .is_ok_and(|it| it.success())
+    };
+    if !sqlite(format!(".backup '{}'", backup.display())) {
+        eprintln!("skipped: there is no program sqlite3");
+        return;
+    }
+    assert!(take(&store, &plan(&target("key-1", 10), 8)).await);
+    assert!(take(&store, &plan(&target("key-2", 10), 8)).await);
+    assert!(sqlite(format!(".restore '{}'", backup.display())));
+    assert!(take(&store, &plan(&target("key-1", 10), 9)).await, "as in the backup");
+    assert!(take(&store, &plan(&target("key-2", 10), 10)).await, "absent in the backup");
+    assert!(!take(&store, &plan(&target("key-1", 10), 1)).await);
+    drop(store);
+    assert!(is_sound(&folder.file()));
+}
+
+/// Other programs change rows: the store remembers neither their numbers nor their balances.
+#[tokio::test]
+async fn rows_that_others_change_are_read_again() {
+    let folder = Folder::new();
+    let store = SqliteStore::open(folder.file()).unwrap();
+    for (id, tokens) in [("key-1", 1), ("key-2", 9)] {
+        assert!(take(&store, &plan(&target(id, 10), tokens)).await);
+    }
+    let other = Connection::open(folder.file()).unwrap();
+    let swap = "UPDATE bucket SET entity = 'key-3' WHERE entity = 'key-1'; \
+                UPDATE bucket SET entity = 'key-1' WHERE entity = 'key-2'; \
+                UPDATE bucket SET entity = 'key-2' WHERE entity = 'key-3'";
+    other.execute_batch(swap).unwrap();
+    assert!(!take(&store, &plan(&target("key-1", 10), 2)).await);
+    assert!(take(&store, &plan(&target("key-2", 10), 9)).await);
+    other.execute_batch("DELETE FROM bucket; VACUUM").unwrap();
+    for id in ["key-1", "key-2"] {
+        assert!(take(&store, &plan(&target(id, 10), 10)).await);
+        assert!(!take(&store, &plan(&target(id, 10), 1)).await);
+    }
+}
