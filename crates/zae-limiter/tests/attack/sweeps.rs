@@ -216,11 +216,11 @@ fn streams_and_waiting_calls_notice_a_purge_within_the_ttl() {
                 assert!(crate::world::poll_once(call.as_mut()).is_pending());
                 crate::world::turn().await;
             }
-            call
+            Some(call)
         })
         .await;
         world.advance(secs(1_000_000_000));
-        let waited = finish(waiting).await;
+        let waited = finish(waiting.unwrap()).await;
         assert!(waited.is_err(), "a call that waited was admitted in a purged namespace");
         check_nothing_written(&world, &team, "a waiting call").await;
     });
@@ -238,5 +238,34 @@ fn settlements_notice_a_purge_within_the_ttl() {
         let flushed = lease.flush().await;
         assert!(matches!(flushed, Err(zae_limiter::Error::NamespacePurged { .. })), "{flushed:?}");
         check_nothing_written(&world, &team, "flush").await;
+    });
+}
+
+/// Somebody reads usage while an entity is deleted: nothing of it is left, and the next one of that name begins at zero.
+#[test]
+fn a_look_at_usage_amid_a_deletion_leaves_none() {
+    on_every_store_but(&[Kind::DynamoDb], async |world| {
+        for is_created in [true, false] {
+            for call in [Call::NoteDeletion, Call::ListKeys, Call::Delete, Call::Write] {
+                let limiter = world.limiter_with([without_refill("tpm", 10)]).await;
+                let key = format!("key-{is_created}-{call:?}");
+                if is_created {
+                    limiter.create_entity(&key).await.unwrap();
+                }
+                spend(&limiter, &key, "gpt-4", "tpm", 4).await;
+                amid(&world, call, limiter.delete_entity(&key), async {
+                    used(&limiter, &key).await;
+                })
+                .await
+                .unwrap();
+                let left = used(&limiter, &key).await;
+                assert_eq!(left, 0, "usage of a deleted entity is left, at {call:?}");
+                let again = limiter.delete_entity(&key).await;
+                assert!(
+                    matches!(again, Err(zae_limiter::Error::NotFound(_))),
+                    "{call:?}: {again:?}"
+                );
+            }
+        }
     });
 }
