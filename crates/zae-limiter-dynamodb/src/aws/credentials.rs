@@ -122,8 +122,9 @@ fn explained(error: &CredentialsError, source: &Source) -> FailedCall {
             denied(format!("the AWS credentials could not be loaded: {name} is not valid; {ASIDE}"))
         }
         _ if says(&["dispatch failure", "timeout"]) => {
-            let message =
-                format!("the source of the AWS credentials cannot be reached ({selected}); {ASIDE}");
+            let message = format!(
+                "the source of the AWS credentials cannot be reached ({selected}); {ASIDE}"
+            );
             failed(FailedKind::Unavailable, message, texts)
         }
         _ if says(&["Login token", "login/cache"]) => denied(format!(

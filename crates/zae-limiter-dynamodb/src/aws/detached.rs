@@ -17,9 +17,7 @@ use tokio::sync::{Mutex, oneshot};
 /// # Panics
 ///
 /// If the work panics, or the machine has no thread left.
-pub async fn on_own_thread<T: Send + 'static>(
-    work: impl Future<Output = T> + Send + 'static,
-) -> T {
+pub async fn on_own_thread<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     start(work).await.expect("the work ended without a panic")
 }
 

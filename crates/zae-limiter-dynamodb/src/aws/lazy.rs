@@ -187,9 +187,10 @@ impl LazyTable {
                     ClientSource::Address(address) => {
                         let address = address.clone();
                         // Boxed: it is rare and large, and would be part of every call's future.
-                        let load = Box::pin(async move {
-                            (address.client().await, BadProfile::find().await)
-                        });
+                        let load =
+                            Box::pin(
+                                async move { (address.client().await, BadProfile::find().await) },
+                            );
                         let (client, bad) = self.loading.run(load).await;
                         (client, bad, "give one with the address, or set AWS_REGION")
                     }

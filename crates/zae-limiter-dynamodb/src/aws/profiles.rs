@@ -121,7 +121,11 @@ impl Source {
     fn of(profiles: &ProfileSet, selected: &str, is_named: bool) -> Result<Self, BadProfile> {
         let bad = |name: &str, problem| Err(BadProfile { name: name.to_owned(), problem });
         let Some(mut profile) = profiles.get_profile(selected) else {
-            return if is_named { bad(selected, Problem::Missing) } else { Ok(Self::of_variables()) };
+            return if is_named {
+                bad(selected, Problem::Missing)
+            } else {
+                Ok(Self::of_variables())
+            };
         };
         // The SDK reports a longer circle.
         for step in 0..=profiles.profiles().count() {
