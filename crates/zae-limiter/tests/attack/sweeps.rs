@@ -269,3 +269,90 @@ fn a_look_at_usage_amid_a_deletion_leaves_none() {
         }
     });
 }
+
+/// A lease ends after its entity was deleted, in every way that gives tokens back: nothing of the entity comes back.
+#[test]
+fn a_lease_that_ends_after_the_deletion_brings_nothing_back() {
+    on_every_store_but(&[Kind::DynamoDb], async |world| {
+        for end in ["rollback", "drop", "release", "settle", "expired"] {
+            let limiter = world.limiter_with([without_refill("tpm", 10)]).await;
+            limiter.create_entity(end).await.unwrap();
+            limiter.create_entity(&format!("{end}-child")).parent(end).cascade().await.unwrap();
+            let child = format!("{end}-child");
+            let mut lease = limiter.acquire(&child, "gpt-4").take("tpm", 8).await.unwrap();
+            for key in [end, &child] {
+                limiter.delete_entity(key).await.unwrap();
+            }
+            if end == "expired" {
+                world.advance(secs(40 * 86_400));
+            }
+            match end {
+                "release" => {
+                    lease.release("tpm", 5).unwrap();
+                    lease.commit().await.unwrap();
+                }
+                "settle" => {
+                    lease.settle("tpm", 0).unwrap();
+                    lease.flush().await.unwrap();
+                    drop(lease);
+                }
+                "drop" => drop(lease),
+                _ => lease.rollback().await.unwrap(),
+            }
+            crate::world::settle_down().await;
+            for key in [end, &child] {
+                assert_eq!(used(&limiter, key).await, 0, "{key}, {end}");
+                let again = limiter.delete_entity(key).await;
+                assert!(matches!(again, Err(zae_limiter::Error::NotFound(_))), "{key}: {again:?}");
+            }
+        }
+    });
+}
+
+/// Traffic, deletions, looks and sweeps in random order, one call at a time, over days: a sweep removes nothing of what a
+/// model expects.
+#[test]
+fn sweeps_beside_traffic_remove_nothing_that_a_model_expects() {
+    on_every_store_but(&[Kind::DynamoDb], async |world| {
+        for seed in 0..15 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let limiter = world.limiter_with([without_refill("tpm", 1_000_000)]).await;
+            let keys: Vec<String> = (0..4).map(|n| format!("s{seed}-{n}")).collect();
+            // What each has used since it was last deleted, and whether it was created.
+            let mut model = [(0_i64, false); 4];
+            for _ in 0..150 {
+                let at = random.usize(..4);
+                let (key, of) = (&keys[at], &mut model[at]);
+                match random.u8(..8) {
+                    0 | 1 => {
+                        spend(&limiter, key, "gpt-4", "tpm", 3).await;
+                        of.0 += 3;
+                    }
+                    2 => {
+                        if limiter.create_entity(key).await.is_ok() {
+                            of.1 = true;
+                        }
+                    }
+                    3 => {
+                        let _ = limiter.delete_entity(key).await;
+                        *of = (0, false);
+                    }
+                    4 => world.advance(secs(random.u64(1..40_000))),
+                    5 => {
+                        let lease = limiter.acquire(key, "gpt-4").take("tpm", 5).await.unwrap();
+                        lease.rollback().await.unwrap();
+                    }
+                    _ => {
+                        let found = limiter.namespaces().find_orphans(|_| {}).await.unwrap();
+                        limiter.namespaces().remove_orphans(&found, |_| {}).await.unwrap();
+                    }
+                }
+                for (key, (tokens, is_created)) in keys.iter().zip(&model) {
+                    assert_eq!(used(&limiter, key).await, *tokens, "seed {seed}, {key}");
+                    let found = limiter.entity(key).await.unwrap();
+                    assert_eq!(found.is_some(), *is_created, "seed {seed}, {key}");
+                }
+            }
+        }
+    });
+}
