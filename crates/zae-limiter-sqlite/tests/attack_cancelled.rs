@@ -62,19 +62,23 @@ async fn caller(store: SqliteStore, seed: u64) -> [i64; 2] {
     taken
 }
 
+fn pick(number: u64, of: u64) -> usize {
+    usize::try_from(number % of).unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn dropped_calls_beside_others_leave_exact_balances() {
     for seed in 0..12 {
         let folder = Folder::new();
         let open = |number: u64| {
-            let durability = [Durability::Normal, Durability::Full][(seed + number) as usize % 2];
-            let commit_on = [CommitOn::Caller, CommitOn::Thread][(seed / 2 + number) as usize % 2];
+            let durability = [Durability::Normal, Durability::Full][pick(seed + number, 2)];
+            let commit_on = [CommitOn::Caller, CommitOn::Thread][pick(seed / 2 + number, 2)];
             let options = SqliteOptions::new(folder.file()).durability(durability);
             options.commit_on(commit_on).open().unwrap()
         };
         let stores: Vec<SqliteStore> = (0..3).map(open).collect();
         let tasks: Vec<_> = (0..12)
-            .map(|task| tokio::spawn(caller(stores[task as usize % 3].clone(), seed * 100 + task)))
+            .map(|task| tokio::spawn(caller(stores[pick(task, 3)].clone(), seed * 100 + task)))
             .collect();
         let mut taken = [0; 2];
         for task in tasks {
