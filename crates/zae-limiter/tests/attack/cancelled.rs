@@ -103,3 +103,50 @@ fn a_dropped_change_of_an_entity_leaves_no_stale_chain() {
         assert!(late == 0 || world.is(Kind::DynamoDb), "{late} entities were created late");
     });
 }
+
+/// Deleting an entity, and changing the defaults of a resource or of the system, dropped after any poll: the process sees
+/// the limits that are stored.
+#[test]
+fn a_dropped_deletion_or_change_of_defaults_leaves_no_stale_cache() {
+    on_every_store(async |world| {
+        let limiter = world.limiter_with([per_minute("rpm", 60)]).await;
+        let fresh = world.limiter().await;
+        let mut late = 0;
+        for polls in 0..40 {
+            let (key, on) = (format!("gone{polls}"), format!("resource{polls}"));
+            fresh.create_entity(&key).await.unwrap();
+            fresh.set_limits(&key, None, [per_minute("rpm", 10)]).await.unwrap();
+            assert_eq!(left(&limiter, &key, "gpt-4", "rpm").await, 10);
+            poll_and_drop(polls, limiter.delete_entity(&key)).await;
+            settle_writes(&fresh, &key).await;
+            late += u32::from(!sees_what_is_stored(&world, &limiter, &fresh, &key).await);
+
+            let agree = async || {
+                let cached = left(&limiter, "key", &on, "rpm").await;
+                fresh.invalidate_cache();
+                cached == left(&fresh, "key", &on, "rpm").await
+            };
+            for step in ["resource", "system", "deleted"] {
+                assert!(agree().await, "before {step}");
+                let limits = [per_minute("rpm", 100 + polls as u64)];
+                match step {
+                    "resource" => {
+                        poll_and_drop(polls, limiter.set_resource_defaults(&on, limits)).await;
+                    }
+                    "system" => {
+                        poll_and_drop(polls, limiter.set_system_defaults(limits, None)).await;
+                    }
+                    _ => poll_and_drop(polls, limiter.delete_resource_defaults(&on)).await,
+                }
+                settle_writes(&fresh, &format!("{key}-{step}")).await;
+                if !agree().await {
+                    late += 1;
+                    world.advance(secs(10));
+                    settle_down().await;
+                    assert!(agree().await, "{step}, {polls} polls");
+                }
+            }
+        }
+        assert!(late == 0 || world.is(Kind::DynamoDb), "{late} changes were seen late");
+    });
+}
