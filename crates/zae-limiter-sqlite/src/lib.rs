@@ -24,12 +24,12 @@ mod bucket_states;
 mod codec;
 mod cursor;
 mod error;
-mod forked;
 mod job;
 mod keys;
 mod ledger;
 mod list;
 mod log;
+mod open_files;
 mod opened;
 mod options;
 mod pending;
@@ -68,9 +68,9 @@ use zae_limiter_core::{
 pub use crate::options::{CommitOn, Durability, SqliteOptions};
 
 use crate::error::Failure;
-use crate::forked::OpenHere;
 use crate::job::{Caller, Job};
 use crate::ledger::Ledger;
+use crate::open_files::OpenHere;
 use crate::pending::{PendingAcquire, PendingSettlement};
 use crate::queue::{Closed, Queue};
 use crate::reader::ReadJob;

@@ -1,18 +1,19 @@
 //! Whether the file is still the one that was opened. A file can be replaced, removed, truncated or upgraded by others while the
 //! store has it open. SQLite would go on in the old one, and two files would hold two budgets.
 
-use std::fs::{File, Metadata};
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rusqlite::Connection;
+use rusqlite::config::DbConfig;
 use zae_limiter_core::StoreErrorKind;
 
 use crate::error::Failure;
+use crate::open_files::{Handle, Identity, identity, identity_of};
 
 const REPLACED: Failure = Failure::Unusable(
     StoreErrorKind::Denied,
-    "or its log was replaced or removed while it was open; open the store again",
+    "or a file of SQLite beside it was replaced or removed while it was open; open the store again",
 );
 
 const TRUNCATED: Failure = Failure::Unusable(
@@ -25,31 +26,16 @@ const TRUNCATED: Failure = Failure::Unusable(
 pub(crate) struct OpenedFile {
     path: PathBuf,
     log: PathBuf,
-    identities: [Option<Identity>; 2],
+    shared_memory: PathBuf,
+    handle: Arc<Handle>,
+    /// Of the file, its log and its shared memory.
+    identities: [Option<Identity>; 3],
     /// The length of the file at the last check. SQLite shortens a file only by `VACUUM`.
     bytes: u64,
     /// For good: whoever had the file in between may have removed the log, and commits with it.
     was_replaced: bool,
     /// SQLite changes this number when another connection has written. `None` until the first check.
     data_version: Option<i64>,
-}
-
-/// The device and the number of a file, where the operating system has them.
-pub(crate) type Identity = (u64, u64);
-
-#[cfg(unix)]
-fn identity_of(found: &Metadata) -> Option<Identity> {
-    use std::os::unix::fs::MetadataExt as _;
-    Some((found.dev(), found.ino()))
-}
-
-#[cfg(not(unix))]
-fn identity_of(_: &Metadata) -> Option<Identity> {
-    None
-}
-
-pub(crate) fn identity(path: &Path) -> Option<Identity> {
-    identity_of(&std::fs::metadata(path).ok()?)
 }
 
 /// The identity of a file, and its length.
@@ -61,27 +47,40 @@ fn look(path: &Path) -> (Option<Identity>, u64) {
 }
 
 /// Whether the file has all pages that its header counts.
-fn is_whole(path: &Path, bytes: u64) -> bool {
-    let mut header = [0; 32];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut header));
+fn is_whole(handle: &Handle, bytes: u64) -> bool {
+    let Ok(header) = handle.start() else { return false };
+    let Some(header) = header.first_chunk::<32>() else { return false };
     let page_bytes = match u16::from_be_bytes([header[16], header[17]]) {
         1 => 65_536,
         bytes => u64::from(bytes),
     };
     let pages = u32::from_be_bytes([header[28], header[29], header[30], header[31]]);
-    read.is_ok() && bytes >= u64::from(pages) * page_bytes
+    bytes >= u64::from(pages) * page_bytes
 }
 
 impl OpenedFile {
     /// The file at `path`, which a connection has just opened.
-    pub(crate) fn new(path: PathBuf) -> Self {
+    pub(crate) fn new(path: PathBuf, handle: Arc<Handle>) -> Self {
         // SQLite puts the log next to the file itself, not next to a link to it.
-        let mut log = path.canonicalize().unwrap_or_else(|_| path.clone()).into_os_string();
-        log.push("-wal");
-        let log = PathBuf::from(log);
+        let itself = path.canonicalize().unwrap_or_else(|_| path.clone());
+        let beside = |suffix| {
+            let mut name = itself.clone().into_os_string();
+            name.push(suffix);
+            PathBuf::from(name)
+        };
+        let (log, shared_memory) = (beside("-wal"), beside("-shm"));
         let (file, bytes) = look(&path);
-        let identities = [file, identity(&log)];
-        Self { path, log, identities, bytes, was_replaced: false, data_version: None }
+        let identities = [file, identity(&log), identity(&shared_memory)];
+        Self {
+            path,
+            log,
+            shared_memory,
+            handle,
+            identities,
+            bytes,
+            was_replaced: false,
+            data_version: None,
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -93,20 +92,35 @@ impl OpenedFile {
         &self.log
     }
 
-    /// Checks the file at the start of a transaction. Returns whether others have written since the last check, or
-    /// whether this is the first one.
-    pub(crate) fn check(&mut self, conn: &Connection) -> Result<bool, Failure> {
+    /// Whether the file, its log or its shared memory are not the ones that were opened. Then the connection must not
+    /// write its log into the file when it closes.
+    pub(crate) fn is_replaced(&mut self, conn: &Connection) -> bool {
+        self.look_again(conn).is_none()
+    }
+
+    /// The length of the file. `None` if it was replaced.
+    fn look_again(&mut self, conn: &Connection) -> Option<u64> {
         let (file, bytes) = look(&self.path);
-        let found = [file, identity(&self.log)];
+        let found = [file, identity(&self.log), identity(&self.shared_memory)];
+        let was_replaced = self.was_replaced;
         for (opened, found) in self.identities.iter_mut().zip(found) {
             // One that did not exist at the opening counts from its first sight.
             self.was_replaced |= opened.is_some() && *opened != found;
             *opened = opened.or(found);
         }
-        if self.was_replaced {
-            return Err(REPLACED);
+        if self.was_replaced && !was_replaced {
+            let set = conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+            set.inspect_err(|error| tracing::warn!(%error, "the log of a replaced file stays"))
+                .ok();
         }
-        if bytes < self.bytes && !is_whole(&self.path, bytes) {
+        (!self.was_replaced).then_some(bytes)
+    }
+
+    /// Checks the file at the start of a transaction. Returns whether others have written since the last check, or
+    /// whether this is the first one.
+    pub(crate) fn check(&mut self, conn: &Connection) -> Result<bool, Failure> {
+        let bytes = self.look_again(conn).ok_or(REPLACED)?;
+        if bytes < self.bytes && !is_whole(&self.handle, bytes) {
             return Err(TRUNCATED);
         }
         self.bytes = bytes;

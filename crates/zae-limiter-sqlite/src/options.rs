@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 use zae_limiter_core::{StoreError, StoreErrorKind, UsageSettings};
 
 use crate::error::Failure;
-use crate::forked::{self, OpenHere};
 use crate::ledger::Ledger;
+use crate::open_files::OpenHere;
 use crate::opened::OpenedFile;
 use crate::queue::Queue;
 use crate::writer::Writer;
@@ -146,12 +146,12 @@ impl SqliteOptions {
             StoreError::new(StoreErrorKind::Denied, message).caused_by(error)
         })?;
         let store_error = |failure: Failure| Arc::new(failure).to_store_error(&file);
-        forked::check(&file).map_err(store_error)?;
+        let open = OpenHere::new(&file).map_err(store_error)?;
         let conn = schema::open_writer(&file, self.durability).map_err(store_error)?;
         let read_conn = schema::open_reader(&file).map_err(store_error)?;
 
         let (writer, reader) = (Arc::new(Queue::new()), Arc::new(Queue::new()));
-        let opened = OpenedFile::new(file.clone());
+        let opened = OpenedFile::new(file.clone(), open.handle());
         let work = Writer::new(opened.clone(), Arc::clone(&writer), Ledger::new(conn, self.usage));
         let commit_on = match self.durability {
             Durability::Normal => self.commit_on,
@@ -170,7 +170,7 @@ impl SqliteOptions {
             write_thread: None,
             read_thread: None,
             process: std::process::id(),
-            _open: OpenHere::new(&file),
+            _open: open,
         };
         shared.write_thread = Some(spawn("zael-write", move || work.run())?);
         let read = move || reader::run(opened, reader, read_conn);

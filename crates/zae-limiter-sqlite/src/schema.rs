@@ -2,8 +2,7 @@
 //!
 //! A file of another program, a damaged one, or one of a later release is never changed.
 
-use std::fs::{File, OpenOptions};
-use std::io::Read;
+use std::fs::OpenOptions;
 use std::path::Path;
 use std::time::Duration;
 
@@ -153,8 +152,6 @@ fn retry_while_busy(open: impl Fn() -> Result<Connection, Failure>) -> Result<Co
 }
 
 fn try_open_writer(path: &Path, durability: Durability) -> Result<Connection, Failure> {
-    check_header(path)?;
-    create_private(path)?;
     let conn = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE)?;
     if conn.is_readonly("main")? {
         return Err(DENIED);
@@ -195,6 +192,11 @@ const NEWER: Failure = Failure::Unusable(
     "was written by a later release and was left untouched; upgrade this program",
 );
 
+const OLDER: Failure = Failure::Unusable(
+    StoreErrorKind::Incompatible,
+    "was replaced by one of an earlier release, such as a backup, while it was open; open the store again",
+);
+
 /// Creates an empty file that only its owner can read: balances and entity ids, which are often API keys, concern
 /// nobody else. SQLite gives its log files the mode of the file. An existing file keeps its mode.
 pub(crate) fn create_private(path: &Path) -> Result<(), Failure> {
@@ -230,9 +232,8 @@ fn connect(path: &Path, flags: OpenFlags) -> Result<Connection, Failure> {
     Ok(conn)
 }
 
-/// Checks the path and the first 100 bytes before SQLite opens the file. Merely opening another
-/// program's database could checkpoint its log.
-fn check_header(path: &Path) -> Result<(), Failure> {
+/// Checks a path before the file is opened.
+pub(crate) fn check_path(path: &Path) -> Result<(), Failure> {
     let denied = |message| Err(Failure::Unusable(StoreErrorKind::Denied, message));
     if path.is_dir() {
         return denied("is a folder; name a file in it");
@@ -245,15 +246,12 @@ fn check_header(path: &Path) -> Result<(), Failure> {
     if path.metadata().is_ok_and(|found| !found.is_file()) {
         return denied("is not a regular file; name another one");
     }
-    let mut file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(_) => return denied("cannot be read; check its permissions"),
-    };
-    let mut header = Vec::with_capacity(100);
-    if file.by_ref().take(100).read_to_end(&mut header).is_err() {
-        return denied("cannot be read; name a regular file");
-    }
+    Ok(())
+}
+
+/// Checks the first 100 bytes before SQLite opens the file. Merely opening another program's database could checkpoint
+/// its log. A new file is empty.
+pub(crate) fn check_start(header: &[u8]) -> Result<(), Failure> {
     if header.is_empty() {
         return Ok(());
     }
@@ -275,7 +273,8 @@ fn check_header(path: &Path) -> Result<(), Failure> {
 pub(crate) fn check_version(conn: &Connection) -> Result<(), Failure> {
     match recognise(conn)? {
         Found::Current => Ok(()),
-        Found::Empty | Found::Older(_) => Err(FOREIGN),
+        Found::Older(_) => Err(OLDER),
+        Found::Empty => Err(FOREIGN),
     }
 }
 

@@ -372,6 +372,11 @@ impl Writer {
         }
     }
 
+    /// Looks at the file once more before the connection closes.
+    pub(crate) fn close(mut self) {
+        self.file.is_replaced(&self.ledger.conn);
+    }
+
     /// Adds a job that is to be done soon.
     pub(crate) fn put_back(&mut self, job: Job) {
         self.pending.push_back(job);

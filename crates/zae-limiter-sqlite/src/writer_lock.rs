@@ -108,6 +108,7 @@ struct EndOfWriter<'a>(&'a WriterLock);
 impl Drop for EndOfWriter<'_> {
     fn drop(&mut self) {
         self.0.queue.end();
-        drop(self.0.lock().take());
+        let writer = self.0.lock().take();
+        writer.into_iter().for_each(Writer::close);
     }
 }

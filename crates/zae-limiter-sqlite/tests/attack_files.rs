@@ -173,6 +173,10 @@ async fn removed_shared_memory_never_gives_two_budgets() {
     drop(store);
     assert!(own + others <= 10, "{own} here and {others} there, of 10");
     assert!(is_sound(&folder.file()));
+    // Closing has not written an old log over what the other process has committed.
+    let store = SqliteStore::open(folder.file()).unwrap();
+    let left = i64::try_from(10 - own - others).unwrap();
+    assert_eq!(tokens(&store, &target("key-1", 10), NOW).await, Some(left));
 }
 
 /// The folder is renamed, and a new one takes its place: as a deployment does.
