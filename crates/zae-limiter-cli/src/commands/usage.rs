@@ -288,7 +288,7 @@ async fn list(args: ListArgs, context: &mut Context) -> Result<ExitStatus, Failu
     let range = which.range(context.clock.now())?;
     let limiter = context.limiter().await?;
     let query = which.query(&limiter, &range);
-    let gaps = coverage::check(&limiter, &query, which.window).await?;
+    let gaps = coverage::check(&limiter, &query, which.window, &*context.pace).await?;
     let pages = query.pages()?;
     let printer = &mut context.printer;
     coverage::warn(printer, &gaps);
@@ -307,7 +307,7 @@ async fn summary(which: Which, context: &mut Context) -> Result<ExitStatus, Fail
     let range = which.range(context.clock.now())?;
     let limiter = context.limiter().await?;
     let query = which.query(&limiter, &range);
-    let incomplete = coverage::check(&limiter, &query, which.window).await?;
+    let incomplete = coverage::check(&limiter, &query, which.window, &*context.pace).await?;
     let summary = query.summary().await?;
     let printer = &mut context.printer;
     coverage::warn(printer, &incomplete);

@@ -5,9 +5,11 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
+use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
 use aws_sdk_dynamodb::config::{BehaviorVersion, Credentials, Region};
 use serde_json::Value;
 
@@ -111,6 +113,8 @@ pub(crate) fn client(endpoint: &str, keys: (&str, &str)) -> Client {
         .credentials_provider(Credentials::new(keys.0, keys.1, None, None, "test"))
         .endpoint_url(endpoint)
         .retry_config(RetryConfig::disabled())
+        // The emulators take seconds for a call on a busy machine. The store keeps the time limits of a client.
+        .timeout_config(TimeoutConfig::builder().read_timeout(Duration::from_secs(60)).build())
         .http_client(aws_smithy_http_client::Builder::new().build_http())
         .build();
     Client::from_conf(config)

@@ -4,10 +4,12 @@
 //! aggregators. The table does not say which windows these were, but the records of the other windows do.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::Serialize;
 use zae_limiter::model::{Usage, UsageQuery};
 use zae_limiter::store::UsageRecording;
+use zae_limiter::testing::Clock;
 use zae_limiter::{Error, RateLimiter, Timestamp, Window};
 
 use crate::exit::ExitStatus;
@@ -16,6 +18,9 @@ use crate::printer::{Printer, to_json};
 
 /// The most records of shorter windows that are added up. A month of one entity and resource has 31 days.
 const RECORDS_MAX: usize = 20_000;
+
+/// The aggregator writes the records of one change one after the other. Within this time it has written all of them.
+const BOOKED_WITHIN: Duration = Duration::from_secs(2);
 
 /// A month whose record lacks events.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -35,13 +40,14 @@ pub(super) async fn check(
     limiter: &RateLimiter,
     query: &UsageQuery<'_>,
     window: Window,
+    pace: &dyn Clock,
 ) -> Result<Vec<Gap>, Failure> {
     if limiter.store().usage_recording() == UsageRecording::Immediate {
         return Ok(Vec::new());
     }
     if window != Window::Monthly {
         if first_page(query, window).await?.is_empty() {
-            fail_if_others(query, window).await?;
+            fail_if_others(query, window, pace).await?;
         }
         return Ok(Vec::new());
     }
@@ -54,9 +60,10 @@ pub(super) async fn check(
             *sum = events.max(*sum);
         }
     }
-    let recorded = events_by_month(query, Window::Monthly).await?;
+    let mut recorded = events_by_month(query, Window::Monthly).await?;
     if recorded.is_empty() && !known.is_empty() {
-        fail_if_others(query, window).await?;
+        fail_if_others(query, window, pace).await?;
+        recorded = events_by_month(query, Window::Monthly).await?;
     }
     Ok(gaps(&recorded, &known))
 }
@@ -121,15 +128,27 @@ async fn first_page(query: &UsageQuery<'_>, window: Window) -> Result<Vec<Usage>
     Ok(pages.next_page().await?.unwrap_or_default())
 }
 
-/// Fails if there are records of other windows.
-async fn fail_if_others(query: &UsageQuery<'_>, window: Window) -> Result<(), Failure> {
+/// Fails if there are records of other windows only.
+async fn fail_if_others(
+    query: &UsageQuery<'_>,
+    window: Window,
+    pace: &dyn Clock,
+) -> Result<(), Failure> {
     let mut others = Vec::new();
     for other in Window::ALL.into_iter().filter(|other| *other != window) {
         if !first_page(query, other).await?.is_empty() {
             others.push(other);
         }
     }
-    if others.is_empty() { Ok(()) } else { Err(not_recorded(window, &others)) }
+    if others.is_empty() {
+        return Ok(());
+    }
+    // They may have been written just now.
+    pace.sleep(BOOKED_WITHIN).await;
+    match first_page(query, window).await?.is_empty() {
+        true => Err(not_recorded(window, &others)),
+        false => Ok(()),
+    }
 }
 
 fn not_recorded(window: Window, others: &[Window]) -> Failure {
