@@ -34,6 +34,11 @@ const ATTEMPTS_MAX: u32 = 16;
 const DELETIONS_MAX: u32 = 64;
 const BETWEEN_DELETIONS: Duration = Duration::from_millis(10);
 
+/// How long a deletion waits for the indexes that it lists, and how often: up to 4 s in all. An index usually lags by
+/// some milliseconds.
+const INDEX_LAG: Duration = Duration::from_secs(1);
+const INDEX_POLLS_MAX: u32 = 4;
+
 impl Driver {
     /// Leaves a tombstone, so that no aggregator creates the usage again.
     pub(crate) async fn note_deletion(
@@ -48,6 +53,26 @@ impl Driver {
         };
         // If it is unmet, there is one of a later deletion.
         self.update(&tombstone::write(scope, at)).await?;
+        self.wait_for_index(scope).await
+    }
+
+    /// Waits until the index shows the tombstone, but at least [`INDEX_LAG`]: each write reaches an index by itself, some
+    /// later than others. An index that takes longer than [`INDEX_POLLS_MAX`] polls holds nothing up.
+    async fn wait_for_index(self: &Arc<Self>, scope: &Scope) -> Result<(), StoreError> {
+        let own = tombstone::key(scope);
+        let (index, partition, sort_key) = tombstone::place_in_index(scope);
+        self.pause(INDEX_LAG).await?;
+        for _ in 0..INDEX_POLLS_MAX {
+            let range = Range::StartsWith(sort_key.clone());
+            let found = self.find_keys(Some(index), partition.clone(), range).await?;
+            if found.contains(&own) {
+                return Ok(());
+            }
+            self.pause(INDEX_LAG).await?;
+        }
+        tracing::warn!(
+            "an index of the table lags by seconds: `zae-limiter sweep` removes what the deletion does not see"
+        );
         Ok(())
     }
 

@@ -46,16 +46,28 @@ pub fn write(scope: &Scope, now: Timestamp) -> Update {
     let mut actions = Vec::new();
     set(&mut actions, DELETED_AT, moment.clone());
     set(&mut actions, "ttl", Value::number(ttl_of(now.saturating_add(KEPT))));
-    // A purge of the namespace finds the tombstones of its entities by this. Its own must survive it.
+    // A purge finds the tombstones of entities by this, and a deletion sees by its own that an index has caught up.
+    set(&mut actions, Index::Namespace.pk(), Value::text(namespace_partition(ns)));
+    set(&mut actions, Index::Namespace.sk(), Value::text(&key.pk));
     if let Scope::Entity(..) = scope {
-        set(&mut actions, Index::Namespace.pk(), Value::text(namespace_partition(ns)));
-        set(&mut actions, Index::Namespace.sk(), Value::text(&key.pk));
+        set(&mut actions, Index::Entity.pk(), Value::text(&key.pk));
+        set(&mut actions, Index::Entity.sk(), Value::text(ENTITY_SORT_KEY));
     }
     let conditions = vec![Condition::Any(vec![
         Condition::Absent(DELETED_AT.to_owned()),
         Condition::AtMost(DELETED_AT.to_owned(), moment),
     ])];
     Update { key, actions, conditions }
+}
+
+/// The index by which a deletion finds what belongs to the owner, and where it has the owner's tombstone: the partition
+/// and the sort key.
+pub fn place_in_index(scope: &Scope) -> (Index, String, String) {
+    let key = key(scope);
+    match scope {
+        Scope::Entity(..) => (Index::Entity, key.pk, ENTITY_SORT_KEY.to_owned()),
+        Scope::Namespace(ns) => (Index::Namespace, namespace_partition(ns), key.pk),
+    }
 }
 
 /// The deletion that an item tells of.
