@@ -8,6 +8,7 @@
 //!   SQLite is read through it, and it is closed when no store of the process has the file open.
 //! - A forked child inherits SQLite's list of locks, but not the locks. A file that was open at the fork is refused there.
 
+use std::ffi::OsString;
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
@@ -27,6 +28,12 @@ const INHERITED: Failure = Failure::Unusable(
 const LINKED: Failure = Failure::Unusable(
     StoreErrorKind::Denied,
     "has another name (a hard link), and each name would have a log of its own; remove the other name, or copy the file",
+);
+
+/// A file that is renamed while it is open keeps its log under the old name.
+const RENAMED: Failure = Failure::Unusable(
+    StoreErrorKind::Denied,
+    "is open in this process under another name, and its log has that name; close that store first",
 );
 
 /// The bytes of a file's header.
@@ -50,6 +57,14 @@ pub(crate) fn identity(path: &Path) -> Option<Identity> {
     identity_of(&std::fs::metadata(path).ok()?)
 }
 
+/// The folder of a file, and its name there: SQLite puts the log next to it. Links to it have the same place.
+type Place = (Identity, OsString);
+
+fn place(path: &Path) -> Option<Place> {
+    let itself = path.canonicalize().ok()?;
+    Some((identity(itself.parent()?)?, itself.file_name()?.to_owned()))
+}
+
 /// The handle of an open file that is not SQLite's.
 #[derive(Debug)]
 pub(crate) struct Handle(Mutex<File>);
@@ -70,11 +85,27 @@ impl Handle {
 struct Entry {
     process: u32,
     file: Identity,
+    place: Option<Place>,
     handle: Arc<Handle>,
     /// A second handle, if the path named another file while it was opened.
     spare: Vec<Arc<Handle>>,
     /// How many stores of the process have it open.
     stores: usize,
+}
+
+impl Entry {
+    /// Opens the file once more, if it has one name only and `path` leads to it.
+    fn open_again(&mut self, path: &Path, found: &Metadata) -> Result<OpenHere, Failure> {
+        if has_other_names(found) {
+            return Err(LINKED);
+        }
+        if self.place != place(path) {
+            return Err(RENAMED);
+        }
+        self.stores += 1;
+        let handle = Arc::clone(&self.handle);
+        Ok(OpenHere { process: self.process, file: Some(self.file), handle })
+    }
 }
 
 static OPEN: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
@@ -100,15 +131,15 @@ impl OpenHere {
     fn by(process: u32, path: &Path) -> Result<Self, Failure> {
         // Held to the end: meanwhile no other thread opens the file.
         let mut open = locked(&OPEN);
-        if let Some(file) = identity(path) {
+        if let Ok(found) = std::fs::metadata(path)
+            && let Some(file) = identity_of(&found)
+        {
             let is_inherited = |entry: &&Entry| entry.file == file && entry.process != process;
             if open.iter().any(|entry| is_inherited(&entry)) {
                 return Err(INHERITED);
             }
             if let Some(entry) = open.iter_mut().find(|entry| entry.file == file) {
-                entry.stores += 1;
-                let handle = Arc::clone(&entry.handle);
-                return Ok(Self { process, file: Some(file), handle });
+                return entry.open_again(path, &found);
             }
         }
         check_path(path)?;
@@ -131,8 +162,7 @@ impl OpenHere {
         if let Some(entry) = known {
             // The path was changed just now. Closing the handle would drop the locks.
             entry.spare.push(handle);
-            entry.stores += 1;
-            return Ok(Self { process, file, handle: Arc::clone(&entry.handle) });
+            return entry.open_again(path, &found);
         }
         if has_other_names(&found) {
             return Err(LINKED);
@@ -141,6 +171,7 @@ impl OpenHere {
         open.extend(file.map(|file| Entry {
             process,
             file,
+            place: place(path),
             handle: Arc::clone(&handle),
             spare: Vec::new(),
             stores: 1,

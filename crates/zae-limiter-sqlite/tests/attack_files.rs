@@ -259,6 +259,64 @@ async fn two_names_of_one_file_never_give_two_budgets() {
     assert!(is_sound(&folder.file()));
 }
 
+/// The same within one process, which has the file open already.
+#[tokio::test]
+async fn a_second_name_of_a_file_that_is_open_here_is_refused() {
+    let folder = Folder::new();
+    let store = SqliteStore::open(folder.file()).unwrap();
+    assert!(take(&store, &plan(&target("key-1", 10), 3)).await);
+    let link = folder.path().join("link.db");
+    fs::hard_link(folder.file(), &link).unwrap();
+    for name in [&link, &folder.file()] {
+        let error = SqliteStore::open(name).expect_err("the file has two names");
+        assert_eq!(error.kind(), StoreErrorKind::Denied);
+        assert!(error.to_string().contains("has another name (a hard link)"), "{error}");
+    }
+    assert!(is_locked(&folder.file()), "a look at the file has given up its locks");
+    fs::remove_file(&link).unwrap();
+    assert!(!link.exists() && !beside(&link, "-wal").exists());
+    let again = SqliteStore::open(folder.file()).unwrap();
+    assert!(take(&again, &plan(&target("key-1", 10), 3)).await);
+    assert!(take(&store, &plan(&target("key-1", 10), 4)).await);
+    assert!(!take(&store, &plan(&target("key-1", 10), 1)).await);
+}
+
+/// A file that is renamed while it is open keeps its log under the old name.
+#[tokio::test]
+async fn a_new_name_of_a_file_that_is_open_here_is_refused() {
+    let folder = Folder::new();
+    let store = SqliteStore::open(folder.file()).unwrap();
+    assert!(take(&store, &plan(&target("key-1", 10), 3)).await);
+    let renamed = folder.path().join("renamed.db");
+    fs::rename(folder.file(), &renamed).unwrap();
+    let error = SqliteStore::open(&renamed).expect_err("it has a log under the old name");
+    assert_eq!(error.kind(), StoreErrorKind::Denied);
+    assert!(error.to_string().contains("is open in this process under another name"), "{error}");
+    assert!(!beside(&renamed, "-wal").exists());
+}
+
+/// Other paths to the same name: links to the file and to its folder, and a folder that was renamed.
+#[tokio::test]
+async fn other_paths_to_a_file_that_is_open_here_share_its_log() {
+    let folder = Folder::new();
+    let inner = folder.path().join("inner");
+    fs::create_dir(&inner).unwrap();
+    let store = SqliteStore::open(inner.join("limits.db")).unwrap();
+    assert!(take(&store, &plan(&target("key-1", 10), 3)).await);
+    let (link, linked) = (folder.path().join("link.db"), folder.path().join("linked"));
+    std::os::unix::fs::symlink(inner.join("limits.db"), &link).unwrap();
+    std::os::unix::fs::symlink(&inner, &linked).unwrap();
+    for path in [link, linked.join("limits.db"), inner.join("../inner/limits.db")] {
+        let other = SqliteStore::open(path).unwrap();
+        assert!(take(&other, &plan(&target("key-1", 10), 1)).await);
+    }
+    assert_eq!(tokens(&store, &target("key-1", 10), NOW).await, Some(4));
+    let moved = folder.path().join("moved");
+    fs::rename(&inner, &moved).unwrap();
+    let other = SqliteStore::open(moved.join("limits.db")).unwrap();
+    assert_eq!(tokens(&other, &target("key-1", 10), NOW).await, Some(4));
+}
+
 /// Backups are restored by `cp` as well: into the file, which stays the same one.
 #[tokio::test]
 async fn a_backup_copied_into_an_open_file_gives_an_error_or_a_sound_file() {
