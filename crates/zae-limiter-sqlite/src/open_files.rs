@@ -11,7 +11,7 @@
 use std::ffi::OsString;
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zae_limiter_core::StoreErrorKind;
@@ -63,6 +63,14 @@ type Place = (Identity, OsString);
 fn place(path: &Path) -> Option<Place> {
     let itself = path.canonicalize().ok()?;
     Some((identity(itself.parent()?)?, itself.file_name()?.to_owned()))
+}
+
+/// The path of one of SQLite's files beside the file. SQLite puts them next to the file itself, not next to a link to it.
+pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let itself = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let mut name = itself.into_os_string();
+    name.push(suffix);
+    PathBuf::from(name)
 }
 
 /// The handle of an open file that is not SQLite's.
@@ -167,7 +175,8 @@ impl OpenHere {
         if has_other_names(&found) {
             return Err(LINKED);
         }
-        check_start(&handle.start().map_err(denied)?)?;
+        let has_journal = beside(path, "-journal").exists();
+        check_start(&handle.start().map_err(denied)?, has_journal)?;
         open.extend(file.map(|file| Entry {
             process,
             file,

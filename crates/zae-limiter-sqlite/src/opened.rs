@@ -9,7 +9,7 @@ use rusqlite::config::DbConfig;
 use zae_limiter_core::StoreErrorKind;
 
 use crate::error::Failure;
-use crate::open_files::{Handle, Identity, identity, identity_of};
+use crate::open_files::{Handle, Identity, beside, identity, identity_of};
 
 const REPLACED: Failure = Failure::Unusable(
     StoreErrorKind::Denied,
@@ -61,14 +61,7 @@ fn is_whole(handle: &Handle, bytes: u64) -> bool {
 impl OpenedFile {
     /// The file at `path`, which a connection has just opened.
     pub(crate) fn new(path: PathBuf, handle: Arc<Handle>) -> Self {
-        // SQLite puts the log next to the file itself, not next to a link to it.
-        let itself = path.canonicalize().unwrap_or_else(|_| path.clone());
-        let beside = |suffix| {
-            let mut name = itself.clone().into_os_string();
-            name.push(suffix);
-            PathBuf::from(name)
-        };
-        let (log, shared_memory) = (beside("-wal"), beside("-shm"));
+        let (log, shared_memory) = (beside(&path, "-wal"), beside(&path, "-shm"));
         let (file, bytes) = look(&path);
         let identities = [file, identity(&log), identity(&shared_memory)];
         Self {

@@ -6,11 +6,13 @@ use std::fs::OpenOptions;
 use std::path::Path;
 use std::time::Duration;
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 use zae_limiter_core::StoreErrorKind;
 
 use crate::Durability;
 use crate::error::Failure;
+use crate::open_files::beside;
 
 /// `zael` in ASCII, SQLite's `application_id`: marks a file as a limiter's.
 const APPLICATION_ID: i32 = 0x7a61_656c;
@@ -153,11 +155,24 @@ fn retry_while_busy(open: impl Fn() -> Result<Connection, Failure>) -> Result<Co
 
 fn try_open_writer(path: &Path, durability: Durability) -> Result<Connection, Failure> {
     let conn = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE)?;
+    // The version of a file that a killed program left, or its tables, can stand only in the log.
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    let opened = set_up(&conn, durability);
+    let has_log = std::fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
+    if opened.is_ok() || !has_log {
+        // SQLite may remove an empty log, which it has made itself.
+        conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
+    }
+    opened.map(|()| conn)
+}
+
+/// Recognises the file, creates or upgrades its tables, and sets how the writer uses it.
+fn set_up(conn: &Connection, durability: Durability) -> Result<(), Failure> {
     if conn.is_readonly("main")? {
         return Err(DENIED);
     }
-    if inspect(&conn)? != Found::Current {
-        create(&conn)?;
+    if inspect(conn)? != Found::Current {
+        create(conn)?;
     }
     for sql in TABLES_CHECK {
         conn.prepare(sql)?;
@@ -175,8 +190,7 @@ fn try_open_writer(path: &Path, durability: Durability) -> Result<Connection, Fa
          PRAGMA journal_size_limit = {LOG_BYTES_MAX};"
     ))?;
     // From here on the writer itself waits for locks, so that callers can leave meanwhile.
-    conn.busy_timeout(Duration::ZERO)?;
-    Ok(conn)
+    Ok(conn.busy_timeout(Duration::ZERO)?)
 }
 
 const DENIED: Failure = Failure::Unusable(
@@ -250,8 +264,9 @@ pub(crate) fn check_path(path: &Path) -> Result<(), Failure> {
 }
 
 /// Checks the first 100 bytes before SQLite opens the file. Merely opening another program's database could checkpoint
-/// its log. A new file is empty.
-pub(crate) fn check_start(header: &[u8]) -> Result<(), Failure> {
+/// its log, or roll back its journal. A new file is empty. A file without an application id can only become a limiter's
+/// if it has no tables, and one with a journal had some, or is about to have.
+pub(crate) fn check_start(header: &[u8], has_journal: bool) -> Result<(), Failure> {
     if header.is_empty() {
         return Ok(());
     }
@@ -264,7 +279,8 @@ pub(crate) fn check_start(header: &[u8]) -> Result<(), Failure> {
     };
     match (number(68), number(60)) {
         (APPLICATION_ID, version) if version > SCHEMA_VERSION => Err(NEWER),
-        (APPLICATION_ID | 0, _) => Ok(()),
+        (APPLICATION_ID, _) => Ok(()),
+        (0, _) if !has_journal => Ok(()),
         _ => Err(FOREIGN),
     }
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::task::{Context, Poll, Waker};
 
@@ -20,7 +20,7 @@ fn check(file: &Path, kind: StoreErrorKind, text: &str) {
     assert_eq!(error.kind(), kind, "{error:?}");
     let message = error.to_string();
     assert!(message.contains(text) && message.contains(file.to_str().unwrap()), "{message}");
-    assert_eq!(fs::read(file).ok(), before, "the file was changed");
+    assert!(fs::read(file).ok() == before, "the file was changed");
 }
 
 /// A file in which `key-1` has 7 of 10 tokens.
@@ -108,6 +108,97 @@ fn a_database_of_another_program_is_left_alone() {
         Connection::open(folder.file()).unwrap().execute_batch(sql).unwrap();
         check(&folder.file(), StoreErrorKind::Corrupt, "another program");
     }
+}
+
+fn beside(file: &Path, suffix: &str) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+/// Copies the file and its log to where a killed program would have left them.
+fn leave_behind(from: &Path, to: &Path) {
+    for suffix in ["", "-wal"] {
+        fs::copy(beside(from, suffix), beside(to, suffix)).unwrap();
+    }
+    assert!(fs::metadata(beside(to, "-wal")).unwrap().len() > 0);
+}
+
+/// Opening the file fails, and changes neither the file nor its log.
+fn check_with_log(file: &Path, kind: StoreErrorKind, text: &str) {
+    let log = fs::read(beside(file, "-wal")).unwrap();
+    for _ in 0..2 {
+        check(file, kind, text);
+        assert!(fs::read(beside(file, "-wal")).is_ok_and(|it| it == log), "the log was changed");
+    }
+}
+
+#[test]
+fn a_database_that_another_program_left_with_its_log_is_left_alone() {
+    for sql in [
+        "CREATE TABLE theirs (a)",
+        "PRAGMA application_id = 77; CREATE TABLE theirs (a)",
+        "PRAGMA user_version = 4; CREATE TABLE theirs (a)",
+    ] {
+        let folder = Folder::new();
+        let theirs = folder.path().join("theirs.db");
+        let program = Connection::open(&theirs).unwrap();
+        program.execute_batch("PRAGMA journal_mode = WAL").unwrap();
+        program.execute_batch(sql).unwrap();
+        leave_behind(&theirs, &folder.file());
+        check_with_log(&folder.file(), StoreErrorKind::Corrupt, "another program");
+        let conn = Connection::open(folder.file()).unwrap();
+        conn.prepare("SELECT a FROM theirs").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_limiters_file_that_cannot_be_used_keeps_its_log() {
+    for (sql, kind, text) in [
+        ("PRAGMA user_version = 4", StoreErrorKind::Incompatible, "later release"),
+        ("DROP TABLE usage", StoreErrorKind::Corrupt, "damaged"),
+    ] {
+        let folder = Folder::new();
+        a_used_file(&folder).await;
+        let left = folder.path().join("left.db");
+        let program = Connection::open(folder.file()).unwrap();
+        program.execute_batch(sql).unwrap();
+        leave_behind(&folder.file(), &left);
+        check_with_log(&left, kind, text);
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_used_gets_no_files_beside_it() {
+    let folder = Folder::new();
+    let file = folder.file();
+    let sql = "PRAGMA journal_mode = WAL; CREATE TABLE theirs (a)";
+    Connection::open(&file).unwrap().execute_batch(sql).unwrap();
+    check(&file, StoreErrorKind::Corrupt, "another program");
+    assert!(!beside(&file, "-wal").exists() && !beside(&file, "-shm").exists());
+}
+
+/// SQLite would roll the journal back, which changes the file.
+#[test]
+fn a_database_that_another_program_left_with_its_journal_is_left_alone() {
+    let folder = Folder::new();
+    let theirs = folder.path().join("theirs.db");
+    let program = Connection::open(&theirs).unwrap();
+    program.execute_batch("CREATE TABLE theirs (a); INSERT INTO theirs VALUES (1)").unwrap();
+    // With so small a cache, SQLite writes to the file before the end of the transaction.
+    let sql = "PRAGMA cache_size = 1; BEGIN; \
+               WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 5000) \
+               INSERT INTO theirs SELECT n FROM n";
+    program.execute_batch(sql).unwrap();
+    for suffix in ["", "-journal"] {
+        fs::copy(beside(&theirs, suffix), beside(&folder.file(), suffix)).unwrap();
+    }
+    let journal = fs::read(beside(&folder.file(), "-journal")).unwrap();
+    check(&folder.file(), StoreErrorKind::Corrupt, "another program");
+    assert!(fs::read(beside(&folder.file(), "-journal")).unwrap() == journal);
+    let conn = Connection::open(folder.file()).unwrap();
+    let rows = conn.query_row("SELECT count(*) FROM theirs", [], |row| row.get::<_, i64>(0));
+    assert_eq!(rows.unwrap(), 1, "the journal was hot");
 }
 
 #[tokio::test]
