@@ -250,7 +250,7 @@ async fn a_batch_takes_all_calls_queued_during_the_last_one() {
 }
 
 /// Three of ten are taken, and a settlement charges two more.
-async fn charge_of_two(store: &SqliteStore) -> (Arc<Target>, [Settlement; 1]) {
+pub(crate) async fn charge_of_two(store: &SqliteStore) -> (Arc<Target>, [Settlement; 1]) {
     let target = target("key-1");
     store.acquire(&plan(&[&target], 3)).await.unwrap();
     let differences = plan(&[&target], 2).legs[0].takes.clone();

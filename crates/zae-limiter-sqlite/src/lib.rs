@@ -46,6 +46,8 @@ mod caller_tests;
 #[cfg(test)]
 mod cancellation_tests;
 #[cfg(test)]
+mod closing_tests;
+#[cfg(test)]
 mod format_tests;
 #[cfg(test)]
 mod full_disk_tests;

@@ -34,8 +34,8 @@ const BUSY_WAITS: [Duration; 3] =
 /// How many tries use each of these pauses. The last one is used from then on.
 const BUSY_TRIES: u32 = 100;
 
-/// How often the writer tries to lock the file after the store was closed: about ten seconds.
-const BUSY_TRIES_AT_END_MAX: u32 = 2_000;
+/// How often the writer tries to lock the file after the store was closed, all batches together: about ten seconds.
+pub(crate) const BUSY_TRIES_AT_END_MAX: u32 = if cfg!(test) { 300 } else { 2_000 };
 
 /// How often the writer tries before it replies that the file is locked: about five seconds, half the deadline of a
 /// change. Without that reply the caller could not say why there is none, nor that nothing was changed.
@@ -65,6 +65,8 @@ pub(crate) struct Writer {
     last_batch: usize,
     // Whether another process has written since the last transaction.
     others_write: bool,
+    // How often another process had the file locked since the store was closed.
+    tries_at_end: u32,
 }
 
 impl Writer {
@@ -90,6 +92,7 @@ impl Writer {
             now: None,
             last_batch: 0,
             others_write: false,
+            tries_at_end: 0,
         })
     }
 
@@ -212,9 +215,7 @@ impl Writer {
             }
             match self.try_begin() {
                 Err(failure) if failure.is_busy() => {
-                    let is_closed = self.queue.is_closed();
-                    let tries_max = if is_closed { BUSY_TRIES_AT_END_MAX } else { BUSY_TRIES_MAX };
-                    if tries > tries_max {
+                    if self.gives_up(tries) {
                         return Err(failure);
                     }
                 }
@@ -229,6 +230,15 @@ impl Writer {
             self.drop_abandoned();
             tries = tries.saturating_add(1);
         }
+    }
+
+    /// Counts a try to lock the file. Returns whether it was the last one, after so many others for this batch.
+    fn gives_up(&mut self, tries: u32) -> bool {
+        if !self.queue.is_closed() {
+            return tries > BUSY_TRIES_MAX;
+        }
+        self.tries_at_end = self.tries_at_end.saturating_add(1);
+        self.tries_at_end > BUSY_TRIES_AT_END_MAX
     }
 
     /// Returns whether others have written since the last transaction.
