@@ -260,7 +260,7 @@ pub(crate) async fn charge_of_two(store: &SqliteStore) -> (Arc<Target>, [Settlem
 }
 
 /// Queues a settlement and a failure behind a gate, so that both go into one transaction.
-fn submit_to_fail<'a>(
+pub(crate) fn submit_to_fail<'a>(
     store: &'a SqliteStore,
     settlements: &'a [Settlement],
 ) -> (BoxFuture<'a, Result<(), StoreError>>, Gate) {

@@ -84,7 +84,8 @@ const DELETE_MAX: usize = 256;
 /// A [`Store`] in one SQLite file. Clones are handles to the same store.
 ///
 /// Dropping the last handle finishes all accepted calls and closes the file. The drop waits for
-/// that, but only about ten seconds for another program that keeps the file locked.
+/// that, but only about ten seconds for another program that keeps the file locked. What cannot be
+/// written even then, for example on a full disk, is lost, and the store warns.
 ///
 /// ```
 /// # use zae_limiter_core::RateLimiter;

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// The most jobs in a queue. Further calls fail with `Unavailable`.
 pub(crate) const QUEUED_MAX: usize = 65_536;
@@ -104,13 +105,27 @@ impl<T> Queue<T> {
 
     /// Waits for a job, or for [`wake`](Self::wake). Returns `false` if the queue is closed and empty.
     pub(crate) fn wait(&self) -> bool {
+        self.wait_at_most(None)
+    }
+
+    /// The same, but after this time it returns `true` also without a job.
+    pub(crate) fn wait_at_most(&self, time: Option<Duration>) -> bool {
         let mut state = self.state();
         while state.queued.is_empty() && !std::mem::take(&mut state.is_woken) {
             if state.is_closed {
                 return false;
             }
             state.sleeps = true;
-            state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let Some(time) = time else {
+                state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let waited = self.ready.wait_timeout(state, time);
+            let (woken, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            if waited.timed_out() {
+                break;
+            }
         }
         state.sleeps = false;
         true
@@ -171,6 +186,14 @@ mod tests {
         assert!(queue.wait());
         queue.close();
         assert!(!queue.wait());
+    }
+
+    #[test]
+    fn a_consumer_can_wait_for_a_limited_time() {
+        let queue = Queue::<u8>::new();
+        assert!(queue.wait_at_most(Some(Duration::ZERO)));
+        queue.close();
+        assert!(!queue.wait_at_most(Some(Duration::ZERO)));
     }
 
     #[test]

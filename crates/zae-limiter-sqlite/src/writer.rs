@@ -41,6 +41,9 @@ pub(crate) const BUSY_TRIES_AT_END_MAX: u32 = if cfg!(test) { 300 } else { 2_000
 /// change. Without that reply the caller could not say why there is none, nor that nothing was changed.
 const BUSY_TRIES_MAX: u32 = if cfg!(test) { 200 } else { 1_100 };
 
+/// How long the writer waits before it tries again what failed and what nobody else will try again.
+const RETRY_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 1_000 });
+
 /// The writer's state.
 #[derive(Debug)]
 pub(crate) struct Writer {
@@ -51,8 +54,9 @@ pub(crate) struct Writer {
     sweeper: Sweeper,
     // Taken from the queue, but not carried out yet.
     pending: VecDeque<Job>,
-    // Background jobs whose transaction failed. They go into the next batch.
+    // Background jobs whose transaction failed. They are tried again before each batch, and after each pause.
     retries: VecDeque<Job>,
+    retry_is_due: bool,
     // How many of the next jobs get a transaction of their own, because one of them failed a batch.
     one_by_one: usize,
     transactions: u64,
@@ -85,6 +89,7 @@ impl Writer {
             sweeper: Sweeper::default(),
             pending: VecDeque::new(),
             retries: VecDeque::new(),
+            retry_is_due: false,
             one_by_one: 0,
             transactions: 0,
             steps_due: 0,
@@ -101,6 +106,7 @@ impl Writer {
     /// Returns a job that was alone in the last batch and is committed. Its caller may call again at once, so it should
     /// get the reply when the lock is free.
     pub(crate) fn work(&mut self) -> Option<Job> {
+        self.retry_is_due = !self.retries.is_empty();
         loop {
             let waits = self.queue.take(&mut self.pending) > 0 || !self.pending.is_empty();
             if !waits && !self.has_upkeep() {
@@ -110,12 +116,16 @@ impl Writer {
                 self.reply([job].into(), Commit::Done);
             }
             self.keep_up();
+            self.retry();
             if self.pending.is_empty() {
                 continue;
             }
             self.collect();
             match self.begin() {
-                Ok(true) => self.carry_out(),
+                Ok(true) => {
+                    let batch = self.next_batch();
+                    self.carry_out(batch);
+                }
                 Ok(false) => {}
                 Err(failure) => {
                     let all = std::mem::take(&mut self.pending);
@@ -169,7 +179,7 @@ impl Writer {
 
     /// Whether the thread has something to do beside jobs.
     pub(crate) fn has_upkeep(&self) -> bool {
-        self.steps_due > 0 || self.log.is_due()
+        self.steps_due > 0 || self.log.is_due() || self.retry_is_due
     }
 
     /// Does what is due beside jobs: steps of the sweeper, and what keeps the log short.
@@ -252,15 +262,17 @@ impl Writer {
         checked
     }
 
-    /// Carries out a batch in the transaction that has begun, ends it, and replies.
-    fn carry_out(&mut self) {
+    /// Takes the jobs of the next transaction.
+    fn next_batch(&mut self) -> VecDeque<Job> {
         self.queue.take(&mut self.pending);
         let size = if self.one_by_one > 0 { 1 } else { self.pending.len().min(BATCH_MAX) };
-        let mut batch: VecDeque<Job> = self.retries.drain(..).collect();
-        batch.extend(self.pending.drain(..size));
-        self.last_batch = batch.len();
         self.one_by_one = self.one_by_one.saturating_sub(1);
+        self.last_batch = size;
+        self.pending.drain(..size).collect()
+    }
 
+    /// Carries out a batch in the transaction that has begun, ends it, and replies.
+    fn carry_out(&mut self, mut batch: VecDeque<Job>) {
         match self.transact(&mut batch) {
             Ok(()) => match self.commit() {
                 Ok(()) if batch.len() == 1 => self.last = batch.pop_front(),
@@ -370,6 +382,30 @@ impl Writer {
         }
     }
 
+    /// Tries again to carry out background jobs, in a transaction of their own, so that they cannot fail a call.
+    fn retry(&mut self) {
+        self.retry_is_due = false;
+        if self.retries.is_empty() {
+            return;
+        }
+        match self.try_begin() {
+            Ok(others_write) => {
+                self.others_write = others_write;
+                let left = self.retries.len();
+                let batch = self.retries.drain(..left.min(BATCH_MAX)).collect();
+                self.carry_out(batch);
+                // It goes on while that helps.
+                self.retry_is_due = !self.retries.is_empty() && self.retries.len() < left;
+            }
+            Err(failure) => tracing::debug!(%failure, "a background settlement has to wait"),
+        }
+    }
+
+    /// When to call [`work`](Self::work) again if no job comes.
+    pub(crate) fn retry_pause(&self) -> Option<Duration> {
+        (!self.retries.is_empty()).then_some(RETRY_PAUSE)
+    }
+
     /// Runs a step of the sweeper in a transaction of its own, so that it cannot fail a call.
     fn sweep(&mut self, now: Timestamp) {
         if self.try_begin().is_err() {
@@ -397,14 +433,25 @@ impl Writer {
         &mut self.ledger.conn
     }
 
-    /// Tries once more to carry out background jobs that failed before.
+    /// How many jobs are not carried out yet.
+    #[cfg(test)]
+    pub(crate) fn left(&self) -> usize {
+        self.pending.len() + self.retries.len()
+    }
+
+    /// Carries out background jobs that failed before, as far as that goes. Waits for a locked file, but not anew.
     pub(crate) fn retry_at_end(&mut self) {
-        if !self.retries.is_empty() {
+        while !self.retries.is_empty() {
+            let left = self.retries.len();
             self.pending.append(&mut self.retries);
-            if let Ok(true) = self.begin() {
-                self.carry_out();
-                // Its caller has left.
-                self.last = None;
+            // Its caller has left.
+            drop(self.work());
+            if self.retries.len() >= left {
+                tracing::warn!(
+                    left,
+                    "settlements are lost: the file could not be written when the store was closed"
+                );
+                return;
             }
         }
     }

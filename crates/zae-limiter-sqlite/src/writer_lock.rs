@@ -80,9 +80,12 @@ impl WriterLock {
     /// The thread: carries out jobs until the queue is closed and empty.
     pub(crate) fn run(&self) {
         let _end = EndOfWriter(self);
-        while self.queue.wait() {
-            let last = self.lock().as_mut().and_then(Writer::work);
+        let mut pause = None;
+        while self.queue.wait_at_most(pause) {
+            let worked = self.lock().as_mut().map(|writer| (writer.work(), writer.retry_pause()));
             // The lock is free again.
+            let (last, until_retry) = worked.unwrap_or_default();
+            pause = until_retry;
             let left = last.and_then(|job| job.reply(Commit::Done, &self.file));
             let Some(left) = left else { continue };
             if let Some(writer) = &mut *self.lock() {
