@@ -32,9 +32,10 @@ async fn idle(store: &SqliteStore) {
     store.shared.write_now.with(|_| ());
 }
 
-/// A store that has looked at its file.
+/// A store that has looked at its file, and has begun its log.
 async fn open() -> (tempfile::TempDir, SqliteStore) {
     let (folder, store) = crate::cancellation_tests::open();
+    store.acquire(&plan(&[&target("first")], 1)).await.unwrap();
     idle(&store).await;
     (folder, store)
 }
@@ -89,6 +90,67 @@ async fn the_thread_does_all_transactions_that_flush_and_all_on_request() {
         submit(&mut settle);
         settle.await.unwrap();
         assert_eq!(tokens(&store, &target).await, Some(8));
+    }
+}
+
+#[tokio::test]
+async fn the_thread_does_the_first_commit_to_an_empty_log() {
+    let (_folder, store) = crate::cancellation_tests::open();
+    idle(&store).await;
+    let target = target("key-1");
+    let taken = plan(&[&target], 1);
+    assert!(store.acquire_now(&taken).is_none(), "SQLite flushes at this commit");
+    assert!(is_taken(&store.acquire(&taken).await.unwrap()));
+    idle(&store).await;
+    assert!(store.acquire_now(&taken).is_some());
+}
+
+#[tokio::test]
+async fn the_thread_starts_the_log_over_after_it_has_copied_it() {
+    let (_folder, store) = open().await;
+    let target = target("key-1");
+    let taken = plan(&[&target], 1);
+    for _ in 0..3 {
+        assert!(store.acquire_now(&taken).is_some());
+    }
+    let before = store.shared.write_now.with(|writer| {
+        let length = writer.log().length();
+        writer.log().pretend_it_is_long();
+        length
+    });
+    store.shared.writer.wake();
+    idle(&store).await;
+    let log = store.shared.write_now.with(|writer| writer.log().length());
+    assert!(0 < log && log < before, "{before} pages, then {log}");
+    assert!(store.acquire_now(&taken).is_some(), "and the calls go on");
+}
+
+#[tokio::test]
+async fn a_reader_that_keeps_the_log_long_does_not_keep_the_thread_busy() {
+    let (folder, store) = open().await;
+    let reader = rusqlite::Connection::open(folder.path().join("limits.db")).unwrap();
+    reader.execute_batch("BEGIN; SELECT count(*) FROM bucket").unwrap();
+    store.shared.write_now.with(|writer| {
+        writer.shorten_log(1);
+        writer.log().pretend_it_is_long();
+        assert!(writer.has_upkeep());
+        assert!(writer.work().is_none());
+        assert!(!writer.has_upkeep());
+    });
+}
+
+#[tokio::test]
+async fn calls_that_write_nothing_do_not_keep_the_thread_busy_for_long() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = plan(&[&target("key-1")], 11);
+    // In a new file the sweeper writes.
+    for _ in 0..2 {
+        let store = SqliteStore::open(folder.path().join("limits.db")).unwrap();
+        for _ in 0..4 * SWEEP_EVERY {
+            assert!(!is_taken(&store.acquire(&refused).await.unwrap()));
+        }
+        idle(&store).await;
+        assert!(store.acquire_now(&refused).is_some());
     }
 }
 

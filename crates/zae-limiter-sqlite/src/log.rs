@@ -3,12 +3,15 @@
 //! SQLite would checkpoint a long log at the end of a `COMMIT`, which copies up to 128 MiB on the thread of whoever
 //! commits. So a hook only notes the length, and the writer's thread checkpoints.
 //!
+//! The first commit to an empty log flushes the log's header, and so does the one that starts a log over that was copied.
+//! So the writer's thread does these commits as well.
+//!
 //! A checkpoint starts the log over only at a moment without readers. Many short readers, or one that never ends, let it
 //! grow. This one waits a little for the readers, while it holds new ones off.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use rusqlite::Connection;
@@ -24,6 +27,8 @@ pub(crate) struct Log {
     path: PathBuf,
     /// Pages in the log after the last commit of the watched connection.
     pages: Arc<AtomicI32>,
+    /// Whether the next commit may write the log's header: the log is empty or copied, as far as this connection knows.
+    starts_over: Arc<AtomicBool>,
     /// The size at which a checkpoint is due. Soon afterwards the log should start over.
     normal_bytes: u64,
     /// The size for the next try. Each try that fails puts it up, so that tries stay rare.
@@ -34,18 +39,31 @@ impl Log {
     /// The log at `path`, which is due for a checkpoint at `normal_bytes`.
     pub(crate) fn new(path: PathBuf, normal_bytes: u64) -> Self {
         let next_bytes = normal_bytes.saturating_mul(2);
-        Self { path, pages: Arc::default(), normal_bytes, next_bytes }
+        let starts_over = Arc::new(AtomicBool::new(true));
+        Self { path, pages: Arc::default(), starts_over, normal_bytes, next_bytes }
     }
 
     /// Notes the length of the log at each commit of a connection, which no longer checkpoints by itself.
     pub(crate) fn watch(&self, conn: &mut Connection) -> Result<(), Failure> {
-        let pages = Arc::clone(&self.pages);
-        // Relaxed: whoever reads it holds the connection.
+        let (pages, starts_over) = (Arc::clone(&self.pages), Arc::clone(&self.starts_over));
+        // Relaxed: whoever reads them holds the connection.
         let note = move |_: &mut rusqlite::hooks::Wal, now| {
             pages.store(now, Ordering::Relaxed);
+            starts_over.store(false, Ordering::Relaxed);
             Ok(())
         };
         Ok(conn.wal_hook(Some(note))?)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn pretend_it_is_long(&self) {
+        self.pages.store(i32::MAX, Ordering::Relaxed);
+    }
+
+    /// The pages in it after the last commit.
+    #[cfg(test)]
+    pub(crate) fn length(&self) -> i32 {
+        self.pages.load(Ordering::Relaxed)
     }
 
     /// Whether the log is so long that it should be copied into the file.
@@ -54,15 +72,29 @@ impl Log {
         pages * u64::from(crate::schema::PAGE_BYTES) >= self.normal_bytes
     }
 
+    /// Whether the next commit may flush the log's header.
+    pub(crate) fn starts_over(&self) -> bool {
+        self.starts_over.load(Ordering::Relaxed)
+    }
+
     /// Copies a long log into the file, as far as readers allow. Must run outside of a transaction.
     pub(crate) fn checkpoint_if_due(&self, conn: &Connection) {
         if self.is_due() {
-            self.pages.store(0, Ordering::Relaxed);
-            // If it fails or another process is at it, the next commit shows that the log is still long.
-            if let Err(failure) = conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())) {
-                tracing::debug!(%failure, "could not copy SQLite's log into the file");
+            self.forget_length();
+            // If it fails, the next commit shows that the log is still long.
+            match conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], may_start_over) {
+                Ok(true) => self.starts_over.store(true, Ordering::Relaxed),
+                Ok(false) => {}
+                Err(failure) => {
+                    tracing::debug!(%failure, "could not copy SQLite's log into the file");
+                }
             }
         }
+    }
+
+    /// Nothing is due before the next commit.
+    pub(crate) fn forget_length(&self) {
+        self.pages.store(0, Ordering::Relaxed);
     }
 
     /// Empties the log if it is too long. Must run outside of a transaction.
@@ -72,7 +104,7 @@ impl Log {
         if bytes < self.next_bytes {
             return;
         }
-        match empty(conn) {
+        match self.empty(conn, READERS_WAIT) {
             Ok(true) => self.next_bytes = self.normal_bytes.saturating_mul(2),
             emptied => {
                 self.next_bytes = bytes.saturating_add(self.normal_bytes);
@@ -89,15 +121,22 @@ impl Log {
             }
         }
     }
+
+    /// Copies the log into the file and empties it. Waits so long for readers. Returns whether the log is empty now.
+    pub(crate) fn empty(&self, conn: &Connection, wait: Duration) -> Result<bool, Failure> {
+        self.starts_over.store(true, Ordering::Relaxed);
+        conn.busy_timeout(wait)?;
+        let is_busy =
+            conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, bool>(0));
+        conn.busy_timeout(Duration::ZERO)?;
+        Ok(!is_busy?)
+    }
 }
 
-/// Returns whether the log is empty now.
-fn empty(conn: &Connection) -> Result<bool, Failure> {
-    conn.busy_timeout(READERS_WAIT)?;
-    let is_busy =
-        conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, bool>(0));
-    conn.busy_timeout(Duration::ZERO)?;
-    Ok(!is_busy?)
+/// Whether a checkpoint has copied the whole log. If another process is at it, that may do so.
+fn may_start_over(row: &rusqlite::Row<'_>) -> rusqlite::Result<bool> {
+    let [is_busy, pages, copied] = [row.get::<_, i64>(0)?, row.get(1)?, row.get(2)?];
+    Ok(is_busy != 0 || pages == copied)
 }
 
 #[cfg(test)]

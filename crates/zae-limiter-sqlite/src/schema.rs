@@ -285,6 +285,11 @@ pub(crate) fn check_start(header: &[u8], has_journal: bool) -> Result<(), Failur
     }
 }
 
+/// Writes a page without changing anything, within a transaction that has [checked](check_version) the version.
+pub(crate) fn touch(conn: &Connection) -> Result<(), Failure> {
+    Ok(conn.pragma_update(None, "user_version", SCHEMA_VERSION)?)
+}
+
 /// Fails if another program has changed the version of the tables since the file was opened.
 pub(crate) fn check_version(conn: &Connection) -> Result<(), Failure> {
     match recognise(conn)? {

@@ -135,11 +135,12 @@ impl Writer {
         }
     }
 
-    /// Whether a caller may do a transaction: nothing waits for the thread, no other caller was there a moment ago, and
-    /// no other process waits for the file.
+    /// Whether a caller may do a transaction: nothing waits for the thread, the commit flushes nothing, no other caller was
+    /// there a moment ago, and no other process waits for the file.
     pub(crate) fn is_free(&self) -> bool {
         let nothing_waits = self.pending.is_empty() && self.retries.is_empty();
-        let is_kept_up = self.steps_due < STEPS_DUE_MAX && !self.log.is_due();
+        let is_kept_up =
+            self.steps_due < STEPS_DUE_MAX && !self.log.is_due() && !self.log.starts_over();
         nothing_waits && is_kept_up && self.last_batch <= 1 && !self.others_write
     }
 
@@ -184,6 +185,7 @@ impl Writer {
 
     /// Does what is due beside jobs: steps of the sweeper, and what keeps the log short.
     fn keep_up(&mut self) {
+        let was_due = self.steps_due > 0 || self.log.is_due();
         self.log.checkpoint_if_due(&self.ledger.conn);
         while self.steps_due > 0 {
             self.steps_due -= 1;
@@ -191,6 +193,25 @@ impl Writer {
                 self.sweep(now);
             }
             self.log.bound(&self.ledger.conn);
+        }
+        if was_due && self.log.starts_over() {
+            self.start_log();
+        }
+    }
+
+    /// Starts a log over that was copied, so that no caller has to. If it fails, the next job does it.
+    fn start_log(&mut self) {
+        if self.try_begin().is_err() {
+            return;
+        }
+        let started = crate::schema::touch(&self.ledger.conn).and_then(|()| self.commit());
+        if let Err(failure) = started {
+            tracing::debug!(%failure, "could not start SQLite's log over");
+            self.roll_back();
+        }
+        if self.log.is_due() {
+            // A reader keeps it as it is. The next job shows that.
+            self.log.forget_length();
         }
     }
 
@@ -366,11 +387,10 @@ impl Writer {
     fn roll_back_after(&mut self, failure: &Failure) {
         self.roll_back();
         // After a checkpoint the log is written again from its start, which needs no more room.
-        if failure.is_full() {
-            let sql = "PRAGMA wal_checkpoint(TRUNCATE)";
-            if let Err(failure) = self.ledger.conn.query_row(sql, [], |_| Ok(())) {
-                tracing::warn!(%failure, "could not truncate the log on a full disk");
-            }
+        if failure.is_full()
+            && let Err(failure) = self.log.empty(&self.ledger.conn, Duration::ZERO)
+        {
+            tracing::warn!(%failure, "could not truncate the log on a full disk");
         }
     }
 
@@ -431,6 +451,18 @@ impl Writer {
     #[cfg(test)]
     pub(crate) fn conn(&mut self) -> &mut rusqlite::Connection {
         &mut self.ledger.conn
+    }
+
+    /// Bounds the log at fewer bytes.
+    #[cfg(test)]
+    pub(crate) fn shorten_log(&mut self, normal_bytes: u64) {
+        self.log = Log::new(self.file.log().to_owned(), normal_bytes);
+        self.log.watch(&mut self.ledger.conn).unwrap();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn log(&mut self) -> &mut Log {
+        &mut self.log
     }
 
     /// How many jobs are not carried out yet.

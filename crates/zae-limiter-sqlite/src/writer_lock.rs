@@ -2,8 +2,8 @@
 //!
 //! The writer's thread holds the lock while it carries out jobs. While no job waits, a caller takes the lock, does one
 //! transaction on its own thread, and has its reply without waking another thread. A caller never waits for the lock, for
-//! another process or for a disk flush: if it cannot begin at once, or if anything fails, it leaves the file as it was,
-//! and its call becomes a job for the thread.
+//! another process or for a disk flush (but see `docs/choosing-a-store.md`): if it cannot begin at once, or if anything
+//! fails, it leaves the file as it was, and its call becomes a job for the thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
