@@ -126,6 +126,32 @@ async fn the_thread_starts_the_log_over_after_it_has_copied_it() {
 }
 
 #[tokio::test]
+async fn the_log_is_bounded_long_before_the_next_step_of_the_sweeper() {
+    const NORMAL: u64 = 12 << 10;
+    let (folder, store) = open().await;
+    let length = || std::fs::metadata(folder.path().join("limits.db-wal")).unwrap().len();
+    // A bucket can always have more debt.
+    let charge = refund(&target("first"), 1).map(|mut one| {
+        one.differences[0].amount = -one.differences[0].amount;
+        one
+    });
+    let reader = rusqlite::Connection::open(folder.path().join("limits.db")).unwrap();
+    reader.execute_batch("BEGIN; SELECT count(*) FROM bucket").unwrap();
+    store.shared.write_now.with(|writer| writer.shorten_log(NORMAL));
+    let next_try = || store.shared.write_now.with(|writer| writer.log().next_bytes());
+    let first_try = next_try();
+    for _ in 0..SWEEP_EVERY / 2 {
+        store.settle(&charge, NOW).await.unwrap();
+        // Under a reader the try fails, and the next one is later.
+        if next_try() > first_try {
+            assert!(length() < 2 * NORMAL, "the log has {} bytes", length());
+            return;
+        }
+    }
+    panic!("nobody looks at the log, which has {} bytes", length());
+}
+
+#[tokio::test]
 async fn a_reader_that_keeps_the_log_long_does_not_keep_the_thread_busy() {
     let (folder, store) = open().await;
     let reader = rusqlite::Connection::open(folder.path().join("limits.db")).unwrap();

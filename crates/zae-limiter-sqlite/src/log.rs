@@ -21,6 +21,12 @@ use crate::error::Failure;
 /// How long a checkpoint waits for readers. Callers wait as long.
 const READERS_WAIT: Duration = Duration::from_millis(50);
 
+/// The size from which a log is emptied that did not start over at its normal size. What remains to twice that size is
+/// room for the batch that goes beyond it.
+const fn too_long(normal_bytes: u64) -> u64 {
+    normal_bytes.saturating_add(normal_bytes / 2)
+}
+
 /// The log of a file.
 #[derive(Debug)]
 pub(crate) struct Log {
@@ -38,7 +44,7 @@ pub(crate) struct Log {
 impl Log {
     /// The log at `path`, which is due for a checkpoint at `normal_bytes`.
     pub(crate) fn new(path: PathBuf, normal_bytes: u64) -> Self {
-        let next_bytes = normal_bytes.saturating_mul(2);
+        let next_bytes = too_long(normal_bytes);
         let starts_over = Arc::new(AtomicBool::new(true));
         Self { path, pages: Arc::default(), starts_over, normal_bytes, next_bytes }
     }
@@ -64,6 +70,11 @@ impl Log {
     #[cfg(test)]
     pub(crate) fn length(&self) -> i32 {
         self.pages.load(Ordering::Relaxed)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn next_bytes(&self) -> u64 {
+        self.next_bytes
     }
 
     /// Whether the log is so long that it should be copied into the file.
@@ -105,7 +116,7 @@ impl Log {
             return;
         }
         match self.empty(conn, READERS_WAIT) {
-            Ok(true) => self.next_bytes = self.normal_bytes.saturating_mul(2),
+            Ok(true) => self.next_bytes = too_long(self.normal_bytes),
             emptied => {
                 self.next_bytes = bytes.saturating_add(self.normal_bytes);
                 let megabytes = bytes >> 20;
@@ -187,7 +198,7 @@ mod tests {
         write_beyond(starved + NORMAL, &conn, &log);
         log.bound(&conn);
         assert_eq!(length(&log), 0);
-        assert_eq!(log.next_bytes, 2 * NORMAL);
+        assert_eq!(log.next_bytes, NORMAL + NORMAL / 2);
     }
 
     #[test]

@@ -192,10 +192,12 @@ impl Writer {
             if let Some(now) = self.now {
                 self.sweep(now);
             }
-            self.log.bound(&self.ledger.conn);
         }
-        if was_due && self.log.starts_over() {
-            self.start_log();
+        if was_due {
+            self.log.bound(&self.ledger.conn);
+            if self.log.starts_over() {
+                self.start_log();
+            }
         }
     }
 
