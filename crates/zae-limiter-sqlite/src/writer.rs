@@ -34,8 +34,9 @@ const BUSY_WAITS: [Duration; 3] =
 /// How many tries use each of these pauses. The last one is used from then on.
 const BUSY_TRIES: u32 = 100;
 
-/// How often the writer tries to lock the file after the store was closed, all batches together: about ten seconds.
-pub(crate) const BUSY_TRIES_AT_END_MAX: u32 = if cfg!(test) { 300 } else { 2_000 };
+/// How long the writer waits for a locked file after the store was closed, all batches together: the sum of its pauses.
+pub(crate) const WAIT_AT_END_MAX: Duration =
+    Duration::from_millis(if cfg!(test) { 200 } else { 10_000 });
 
 /// How often the writer tries before it replies that the file is locked: about five seconds, half the deadline of a
 /// change. Without that reply the caller could not say why there is none, nor that nothing was changed.
@@ -43,6 +44,12 @@ const BUSY_TRIES_MAX: u32 = if cfg!(test) { 200 } else { 1_100 };
 
 /// How long the writer waits before it tries again what failed and what nobody else will try again.
 const RETRY_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 1_000 });
+
+/// The pause after so many tries to lock the file.
+pub(crate) fn busy_wait(tries: u32) -> Duration {
+    let step = usize::try_from(tries / BUSY_TRIES).unwrap_or(usize::MAX);
+    BUSY_WAITS[step.min(BUSY_WAITS.len() - 1)]
+}
 
 /// The writer's state.
 #[derive(Debug)]
@@ -69,8 +76,8 @@ pub(crate) struct Writer {
     last_batch: usize,
     // Whether another process has written since the last transaction.
     others_write: bool,
-    // How often another process had the file locked since the store was closed.
-    tries_at_end: u32,
+    // How long it has waited for a locked file since the store was closed.
+    waited_at_end: Duration,
 }
 
 impl Writer {
@@ -97,7 +104,7 @@ impl Writer {
             now: None,
             last_batch: 0,
             others_write: false,
-            tries_at_end: 0,
+            waited_at_end: Duration::ZERO,
         })
     }
 
@@ -257,21 +264,20 @@ impl Writer {
                     return Ok(true);
                 }
             }
-            let step = usize::try_from(tries / BUSY_TRIES).unwrap_or(usize::MAX);
-            std::thread::park_timeout(BUSY_WAITS[step.min(BUSY_WAITS.len() - 1)]);
+            std::thread::park_timeout(busy_wait(tries));
             self.queue.take(&mut self.pending);
             self.drop_abandoned();
             tries = tries.saturating_add(1);
         }
     }
 
-    /// Counts a try to lock the file. Returns whether it was the last one, after so many others for this batch.
+    /// Whether a try to lock the file was the last one, after so many others for this batch. Otherwise a pause follows.
     fn gives_up(&mut self, tries: u32) -> bool {
         if !self.queue.is_closed() {
             return tries > BUSY_TRIES_MAX;
         }
-        self.tries_at_end = self.tries_at_end.saturating_add(1);
-        self.tries_at_end > BUSY_TRIES_AT_END_MAX
+        self.waited_at_end = self.waited_at_end.saturating_add(busy_wait(tries));
+        self.waited_at_end > WAIT_AT_END_MAX
     }
 
     /// Returns whether others have written since the last transaction.
