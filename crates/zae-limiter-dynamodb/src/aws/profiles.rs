@@ -50,6 +50,8 @@ enum Problem {
     Missing,
     /// A profile without keys is its own source.
     OwnSource(String),
+    /// The chain of source profiles comes back to this one.
+    Circle(String),
     /// The profile takes its role from one that the files do not have.
     NoSource(String),
     /// The files do not have this `sso-session`.
@@ -69,6 +71,11 @@ impl fmt::Display for BadProfile {
                 f,
                 "AWS profile {name} leads to no credentials: {source} is its own source_profile; correct \
                  ~/.aws/config"
+            ),
+            Problem::Circle(source) => write!(
+                f,
+                "AWS profile {name} leads to no credentials: its source profiles lead in a circle back to {source}; \
+                 correct ~/.aws/config"
             ),
             Problem::NoSource(source) => write!(
                 f,
@@ -127,12 +134,15 @@ impl Source {
                 Ok(Self::of_variables())
             };
         };
-        // The SDK reports a longer circle.
-        for step in 0..=profiles.profiles().count() {
+        let mut visited: Vec<&str> = Vec::new();
+        loop {
             let has_keys = profile.get("aws_access_key_id").is_some();
-            let Some(source) = source_of(profile).filter(|_| step == 0 || !has_keys) else {
-                break;
-            };
+            let goes_on = visited.is_empty() || !has_keys;
+            let Some(source) = source_of(profile).filter(|_| goes_on) else { break };
+            if visited.contains(&profile.name()) {
+                return bad(selected, Problem::Circle(profile.name().to_owned()));
+            }
+            visited.push(profile.name());
             if source == profile.name() {
                 if has_keys {
                     break;
