@@ -42,12 +42,14 @@ fn container() -> (String, Arc<Mutex<Vec<String>>>) {
     (url, requests)
 }
 
-/// Runs `list` in a container with these profiles. Returns its exit status and its messages.
+/// Runs `list` in a container with these profiles, in which `{url}` is the address of AWS. Without that, a variable names
+/// the address. Returns the exit status and the messages.
 fn list(config: &str, env: &[(&str, &str)]) -> (Option<i32>, String) {
     let home = tempfile::tempdir().unwrap();
     std::fs::create_dir(home.path().join(".aws")).unwrap();
-    std::fs::write(home.path().join(".aws/config"), config).unwrap();
     let (url, requests) = container();
+    std::fs::write(home.path().join(".aws/config"), config.replace("{url}", &url)).unwrap();
+    let endpoint = (!config.contains("{url}")).then_some(("AWS_ENDPOINT_URL", &url));
     let output = Command::new(env!("CARGO_BIN_EXE_zae-limiter"))
         .arg("list")
         .env_clear()
@@ -55,7 +57,7 @@ fn list(config: &str, env: &[(&str, &str)]) -> (Option<i32>, String) {
         .env("PATH", "/usr/bin:/bin")
         .env("AWS_REGION", "us-east-1")
         .env("AWS_EC2_METADATA_DISABLED", "true")
-        .env("AWS_ENDPOINT_URL", &url)
+        .envs(endpoint)
         .env("AWS_CONTAINER_CREDENTIALS_FULL_URI", format!("{url}/container"))
         .envs(env.iter().copied())
         .stdin(Stdio::null())
@@ -93,9 +95,36 @@ fn a_role_that_is_its_own_source_is_an_error() {
         (role("default", "default"), "default"),
         (role("profile dev", "base") + &role("profile base", "base"), "dev"),
         (role("profile dev", "base") + &role("profile base", "dev"), "dev"),
+        (role("profile dev", "base") + &role("profile base", "dev") + "[default]\n", "dev"),
     ] {
         let (status, said) = list(&config, &[("AWS_PROFILE", profile)]);
         assert_eq!(status, Some(1), "{config} uses the credentials of the container. {said}");
         assert!(said.contains(&format!("AWS profile {profile}")), "{config}{said}");
     }
+}
+
+/// "the error names that one": also where the chain of roles leads in a circle, however many profiles there are.
+#[test]
+fn a_circle_of_source_profiles_is_named() {
+    let circle = "[profile dev]\nrole_arn = arn:aws:iam::123456789012:role/a\nsource_profile = base\n\
+                  [profile base]\nrole_arn = arn:aws:iam::123456789012:role/a\nsource_profile = dev\n";
+    for others in ["", "[default]\n", "[default]\n[profile other]\n"] {
+        let web_identity = [
+            ("AWS_WEB_IDENTITY_TOKEN_FILE", "/x"),
+            ("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/b"),
+        ];
+        let env = [&[("AWS_PROFILE", "dev")][..], &web_identity].concat();
+        let (status, said) = list(&format!("{circle}{others}"), &env);
+        assert_eq!(status, Some(1), "{others}{said}");
+        assert!(said.contains("in a circle back to dev"), "{others}{said}");
+        assert!(!said.contains("TOKEN_FILE"), "{others}{said}");
+    }
+}
+
+/// The SDK panics on an empty endpoint; the AWS CLI takes it as unset.
+#[test]
+fn an_empty_endpoint_in_a_profile_is_none() {
+    let config = "[profile dev]\nendpoint_url = {url}\nservices = s\n[services s]\ncloudformation =\n  endpoint_url =\n";
+    let (status, said) = list(config, &[("AWS_PROFILE", "dev")]);
+    assert_eq!(status, Some(0), "{said}");
 }

@@ -22,6 +22,7 @@ use zae_limiter_schema::{
 
 use super::credentials::OfProfile;
 use super::detached::{Detached, DetachedCredentials};
+use super::endpoints;
 use super::profiles::BadProfile;
 use super::retries::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use super::{AwsTable, table_error};
@@ -110,8 +111,8 @@ impl DynamoAddress {
             loader = loader.endpoint_url(endpoint);
         }
         // Calls for credentials keep the SDK's retries.
-        let mut config =
-            loader.load().await.into_builder().retry_config(RetryConfig::disabled()).build();
+        let config = endpoints::without_empty(loader.load().await);
+        let mut config = config.into_builder().retry_config(RetryConfig::disabled()).build();
         if config.region().is_some_and(|region| region.as_ref().is_empty()) {
             config = config.into_builder().region(None).build();
         }

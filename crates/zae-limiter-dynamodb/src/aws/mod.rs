@@ -9,6 +9,7 @@ mod create;
 mod credentials;
 mod date;
 mod detached;
+mod endpoints;
 mod errors;
 mod headers;
 mod lazy;
