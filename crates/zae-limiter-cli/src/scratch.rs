@@ -47,10 +47,12 @@ impl ScratchNamespace {
         command: &'static str,
         configure: impl FnOnce(Builder) -> Builder,
     ) -> Result<Self, Failure> {
-        let registry = context.default_limiter().await?;
-        let (store, registry) = (Arc::clone(registry.store()), registry.namespaces());
-        remove_dead(&registry, context).await?;
-        let name = name(command, context.clock.now(), std::process::id());
+        let default = context.default_limiter().await?;
+        let (store, registry) = (Arc::clone(default.store()), default.namespaces());
+        // By the time that namespaces are registered with: the clock of this machine may be wrong.
+        let now = default.now();
+        remove_dead(&registry, now, context).await?;
+        let name = name(command, now, std::process::id());
         registry.register(&name).await?;
         context.printer.detail(format!("namespace: {name}"));
         let builder = context.builder_over(store).namespace(&name);
@@ -111,8 +113,11 @@ fn is_dead(namespace: &Namespace, now: Timestamp) -> bool {
 }
 
 /// Removes the namespaces of dead runs, also those that are deleted but not purged.
-async fn remove_dead(registry: &Namespaces, context: &mut Context) -> Result<(), Failure> {
-    let now = context.clock.now();
+async fn remove_dead(
+    registry: &Namespaces,
+    now: Timestamp,
+    context: &mut Context,
+) -> Result<(), Failure> {
     let mut dead = Vec::new();
     for mut pages in [registry.list(), registry.orphans()] {
         while let Some(page) = pages.next_page().await? {

@@ -461,7 +461,10 @@ impl Inner {
         unfinished.is_between.store(false, Ordering::Relaxed);
         let cause = match done {
             Some(Ok(())) => return Ok(()),
-            Some(Err(error)) if !error.is_transient() => return Err(Error::Store(error)),
+            Some(Err(error)) if !error.is_transient() => {
+                self.check_purged()?;
+                return Err(Error::Store(error));
+            }
             Some(Err(error)) => error,
             None => {
                 if attempts.in_call {
@@ -482,6 +485,14 @@ impl Inner {
     ) -> Result<(), StoreError> {
         let mut differences = settlements.iter().flat_map(|each| &each.differences);
         let has_refund = differences.any(|difference| difference.amount < Millitokens::ZERO);
+        attempts.in_call = true;
+        // A stream may settle for hours without reading limits, which would show that the namespace is gone.
+        let now = self.now().now;
+        if self.cache.is_namespace_due(now) {
+            is_between.store(true, Ordering::Relaxed);
+            self.look_for_namespace(now).await?;
+            is_between.store(false, Ordering::Relaxed);
+        }
         loop {
             attempts.in_call = true;
             let answer = self.store.settle(settlements, self.now().now).await;

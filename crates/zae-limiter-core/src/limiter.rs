@@ -379,6 +379,11 @@ impl RateLimiter {
         &self.inner.clock
     }
 
+    /// The time that calls use: that of the clock, [corrected](Builder::max_clock_skew) if the clock is wrong.
+    pub fn now(&self) -> Timestamp {
+        self.inner.now().now
+    }
+
     /// The same limiter with another actor in the audit events of its changes.
     #[must_use]
     pub fn acting_as(&self, principal: impl Into<String>) -> Self {
@@ -636,10 +641,7 @@ impl Inner {
         let mut parent = None;
         let found: Vec<Record> = self.store.get(&keys).await?.into_iter().flatten().collect();
         if checks_namespace {
-            // Callers turn it into the typed error.
-            self.require_namespace(&found)
-                .map_err(|error| StoreError::new(StoreErrorKind::Rejected, error.to_string()))?;
-            self.cache.namespace_exists(now);
+            self.note_namespace(&found, now)?;
         }
         for record in found {
             match record {
@@ -669,6 +671,23 @@ impl Inner {
         let key = self.bucket_key(entity, &self.cache.intern(resource));
         let origin = Origin { read_at: now, parent, source };
         Ok(Target::resolved(key, limits, lifetime, origin))
+    }
+
+    /// Reads the namespace, and fails if it is gone. A store that does not answer is for the next call to report.
+    pub(crate) async fn look_for_namespace(&self, now: Timestamp) -> Result<(), StoreError> {
+        let key = [Key::Namespace(self.namespace.clone())];
+        let Ok(found) = self.store.get(&key).await else { return Ok(()) };
+        let found: Vec<Record> = found.into_iter().flatten().collect();
+        self.note_namespace(&found, now)
+    }
+
+    /// Notes whether the namespace is among the records that were read at `now`.
+    fn note_namespace(&self, found: &[Record], now: Timestamp) -> Result<(), StoreError> {
+        // Callers turn it into the typed error.
+        self.require_namespace(found)
+            .map_err(|error| StoreError::new(StoreErrorKind::Rejected, error.to_string()))?;
+        self.cache.namespace_exists(now);
+        Ok(())
     }
 
     pub(crate) fn idle_lifetime(&self, limits: &LimitSet) -> Lifetime {

@@ -185,7 +185,8 @@ fn check_adjustments(args: &Args) -> Result<(), Failure> {
 async fn take(args: &Args, limiter: &RateLimiter, context: &mut Context) -> Result<Taken, Failure> {
     let mut interrupts = context.interrupts.clone();
     let patience = args.wait.unwrap_or_default();
-    let started = context.clock.now();
+    // Not the time of day: it may be set meanwhile.
+    let started = context.pace.stopwatch();
     loop {
         let mut acquire = limiter.acquire(args.entity.as_str(), args.resource.as_str());
         for amount in &args.consume {
@@ -204,7 +205,7 @@ async fn take(args: &Args, limiter: &RateLimiter, context: &mut Context) -> Resu
             Err(Error::Exceeded(refusal)) => refusal,
             Err(error) => return Err(with_meant_resource(error, limiter).await),
         };
-        let waited = Duration::from_millis(context.clock.now().millis_since(started));
+        let waited = context.pace.stopwatch().saturating_sub(started);
         let wait = refusal.retry_after();
         // More than is left of the caller's patience: better to say so at once.
         if waited.saturating_add(wait) > patience {

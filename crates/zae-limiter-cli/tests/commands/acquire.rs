@@ -23,6 +23,18 @@ fn a_wait_that_is_short_enough_is_waited_for() {
     insta::assert_snapshot!(session.transcript);
 }
 
+/// The bucket earns nothing in a minute that comes twice, so the token would come after two minutes.
+#[test]
+fn a_wait_ends_in_time_although_the_clock_is_set_back() {
+    let mut session = Session::new();
+    session.run("acquire key-1 gpt-4 -c rpm:1 -l rpm:1");
+    session.set_back = Duration::from_secs(60);
+    let line = "acquire key-1 gpt-4 -c rpm:1 -l rpm:1 --wait 90s";
+    let (status, stdout, stderr) = session.run_unseen(line, usize::MAX);
+    assert_eq!(status, 5, "{stdout}{stderr}");
+    assert_eq!(session.run("acquire key-1 gpt-4 -c rpm:1 -l rpm:1 --wait 1s"), 5);
+}
+
 #[test]
 fn an_adjustment_may_leave_debt() {
     let mut session = Session::new();

@@ -37,6 +37,8 @@ pub struct Session {
     pub interrupt_at_prompt: bool,
     /// Sends Ctrl-C when a command has waited this long.
     pub interrupt_after: Option<Duration>,
+    /// Sets the time of day back by this much during each wait of a command.
+    pub set_back: Duration,
     runs: u64,
 }
 
@@ -53,6 +55,7 @@ impl Session {
             impatient: false,
             interrupt_at_prompt: false,
             interrupt_after: None,
+            set_back: Duration::ZERO,
             runs: 0,
         }
     }
@@ -97,7 +100,8 @@ impl Session {
             true => Box::new(InterruptedPrompt(interrupter.clone())),
             false => Box::new(self.stdin.as_bytes()),
         };
-        let pace = Arc::new(JumpingClock { clock, interrupt_at, interrupter });
+        let pace =
+            Arc::new(JumpingClock { clock, interrupt_at, interrupter, set_back: self.set_back });
         let limiters: Arc<dyn Clock> = match self.impatient {
             true => Arc::new(ImpatientClock(Arc::clone(&self.clock))),
             false => Arc::clone(&self.clock) as _,
@@ -210,6 +214,7 @@ struct JumpingClock {
     clock: Arc<ManualClock>,
     interrupt_at: Option<Timestamp>,
     interrupter: Interrupter,
+    set_back: Duration,
 }
 
 impl Clock for JumpingClock {
@@ -217,8 +222,14 @@ impl Clock for JumpingClock {
         self.clock.now()
     }
 
+    fn stopwatch(&self) -> Duration {
+        self.clock.stopwatch()
+    }
+
     fn sleep(&self, wait: Duration) -> BoxFuture<'_, ()> {
         self.clock.advance(wait);
+        let back = i64::try_from(self.set_back.as_millis()).unwrap();
+        self.clock.correct(Timestamp::from_millis(self.clock.now().as_millis() - back));
         if self.interrupt_at.is_some_and(|moment| moment <= self.clock.now()) {
             self.interrupter.send(Interrupt::Interrupt);
         }

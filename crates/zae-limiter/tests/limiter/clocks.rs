@@ -37,6 +37,7 @@ fn a_clock_that_jumps_in_a_process_neither_fills_nor_freezes_a_bucket() {
             spend(&limiter, &entity, "gpt-4", "rpm", 60).await;
             let jumped = Timestamp::from_millis(right.as_millis() + jump);
             world.clock.correct(jumped);
+            assert_eq!(limiter.now(), right, "{jump}");
             let refused = refusal(&limiter, &entity, "gpt-4", "rpm", 1).await;
             assert_eq!(refused.retry_after(), secs(1), "{jump}");
             world.advance(secs(30));
