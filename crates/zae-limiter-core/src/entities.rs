@@ -15,7 +15,7 @@ use crate::page::PageRequest;
 use crate::pages::Pages;
 use crate::record::{AuditAction, AuditSubject, Entity, Key, Record};
 use crate::stale::{Entries, Stale};
-use crate::store::{Precondition, Query, Scope, Write, Written};
+use crate::store::{Precondition, Query, Scope, UsageRecording, Write, Written};
 
 impl RateLimiter {
     /// Creates an entity.
@@ -86,6 +86,10 @@ impl RateLimiter {
     ///
     /// Returns the number of items that were removed.
     ///
+    /// An entity that is created again with the same id should wait for what uses the old one: a lease from before the
+    /// deletion refunds into the new bucket, and a second client that still deletes the old entity may remove limits of
+    /// the new one.
+    ///
     /// # Errors
     ///
     /// [`Error::NotFound`] when there is nothing to delete; an error of the store, after which the call can
@@ -137,7 +141,12 @@ impl RateLimiter {
     /// Deletes everything of an entity but its own record, and returns how much that was.
     async fn delete_keys(&self, id: &EntityId) -> Result<u64, Error> {
         let delete = async |keys: &[Key]| self.inner.call(self.store().delete(keys)).await;
-        self.each_key_page(id, delete).await
+        let mut removed = self.each_key_page(id, delete).await?;
+        if self.store().usage_recording() == UsageRecording::Immediate && removed > 0 {
+            // Somebody who has read usage meanwhile has made a record of what the buckets had counted.
+            removed += self.each_key_page(id, delete).await?;
+        }
+        Ok(removed)
     }
 
     /// Goes through the keys of everything of an entity but its own record, and returns their number.
@@ -163,14 +172,14 @@ impl RateLimiter {
     }
 
     /// Rejects a parent that does not exist, is below the entity, or makes the hierarchy too deep. Returns the checks
-    /// that keep it so until the entity is written; the first is about the parent.
+    /// that keep it so until the entity is written: each entity above still has the parent that was read.
     async fn check_parent(
         &self,
         entity: &EntityId,
         parent: &EntityId,
     ) -> Result<Vec<Write>, Error> {
         let key = |id: &EntityId| Key::Entity(self.namespace_id().clone(), id.clone());
-        let mut checks = vec![Write::Check(key(parent), Precondition::Present)];
+        let mut checks = Vec::new();
         let mut above = Some(parent.clone());
         // The entity itself is the first level.
         let mut levels = 1;
@@ -183,7 +192,10 @@ impl RateLimiter {
                 return Err(Error::TooDeep { entity: entity.clone(), max: LEVELS_MAX });
             }
             above = match self.entity_by_id(&current).await? {
-                Some(found) => found.parent,
+                Some(Entity { parent, .. }) => {
+                    checks.push(Write::Check(key(&current), Precondition::Parent(parent.clone())));
+                    parent
+                }
                 None if current == *parent => {
                     return Err(Error::MissingParent { parent: parent.clone() });
                 }
@@ -327,15 +339,12 @@ impl<'a> CreateEntity<'a> {
             let stale = Stale::new(&limiter.inner, Entries::Of(id.clone()));
             let written = limiter.inner.call(limiter.store().write(&batch)).await?;
             stale.answered();
-            match (written, parent.as_ref()) {
+            match (written, &parent) {
                 (Written::Done, _) => return Ok(entity),
                 (Written::Conflict(0 | 1), _) | (_, None) => {
                     return Err(Error::AlreadyExists(Object::Entity(id)));
                 }
-                (Written::Conflict(2), Some(parent)) => {
-                    return Err(Error::MissingParent { parent: parent.clone() });
-                }
-                // Somebody has created the end of the chain.
+                // Somebody has changed the chain: the next attempt reads it again.
                 (Written::Conflict(_), _) => {}
             }
         }

@@ -34,6 +34,8 @@ pub enum Precondition {
     Status(NamespaceStatus),
     /// The record is the name of this namespace.
     NameOf(NamespaceId),
+    /// The record is an [`Entity`](crate::Entity) with this parent, or one without a parent.
+    Parent(Option<EntityId>),
 }
 
 /// One change of a batch.

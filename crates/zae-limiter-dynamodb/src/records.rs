@@ -206,6 +206,9 @@ fn holds(write: &Write, item: Option<&Item>) -> bool {
         Precondition::NameOf(id) => {
             matches!(decoded(), Some(Record::NamespaceName(_, of)) if of == *id)
         }
+        Precondition::Parent(parent) => {
+            matches!(decoded(), Some(Record::Entity(entity)) if entity.parent == *parent)
+        }
     }
 }
 
@@ -235,8 +238,11 @@ fn conditions_of(key: &Key, precondition: &Precondition) -> Vec<Condition> {
             vec![Condition::Exists(pk()), records::has_status(*status)]
         }
         Precondition::NameOf(id) if is_name(key) => vec![records::is_name_of(id)],
+        Precondition::Parent(parent) if matches!(key, Key::Entity(..)) => {
+            vec![Condition::Exists(pk()), records::has_parent(parent.as_ref())]
+        }
         // Contradictory, so that it never holds.
-        Precondition::Status(_) | Precondition::NameOf(_) => never(),
+        Precondition::Status(_) | Precondition::NameOf(_) | Precondition::Parent(_) => never(),
         Precondition::Version(_) if !is_config(key) => never(),
         Precondition::Version(0) => {
             let zero = Condition::Equal(version(), Value::number(0));

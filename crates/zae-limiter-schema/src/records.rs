@@ -33,6 +33,7 @@ use crate::keys::{Index, ItemKey};
 use crate::value::{Item, Malformed, Value};
 
 pub use config::CONFIG_VERSION;
+pub use entity::has_parent;
 pub use json::to_object;
 pub use namespace::{encode_name, has_status, is_free, is_name_of};
 pub use version::Version;

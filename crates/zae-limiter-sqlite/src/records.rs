@@ -230,6 +230,10 @@ pub(crate) fn holds(
             let found = get(conn, key)?;
             return Ok(matches!(found, Some(Record::NamespaceName(_, of)) if of == *id));
         }
+        Precondition::Parent(parent) => {
+            let found = get(conn, key)?;
+            return Ok(matches!(found, Some(Record::Entity(entity)) if entity.parent == *parent));
+        }
         Precondition::Absent | Precondition::Present | Precondition::Version(_) => {}
     }
     // Reads only the version, so that a damaged record can still be replaced.

@@ -209,6 +209,9 @@ fn holds(precondition: &Precondition, current: Option<&Record>) -> bool {
         Precondition::NameOf(id) => {
             matches!(current, Some(Record::NamespaceName(_, of)) if of == id)
         }
+        Precondition::Parent(parent) => {
+            matches!(current, Some(Record::Entity(entity)) if entity.parent == *parent)
+        }
     }
 }
 

@@ -4,9 +4,11 @@ use zae_limiter_core::{Entity, EntityId, NamespaceId};
 
 use super::reader::Reader;
 use super::{json, moment, push_namespace, remove, set, text_or_null};
-use crate::expression::Action;
+use crate::expression::{Action, Condition};
 use crate::keys::{Index, children_partition, entity_partition};
 use crate::value::{Malformed, Value};
+
+const PARENT: &str = "parent_id";
 
 pub(super) fn encode(entity: &Entity) -> Vec<Action> {
     let mut actions = Vec::new();
@@ -16,7 +18,7 @@ pub(super) fn encode(entity: &Entity) -> Vec<Action> {
         Some(name) => set(&mut actions, "name", Value::text(name)),
         None => remove(&mut actions, "name"),
     }
-    set(&mut actions, "parent_id", text_or_null(parent.as_ref().map(EntityId::as_str)));
+    set(&mut actions, PARENT, text_or_null(parent.as_ref().map(EntityId::as_str)));
     set(&mut actions, "cascade", Value::Bool(*cascade));
     let metadata = metadata.iter().map(|(key, value)| (json::to_key(key), Value::text(value)));
     set(&mut actions, "metadata", Value::M(metadata.collect()));
@@ -36,6 +38,15 @@ pub(super) fn encode(entity: &Entity) -> Vec<Action> {
     actions
 }
 
+/// Requires that an entity has this parent, or none.
+pub fn has_parent(parent: Option<&EntityId>) -> Condition {
+    let is = Condition::Equal(PARENT.to_owned(), text_or_null(parent.map(EntityId::as_str)));
+    match parent {
+        Some(_) => is,
+        None => Condition::Any(vec![Condition::Absent(PARENT.to_owned()), is]),
+    }
+}
+
 pub(super) fn decode(
     ns: &NamespaceId,
     id: &EntityId,
@@ -51,7 +62,7 @@ pub(super) fn decode(
         namespace: ns.clone(),
         id: id.clone(),
         name: reader.text_if_any("name")?.map(str::to_owned),
-        parent: reader.name_if_any("parent_id")?,
+        parent: reader.name_if_any(PARENT)?,
         cascade: reader.flag("cascade")?,
         metadata: metadata.collect(),
         created_at: moment::read(reader, "created_at")?,

@@ -93,30 +93,31 @@ pub async fn each_precondition_holds_when_it_should(store: Arc<dyn Store>) {
     let level = ConfigLevel::Resource(resource("r"));
     // What is there, the record that is written, and whether each condition holds.
     let cases = [
-        (None, config(level.clone(), 9), "TTffffff"),
-        (Some(config(level.clone(), 3)), config(level, 9), "TfTTffff"),
-        (None, entity("e", None), "TTffffff"),
+        (None, config(level.clone(), 9), "TTffffffff"),
+        (Some(config(level.clone(), 3)), config(level, 9), "TfTTffffff"),
+        (None, entity("e", None), "TTffffffff"),
         // An entity has neither a version nor a status.
-        (Some(entity("e", None)), entity("e", Some("p")), "TfTfffff"),
-        (None, namespace_with(NamespaceStatus::Active), "TTffffff"),
+        (Some(entity("e", None)), entity("e", Some("p")), "TfTfffffTf"),
+        (Some(entity("e", Some("p"))), entity("e", None), "TfTffffffT"),
+        (None, namespace_with(NamespaceStatus::Active), "TTffffffff"),
         (
             Some(namespace_with(NamespaceStatus::Active)),
             namespace_with(NamespaceStatus::Deleted),
-            "TfTffTff",
+            "TfTffTffff",
         ),
         (
             Some(namespace_with(NamespaceStatus::Deleted)),
             namespace_with(NamespaceStatus::Active),
-            "TfTfffTf",
+            "TfTfffTfff",
         ),
         (
             Some(namespace_with(NamespaceStatus::Purging)),
             namespace_with(NamespaceStatus::Deleted),
-            "TfTfffff",
+            "TfTfffffff",
         ),
-        (None, name_of(&namespace(2)), "TTffffff"),
-        (Some(name_of(&test_namespace())), name_of(&namespace(2)), "TfTffffT"),
-        (Some(name_of(&namespace(2))), name_of(&test_namespace()), "TfTfffff"),
+        (None, name_of(&namespace(2)), "TTffffffff"),
+        (Some(name_of(&test_namespace())), name_of(&namespace(2)), "TfTffffTff"),
+        (Some(name_of(&namespace(2))), name_of(&test_namespace()), "TfTfffffff"),
     ];
     let conditions = [
         Precondition::Always,
@@ -127,6 +128,8 @@ pub async fn each_precondition_holds_when_it_should(store: Arc<dyn Store>) {
         Precondition::Status(NamespaceStatus::Active),
         Precondition::Status(NamespaceStatus::Deleted),
         Precondition::NameOf(test_namespace()),
+        Precondition::Parent(None),
+        Precondition::Parent(Some(entity_id("p"))),
     ];
     for (there, record, expected) in cases {
         for (precondition, letter) in conditions.iter().cloned().zip(expected.chars()) {
