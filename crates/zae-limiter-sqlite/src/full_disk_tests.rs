@@ -1,6 +1,8 @@
 //! A disk that is full at an insert: the whole batch is undone, in the file and in memory, and no caller hears otherwise.
 //! `tests/full_disk.rs` has the disk that is full at the commit.
 
+use std::time::Duration;
+
 use zae_limiter_core::bucket_state::Booking;
 use zae_limiter_core::{Applied, Placement, UsageSettings};
 
@@ -88,4 +90,41 @@ fn nothing_is_written_outside_of_a_transaction() {
     assert!(ledger.book(target.key(), &booking).is_err());
     let rows = "SELECT (SELECT count(*) FROM bucket) + (SELECT count(*) FROM usage)";
     assert_eq!(ledger.conn.query_row(rows, [], |row| row.get::<_, i64>(0)).unwrap(), 0);
+}
+
+/// A rewind that was undone with its transaction is done again. One that was committed before counts.
+#[tokio::test]
+async fn a_rewind_that_was_undone_is_done_again() {
+    let (_folder, store) = open();
+    let day = Duration::from_secs(86_400);
+    let ahead = |target: &Arc<Target>| Plan { now: NOW.saturating_add(day), ..plan(&[target], 10) };
+    let checked = |target: &Arc<Target>| Plan {
+        max_skew: Some(zae_limiter_core::MAX_CLOCK_SKEW),
+        ..plan(&[target], 1)
+    };
+    let (kept, undone) = (target("kept"), target("undone"));
+    for target in [&kept, &undone] {
+        assert!(matches!(store.acquire(&ahead(target)).await.unwrap(), Admission::Taken(_)));
+    }
+    let wait = async |target: &Arc<Target>| match store.acquire(&checked(target)).await.unwrap() {
+        Admission::Refused(statuses) => statuses[0].retry_after,
+        Admission::Taken(_) => panic!("the bucket is empty"),
+    };
+    let rewound = wait(&kept).await;
+    assert!(rewound < day, "{rewound:?}");
+
+    let gate = Gate::put(&store);
+    gate.wait_until_reached();
+    let undo = checked(&undone);
+    let mut acquire = store.acquire(&undo);
+    submit(&mut acquire);
+    store.shared.writer.put(Job::Fail(StoreErrorKind::Full)).unwrap();
+    gate.open();
+    assert_eq!(acquire.await.unwrap_err().applied(), Applied::No);
+    assert_eq!(wait(&undone).await, rewound);
+
+    // The clock that is ahead goes on: the bucket that was rewound is not rewound at once again.
+    let again = Plan { now: NOW.saturating_add(2 * day), ..plan(&[&kept], 10) };
+    assert!(matches!(store.acquire(&again).await.unwrap(), Admission::Taken(_)));
+    assert!(wait(&kept).await > day);
 }

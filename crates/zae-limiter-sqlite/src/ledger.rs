@@ -29,8 +29,25 @@ pub(crate) struct Ledger {
     settings: UsageSettings,
     // Usage that `store` adds to the usage records before the transaction ends.
     bookings: Vec<(BucketKey, Booking)>,
-    // When buckets were rewound. States in memory are dropped whenever another process writes.
-    rewound: HashMap<BucketKey, Timestamp>,
+    // How buckets were rewound. States in memory are dropped whenever another process writes.
+    rewound: HashMap<BucketKey, Rewound>,
+}
+
+/// How this process last rewound a bucket.
+#[derive(Debug)]
+struct Rewound {
+    at: Timestamp,
+    /// The refill time before.
+    from: Timestamp,
+    /// A transaction was rolled back since, perhaps the one that rewound it.
+    is_unsure: bool,
+}
+
+impl Rewound {
+    /// Whether the rewind was undone: the bucket still has the refill time from before.
+    fn is_undone(&self, state: &BucketState) -> bool {
+        self.is_unsure && self.from == state.bucket.refilled_at()
+    }
 }
 
 impl Ledger {
@@ -48,6 +65,7 @@ impl Ledger {
     pub(crate) fn clear(&mut self) {
         self.states.clear();
         self.bookings.clear();
+        self.rewound.values_mut().for_each(|rewound| rewound.is_unsure = true);
     }
 
     /// Fails if SQLite has ended the transaction, which it does after some errors. Otherwise the
@@ -75,20 +93,7 @@ impl Ledger {
         for leg in &plan.legs {
             places.push(self.states.find(&self.conn, leg.target.key(), Some(&leg.target))?);
         }
-        if let Some(max_skew) = plan.max_skew {
-            let is_ahead = |state: &BucketState| state.bucket.is_ahead(plan.now, max_skew);
-            for (leg, at) in plan.legs.iter().zip(&places) {
-                if let Some(mut state) = self.states.get(*at).filter(|one| is_ahead(one)).cloned() {
-                    let key = leg.target.key();
-                    state.rewound_at = self.rewound.get(key).copied();
-                    if rewind(plan, &mut state) {
-                        self.rewound.retain(|_, at| !may_rewind(Some(*at), plan.now));
-                        self.rewound.insert(key.clone(), plan.now);
-                    }
-                    self.states.set(*at, state);
-                }
-            }
-        }
+        self.rewind(plan, &places);
         // On copies, because a refused plan must change nothing.
         let copies = plan.legs.iter().zip(&places).map(|(leg, at)| match self.states.get(*at) {
             Some(state) => state.clone(),
@@ -108,6 +113,26 @@ impl Ledger {
             self.bookings.extend(keys.map(|(leg, b)| (plan.legs[leg].target.key().clone(), b)));
         }
         Ok(admission)
+    }
+
+    /// Rewinds the buckets of a plan whose refill times are ahead of it.
+    fn rewind(&mut self, plan: &Plan, places: &[At]) {
+        let Some(max_skew) = plan.max_skew else { return };
+        let is_ahead = |state: &BucketState| state.bucket.is_ahead(plan.now, max_skew);
+        for (leg, at) in plan.legs.iter().zip(places) {
+            let Some(mut state) = self.states.get(*at).filter(|one| is_ahead(one)).cloned() else {
+                continue;
+            };
+            let (key, from) = (leg.target.key(), state.bucket.refilled_at());
+            let before = self.rewound.get(key).filter(|before| !before.is_undone(&state));
+            state.rewound_at = before.map(|before| before.at);
+            if rewind(plan, &mut state) {
+                self.rewound.retain(|_, one| !may_rewind(Some(one.at), plan.now));
+                let rewound = Rewound { at: plan.now, from, is_unsure: false };
+                self.rewound.insert(key.clone(), rewound);
+            }
+            self.states.set(*at, state);
+        }
     }
 
     pub(crate) fn settle(

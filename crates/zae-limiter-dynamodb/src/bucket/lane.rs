@@ -72,6 +72,8 @@ pub(crate) struct Batch<C> {
     pub(crate) written: Vec<usize>,
     /// What other shards must settle, by the member's index.
     pub(crate) left_over: Vec<(usize, Takes)>,
+    /// The current write rewinds the refill time, and is for no member.
+    pub(crate) is_rewind: bool,
 }
 
 impl<C> Batch<C> {

@@ -335,9 +335,18 @@ impl<C: Caller> BucketMachine<C> {
         let cached = self.snapshots.shard(shard);
         let is_fresh = cached.fresh(now, trust).is_some();
         let snapshot = cached.snapshot().cloned();
-        let (attempt, is_just_seen) = (0, false);
-        let (written, left_over) = (Vec::new(), Vec::new());
-        Batch { shard, now, members, attempt, snapshot, is_fresh, is_just_seen, written, left_over }
+        Batch {
+            shard,
+            now,
+            members,
+            attempt: 0,
+            snapshot,
+            is_fresh,
+            is_just_seen: false,
+            written: Vec::new(),
+            left_over: Vec::new(),
+            is_rewind: false,
+        }
     }
 
     /// Takes a batch to its next call. True if it has ended.
@@ -389,6 +398,13 @@ impl<C: Caller> BucketMachine<C> {
         batch.attempt += 1;
         let (written, left_over) =
             (std::mem::take(&mut batch.written), std::mem::take(&mut batch.left_over));
+        if std::mem::take(&mut batch.is_rewind)
+            && let Ok(Response::Updated(Updated::Done(..))) = &result
+        {
+            // One that failed does not count: the bucket would stay frozen.
+            self.rewound.insert(shard, batch.now);
+            self.out.push(Command::Rewound);
+        }
         let seen = match result {
             Ok(Response::Updated(Updated::Done(item, _))) => snapshot_of(Some(item))
                 .map(|snapshot| (snapshot, written))
@@ -444,8 +460,7 @@ impl<C: Caller> BucketMachine<C> {
             && self.time.is_ahead(item)
             && may_rewind(self.rewound.get(&batch.shard).copied(), now)
         {
-            self.rewound.insert(batch.shard, now);
-            self.out.push(Command::Rewound);
+            batch.is_rewind = true;
             let rewind = bucket::rewind(&key, item, self.time.rewound_to(now));
             return Some(Call::Update(batch.shard, rewind));
         }

@@ -13,13 +13,15 @@ use zae_limiter_core::{
     ResourceName, Settlement, StoreError, Take, Target, Timestamp,
 };
 use zae_limiter_schema::{
-    Action, BucketItemKey, Condition, Consistency, Table, TableError, TableErrorKind, Update,
+    Action, BucketItemKey, Condition, Consistency, Table, TableError, TableErrorKind, TableTime,
+    Update,
 };
 use zae_limiter_testkit::SimTable;
 
 use super::decide::Request;
 use super::machine::BucketMachine;
 use super::message::{Call, Caller, Command, Event, Op, Queued, Reply, Response, Task};
+use super::time::Time;
 use crate::driver::key_of;
 use crate::options::DynamoOptions;
 
@@ -479,5 +481,39 @@ fn a_settlement_is_queued_even_if_the_queue_is_full() {
         (Settles("first", -5, 0), &[]),
         (Answers(0), &["a: taken from 0, 4 left", "#1 add 4 on shard 0"]),
         (Answers(1), &["b: taken from 0, 8 left", "first: settled"]),
+    ]);
+}
+
+/// A machine that knows the table's time, and an empty bucket that a clock an hour ahead has written.
+fn before_a_frozen_bucket() -> Process {
+    let table = SimTable::default();
+    let mut ahead = Process::new(&table, options());
+    ahead.step(&Later(3_600_000));
+    ahead.quietly(&Asks("ahead", 10));
+    let mut process = Process::new(&table, options());
+    let max_skew = DynamoOptions::default().max_clock_skew;
+    process.machine.set_time(Time::new(TableTime::At(process.now), max_skew));
+    process
+}
+
+#[test]
+fn a_rewind_that_fails_is_tried_again() {
+    before_a_frozen_bucket().check(&[
+        (Asks("a", 1), &["#0 blind add -1 on shard 0"]),
+        (Answers(0), &["#1 refill on shard 0"]),
+        (Fails(1, TableErrorKind::Conflict), &["#2 refill on shard 0"]),
+        (Answers(2), &["rewound", "a: refused, 0 left"]),
+    ]);
+}
+
+#[test]
+fn a_rewind_without_an_answer_is_left_to_the_next_call() {
+    before_a_frozen_bucket().check(&[
+        (Asks("a", 1), &["#0 blind add -1 on shard 0"]),
+        (Answers(0), &["#1 refill on shard 0"]),
+        (TimesOut(1), &["a: Unavailable, applied: Maybe"]),
+        (Asks("b", 1), &["#2 blind add -1 on shard 0"]),
+        (Answers(2), &["#3 refill on shard 0"]),
+        (Answers(3), &["rewound", "b: refused, 0 left"]),
     ]);
 }
