@@ -298,6 +298,12 @@ impl ConfigCache {
         }
     }
 
+    /// Drops everything that has an age: all entries, and that the namespace exists.
+    pub(crate) fn forget(&self) {
+        self.invalidate_all();
+        self.namespace_exists(Timestamp::from_millis(i64::MIN));
+    }
+
     pub(crate) fn stats(&self) -> CacheStats {
         let len = |table: &Table| table.0.read().unwrap_or_else(PoisonError::into_inner).len();
         CacheStats {

@@ -482,7 +482,7 @@ impl Inner {
     /// Reads the clock, once per call, and corrects it if it is wrong.
     #[inline(always)]
     pub(crate) fn now(&self) -> Checked {
-        let forget = || self.cache.invalidate_all();
+        let forget = || self.cache.forget();
         self.clock_check.now(&*self.clock, &*self.store, Some(forget))
     }
 

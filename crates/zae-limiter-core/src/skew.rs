@@ -5,7 +5,7 @@
 //! refill time of its bucket by a year, and nobody would earn tokens until then.
 
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use zae_limiter_model::Timestamp;
@@ -61,7 +61,7 @@ struct State {
     /// The origin by the readings since a jump, and the stopwatch at the first of them.
     jump: Option<(i64, Duration)>,
     warned_at: Option<Duration>,
-    /// A jump was believed, and nobody has forgotten what was cached before.
+    /// The clock has jumped, and nobody has forgotten what was cached before.
     has_new_time: bool,
 }
 
@@ -70,17 +70,20 @@ fn millis(duration: Duration) -> i64 {
 }
 
 impl State {
+    /// Goes on from this time of day at the stopwatch's zero.
+    fn believe(&mut self, origin: i64) {
+        self.has_new_time |= self.jump.is_some();
+        (self.origin, self.jump) = (Some(origin), None);
+    }
+
     /// The time to use for a reading of the clock, or `None` if the reading is within the bound.
     fn correction(&mut self, now: i64, stopwatch: Duration, bound: Duration) -> Option<i64> {
         let bound = u64::try_from(bound.as_millis()).unwrap_or(u64::MAX);
         let read = now.saturating_sub(millis(stopwatch));
-        let Some(origin) = self.origin else {
-            self.origin = Some(read);
-            return None;
-        };
+        let origin = self.origin.unwrap_or(read);
         if origin.abs_diff(read) <= bound {
             // Follows a clock that is corrected in small steps.
-            (self.origin, self.jump) = (Some(read), None);
+            self.believe(read);
             return None;
         }
         let since = match self.jump {
@@ -88,10 +91,12 @@ impl State {
             _ => stopwatch,
         };
         if stopwatch.saturating_sub(since) >= BELIEVED_AFTER {
-            (self.origin, self.jump) = (Some(read), None);
+            self.believe(read);
             tracing::info!("the clock kept its new time for five minutes; it is used from now on");
             return None;
         }
+        // The machine may have slept: then what was cached is older than it looks.
+        self.has_new_time |= self.jump.is_none();
         self.jump = Some((read, since));
         Some(origin.saturating_add(millis(stopwatch)))
     }
@@ -115,7 +120,8 @@ impl ClockCheck {
         Self { bound, max_skew, near_ms, checked, state: Mutex::default() }
     }
 
-    /// Reads the clock. Calls `forget` once after a jump is believed: what was cached by the old time has no age then.
+    /// Reads the clock. Calls `forget` once after the clock has jumped, and once after the jump is believed: the age of
+    /// what was cached before is not known then.
     #[inline]
     pub(crate) fn now(
         &self,
@@ -125,12 +131,9 @@ impl ClockCheck {
     ) -> Checked {
         let now = clock.now();
         match store.check_time(now) {
-            TimeCheck::Unknown => self.within_process(now, clock, forget),
-            TimeCheck::Within => Checked { now, max_skew: self.max_skew },
-            TimeCheck::Beyond(time) => {
-                self.report(now, time, clock);
-                Checked { now: time, max_skew: self.max_skew }
-            }
+            TimeCheck::Unknown => self.within_process(now, false, clock, forget),
+            TimeCheck::Within => self.within_process(now, true, clock, forget),
+            TimeCheck::Beyond(time) => self.by_store(now, time, clock, forget),
         }
     }
 
@@ -138,6 +141,7 @@ impl ClockCheck {
     fn within_process(
         &self,
         now: Timestamp,
+        is_right: bool,
         clock: &dyn Clock,
         forget: Option<impl FnOnce()>,
     ) -> Checked {
@@ -147,28 +151,28 @@ impl ClockCheck {
         if is_near || self.bound.is_zero() {
             return Checked { now, max_skew: self.max_skew };
         }
-        self.by_stopwatch(now, clock, forget)
+        self.by_stopwatch(now, is_right, clock, forget)
     }
 
+    /// `is_right`: the store's own time is within the bound. Later it may not be known: see [`TimeCheck::Unknown`].
     #[cold]
     fn by_stopwatch(
         &self,
         now: Timestamp,
+        is_right: bool,
         clock: &dyn Clock,
         forget: Option<impl FnOnce()>,
     ) -> Checked {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let was_wrong = state.jump.is_some();
-        let correction = state.correction(now.as_millis(), clock.stopwatch(), self.bound);
-        state.has_new_time |= was_wrong && correction.is_none();
-        if state.has_new_time
-            && let Some(forget) = forget
-        {
-            state.has_new_time = false;
-            forget();
-        }
-        let is_remembered = state.has_new_time;
-        drop(state);
+        let stopwatch = clock.stopwatch();
+        let correction = match is_right {
+            true => {
+                state.believe(now.as_millis().saturating_sub(millis(stopwatch)));
+                None
+            }
+            false => state.correction(now.as_millis(), stopwatch, self.bound),
+        };
+        let is_remembered = forget_before(state, forget);
         match correction {
             None => {
                 // Until somebody forgets, every call comes here.
@@ -186,6 +190,23 @@ impl ClockCheck {
         }
     }
 
+    /// The reading is beyond the bound by the store's own time.
+    #[cold]
+    fn by_store(
+        &self,
+        now: Timestamp,
+        time: Timestamp,
+        clock: &dyn Clock,
+        forget: Option<impl FnOnce()>,
+    ) -> Checked {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.believe(time.as_millis().saturating_sub(millis(clock.stopwatch())));
+        forget_before(state, forget);
+        self.checked.store(NONE, Ordering::Relaxed);
+        self.report(now, time, clock);
+        Checked { now: time, max_skew: self.max_skew }
+    }
+
     #[cold]
     fn report(&self, now: Timestamp, time: Timestamp, clock: &dyn Clock) {
         telemetry::clock_corrected();
@@ -198,6 +219,17 @@ impl ClockCheck {
             );
         }
     }
+}
+
+/// Calls `forget` if the clock has jumped. Returns whether somebody else has to.
+fn forget_before(mut state: MutexGuard<'_, State>, forget: Option<impl FnOnce()>) -> bool {
+    if state.has_new_time
+        && let Some(forget) = forget
+    {
+        state.has_new_time = false;
+        forget();
+    }
+    state.has_new_time
 }
 
 #[cfg(test)]

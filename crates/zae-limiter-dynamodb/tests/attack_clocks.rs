@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zae_limiter_core::{
-    Clock, Error, Limit, ManualClock, RateLimiter, Store as _, TimeCheck, Timestamp,
+    Builder, Clock, Error, Limit, ManualClock, RateLimiter, Store as _, TimeCheck, Timestamp,
 };
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_testkit::SimTable;
@@ -14,6 +14,7 @@ use zae_limiter_testkit::SimTable;
 const NOW: i64 = 1_794_751_200_000;
 const MINUTE: i64 = 60_000;
 const HOUR: i64 = 60 * MINUTE;
+const YEAR: i64 = 365 * 24 * HOUR;
 
 fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -44,16 +45,23 @@ impl World {
     }
 
     async fn process_with(&self, error: i64, options: DynamoOptions) -> Process {
+        self.process_of(error, options, |builder| builder).await
+    }
+
+    async fn process_of(
+        &self,
+        error: i64,
+        options: DynamoOptions,
+        set: impl FnOnce(Builder) -> Builder,
+    ) -> Process {
         let now = Timestamp::from_millis(self.clock.now().as_millis() + error);
         let clock = Arc::new(ManualClock::new(now));
         let table = self.table.dated_for(Arc::clone(&self.clock) as _, Arc::clone(&clock) as _);
         let store = DynamoStore::new(Arc::new(table), options.seed(1));
-        let limiter = RateLimiter::builder(store.clone())
+        let builder = RateLimiter::builder(store.clone())
             .clock(Arc::clone(&clock) as _)
-            .default_limits([Limit::per_minute("rpm", 60)])
-            .open()
-            .await
-            .unwrap();
+            .default_limits([Limit::per_minute("rpm", 60)]);
+        let limiter = set(builder).open().await.unwrap();
         Process { limiter, store, clock }
     }
 
@@ -65,6 +73,19 @@ impl World {
 }
 
 impl Process {
+    /// The clock jumps, and no time passes.
+    fn jump_to(&self, millis: i64) {
+        self.clock.correct(Timestamp::from_millis(NOW + millis));
+    }
+
+    async fn set_limits(&self, is_own: bool) {
+        let limits = [Limit::per_hour("rpm", 60)];
+        match is_own {
+            true => self.limiter.set_limits("key", Some("gpt-4"), limits).await.unwrap(),
+            false => self.limiter.set_system_defaults(limits, None).await.unwrap(),
+        };
+    }
+
     async fn takes(&self, tokens: u64) -> u64 {
         match self.limiter.acquire("key", "gpt-4").take("rpm", tokens).await {
             Ok(lease) => {
@@ -197,4 +218,90 @@ async fn the_first_call_after_a_sleep_is_counted_for_the_others() {
             assert!(admitted <= 62, "{goes_on}, {hours} h, {first}: {admitted} of 60 at once");
         }
     }
+}
+
+/// "Jumps while the process runs: corrected at once", and "reads before it writes": also at a settlement, which asks for
+/// no limits, so that no response comes before it. The bucket has limits of its own, or expires with its defaults.
+#[tokio::test]
+async fn a_settlement_after_a_jump_neither_fills_nor_freezes_the_bucket() {
+    for jump in [4 * MINUTE, HOUR, YEAR, -4 * MINUTE, -HOUR, -YEAR] {
+        for is_own in [true, false] {
+            let world = World::new();
+            let process = world.process(0).await;
+            process.set_limits(is_own).await;
+            let mut lease = process.limiter.acquire("key", "gpt-4").take("rpm", 60).await.unwrap();
+            lease.adjust("rpm", 1).unwrap();
+            process.jump_to(jump);
+            lease.commit().await.unwrap();
+            assert_eq!(process.takes(3).await, 0, "{jump} {is_own}");
+            world.advance(&[&process], secs(3_600));
+            assert_eq!(process.takes(58).await, 58, "{jump} {is_own}");
+            assert_eq!(process.takes(2).await, 0, "{jump} {is_own}");
+        }
+    }
+}
+
+/// The same for an acquire by limits that are cached for long.
+#[tokio::test]
+async fn an_acquire_after_a_jump_by_cached_limits_earns_nothing() {
+    for jump in [4 * MINUTE, 9 * MINUTE, HOUR, -4 * MINUTE] {
+        let world = World::new();
+        let set = |builder: Builder| builder.cache_ttl(secs(600));
+        let process = world.process_of(0, DynamoOptions::default(), set).await;
+        process.set_limits(true).await;
+        assert_eq!(process.takes(60).await, 60);
+        process.jump_to(jump);
+        assert_eq!(process.takes(3).await, 0, "{jump}");
+        // By the table's date, which is up to two seconds old.
+        world.advance(&[&process], secs(3_602));
+        assert_eq!(process.takes(60).await, 60, "{jump}");
+    }
+}
+
+/// "Beyond it every call uses the corrected time: for buckets, for records, for audit events", from the first one on.
+#[tokio::test]
+async fn records_after_a_jump_have_the_corrected_time() {
+    for jump in [HOUR, YEAR, -HOUR, -YEAR] {
+        let process = World::new().process(0).await;
+        let namespaces = process.limiter.namespaces();
+        process.jump_to(jump);
+        let team = namespaces.register("team").await.unwrap();
+        process.jump_to(0);
+        namespaces.get("team").await.unwrap();
+        process.jump_to(jump);
+        let entity = process.limiter.create_entity("key").await.unwrap();
+        let events = process.limiter.audit_events("key").unwrap().all().await.unwrap();
+        let times = [team.created_at, entity.created_at, events[0].at];
+        let is_now = |at: Timestamp| (at.as_millis() - NOW).abs() <= 2_000;
+        assert!(times.into_iter().all(is_now), "{jump}: {times:?}");
+        // The clock is set right.
+        process.jump_to(0);
+        let entity = process.limiter.create_entity("other").await.unwrap();
+        assert_eq!(entity.created_at.as_millis(), NOW, "{jump}");
+    }
+}
+
+/// A jump may be a sleep during which the monotonic clock stood: what was cached is older than it looks.
+#[tokio::test]
+async fn the_first_call_after_a_sleep_reads_its_limits_anew() {
+    let world = World::new();
+    let (right, asleep) = (world.process(0).await, world.process(0).await);
+    asleep.set_limits(true).await;
+    assert_eq!(asleep.takes(1).await, 1);
+    world.advance(&[&right], secs(3_600));
+    right.limiter.set_limits("key", Some("gpt-4"), [Limit::per_hour("rpm", 5)]).await.unwrap();
+    asleep.jump_to(HOUR);
+    let limits = asleep.limiter.effective_limits("key", "gpt-4").await.unwrap().limits;
+    assert_eq!(limits[0].capacity, 5);
+}
+
+/// "And for expiry": a list reads the clock before its first call.
+#[tokio::test]
+async fn events_do_not_expire_by_a_jump() {
+    let world = World::new();
+    let process = world.process(0).await;
+    process.limiter.create_entity("key").await.unwrap();
+    process.jump_to(YEAR);
+    let events = process.limiter.audit_events("key").unwrap().all().await.unwrap();
+    assert_eq!(events.len(), 1);
 }

@@ -452,8 +452,10 @@ impl<C: Caller> BucketMachine<C> {
             return None;
         }
         let (key, now) = (self.item_key(batch.shard), batch.now);
+        // Nothing is decided by a time that the table has not confirmed.
+        let is_awaited = self.time.is_awaited() && !batch.is_just_seen;
         let is_unsure = batch.members.iter().any(|queued| batch.is_unsure_of(&queued.request));
-        let Some(snapshot) = batch.snapshot.clone().filter(|_| !is_unsure) else {
+        let Some(snapshot) = batch.snapshot.clone().filter(|_| !is_awaited && !is_unsure) else {
             return Some(self.blind_call(batch));
         };
         if let Snapshot::Item(item) = &snapshot
