@@ -135,7 +135,7 @@ impl RateLimiter {
 
     async fn note_deletion(&self, id: &EntityId) -> Result<(), Error> {
         let scope = Scope::Entity(self.namespace_id().clone(), id.clone());
-        self.inner.call(self.store().note_deletion(&scope, self.inner.now().now)).await
+        self.inner.note_deletion(&scope).await
     }
 
     /// Deletes everything of an entity but its own record, and returns how much that was.

@@ -68,8 +68,8 @@ pub use record::{
 };
 pub use skew::MAX_CLOCK_SKEW;
 pub use store::{
-    BATCH_MAX, BucketQuery, Cost, Precondition, Query, ResourceList, Scope, Store, StoredBucket,
-    TimeCheck, UsageRecording, Write, Written,
+    BATCH_MAX, BucketQuery, Cost, DELETION_WAIT_MAX, Precondition, Query, ResourceList, Scope,
+    Store, StoredBucket, TimeCheck, UsageRecording, Write, Written,
 };
 pub use sweep::{OrphanItems, Orphans};
 pub use usage::{UsageQuery, UsageSummary};

@@ -22,7 +22,7 @@ use crate::namespaces::Namespaces;
 use crate::plan::{BucketKey, Lifetime, Origin, Source, Target};
 use crate::record::{ConfigLevel, Key, OnUnavailable, Record};
 use crate::skew::{Checked, ClockCheck, MAX_CLOCK_SKEW};
-use crate::store::Store;
+use crate::store::{DELETION_WAIT_MAX, Scope, Store};
 use crate::waiting::Queues;
 
 /// The most levels of a hierarchy that one call takes from, the entity itself included.
@@ -225,7 +225,8 @@ impl Builder {
         self
     }
 
-    /// The deadline of one step of any other call (10 s).
+    /// The deadline of one step of any other call (10 s). Waits of a deletion or a purge for the indexes of a table do not
+    /// count.
     #[must_use]
     pub fn admin_deadline(mut self, deadline: Duration) -> Self {
         self.settings.admin_deadline = deadline;
@@ -491,8 +492,22 @@ impl Inner {
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, Error> {
+        self.call_within(self.settings.admin_deadline, call).await
+    }
+
+    /// Calls [`Store::note_deletion`], which may wait on purpose.
+    pub(crate) async fn note_deletion(&self, scope: &Scope) -> Result<(), Error> {
+        let deadline = self.settings.admin_deadline.saturating_add(DELETION_WAIT_MAX);
+        self.call_within(deadline, self.store.note_deletion(scope, self.now().now)).await
+    }
+
+    async fn call_within<T>(
+        &self,
+        deadline: Duration,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, Error> {
         self.check_purged()?;
-        let result = call_store(&*self.clock, self.settings.admin_deadline, call).await;
+        let result = call_store(&*self.clock, deadline, call).await;
         // A read may just have found out.
         if result.is_err() {
             self.check_purged()?;

@@ -10,6 +10,7 @@ use crate::audit::{Change, check_retention};
 use crate::clock::Clock;
 use crate::entropy::Entropy;
 use crate::error::{Error, Object};
+use crate::limiter::call_store;
 use crate::limits::{ATTEMPTS_MAX, config_details};
 use crate::page::PageRequest;
 use crate::pages::Pages;
@@ -17,7 +18,7 @@ use crate::record::{
     AuditAction, AuditSubject, Config, ConfigLevel, Key, Namespace, NamespaceStatus, Record,
 };
 use crate::skew::ClockCheck;
-use crate::store::{Precondition, Query, Scope, Store, Write, Written};
+use crate::store::{DELETION_WAIT_MAX, Precondition, Query, Scope, Store, Write, Written};
 
 /// The namespace that is registered on first use.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -244,7 +245,9 @@ impl Namespaces {
     ) -> Result<u64, Error> {
         self.begin_purge(id).await?;
         let scope = Scope::Namespace(id.clone());
-        self.call(self.store.note_deletion(&scope, self.now())).await?;
+        let deadline = self.deadline.saturating_add(DELETION_WAIT_MAX);
+        let noting = self.store.note_deletion(&scope, self.now());
+        call_store(&*self.clock, deadline, noting).await?;
         let mut removed = 0;
         for _ in 0..PURGE_PASSES_MAX {
             let before = removed;

@@ -7,6 +7,7 @@ use futures_core::future::BoxFuture;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use zae_limiter_model::{Bucket, EntityId, Millitokens, NamespaceId, ResourceName, Timestamp};
 
@@ -123,6 +124,9 @@ pub enum UsageRecording {
     /// Later: an aggregator derives usage from the store's change stream.
     Deferred,
 }
+
+/// Five seconds: how long [`Store::note_deletion`] may wait on purpose.
+pub const DELETION_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// What a store says of a reading of the limiter's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,6 +269,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Notes, before the items of an owner are listed and deleted, that changes made until `now` must leave no usage
     /// behind. A store that records usage [later](UsageRecording::Deferred) remembers it until it has recorded these
     /// changes. The default does nothing: for stores that record usage at once.
+    ///
+    /// A store may wait for up to [`DELETION_WAIT_MAX`] until its lists show the latest items. That does not count against
+    /// the deadline of the limiter.
     fn note_deletion<'a>(
         &'a self,
         scope: &'a Scope,

@@ -23,6 +23,11 @@ const TIMEOUT_FACTOR: u32 = 5;
 const READS_MAX: usize = 100;
 const DELETES_MAX: usize = 25;
 
+fn dropped() -> TableError {
+    let message = "the call was dropped before the table answered; try again";
+    TableError::new(TableErrorKind::Unavailable, message)
+}
+
 impl Driver {
     /// Makes a call on the store's runtime. It completes there even if the caller is dropped.
     async fn call<T: Send + 'static>(
@@ -37,11 +42,7 @@ impl Driver {
             // The caller may have been dropped.
             let _ = sender.send(result);
         }));
-        receiver.await.unwrap_or_else(|_| {
-            let message = "the call was dropped before the table answered; try again";
-            let error = TableError::new(TableErrorKind::Unavailable, message);
-            Err(error.maybe_applied().into())
-        })
+        receiver.await.unwrap_or_else(|_| Err(dropped().maybe_applied().into()))
     }
 
     /// Reads items with strong consistency, and returns those that exist.
@@ -119,15 +120,16 @@ impl Driver {
         }
     }
 
-    /// Waits by the table's clock.
+    /// Waits by the table's clock, on the store's runtime. No time limit ends it.
     pub(crate) async fn pause(self: &Arc<Self>, wait: Duration) -> Result<(), CallError> {
-        self.call(move |driver| {
-            Box::pin(async move {
-                driver.table.pause(wait).await;
-                Ok(())
-            })
-        })
-        .await
+        let (sender, receiver) = oneshot::channel();
+        let driver = Arc::clone(self);
+        self.spawn(Box::pin(async move {
+            driver.table.pause(wait).await;
+            // The caller may have been dropped.
+            let _ = sender.send(());
+        }));
+        receiver.await.map_err(|_| dropped().into())
     }
 
     /// Deletes items, whether they exist or not.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zae_limiter_core::{
-    BucketKey, ConfigLevel, Key, NamespaceId, Scope, StoreError, StoreErrorKind, Timestamp,
+    BucketKey, ConfigLevel, DELETION_WAIT_MAX, Key, NamespaceId, Scope, StoreError, StoreErrorKind,
+    Timestamp,
 };
 use zae_limiter_schema::bucket::{delete_together, further_shards};
 use zae_limiter_schema::records::registry::{self, ResourceChanges};
@@ -38,6 +39,8 @@ const BETWEEN_DELETIONS: Duration = Duration::from_millis(10);
 /// some milliseconds.
 const INDEX_LAG: Duration = Duration::from_secs(1);
 const INDEX_POLLS_MAX: u32 = 4;
+const _: () =
+    assert!(INDEX_LAG.as_millis() * (1 + INDEX_POLLS_MAX as u128) <= DELETION_WAIT_MAX.as_millis());
 
 impl Driver {
     /// Leaves a tombstone, so that no aggregator creates the usage again.

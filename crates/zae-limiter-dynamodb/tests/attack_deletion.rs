@@ -5,24 +5,32 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zae_limiter_core::{Clock, Entropy, Limit, RateLimiter};
+use zae_limiter_core::{Builder, Clock, Entropy, Limit, RateLimiter};
 use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_testkit::{ClientClock, Faults, World};
 
 const LAG_US: u64 = 500_000;
 
 async fn limiter(world: &World, client: u32, namespace: &str) -> RateLimiter {
+    let builder = builder(world, client, DynamoOptions::default());
+    builder.namespace(namespace).open().await.unwrap()
+}
+
+fn builder(world: &World, client: u32, options: DynamoOptions) -> Builder {
     let table = Arc::new(world.table.for_client(client));
-    let store = DynamoStore::new(table, DynamoOptions::default().seed(u64::from(client)));
+    let store = DynamoStore::new(table, options.seed(u64::from(client)));
     let clock: Arc<dyn Clock> = Arc::new(ClientClock::new(Arc::clone(&world.time), 0, 0, 0));
-    let builder = RateLimiter::builder(store).clock(clock).namespace(namespace);
+    let builder = RateLimiter::builder(store).clock(clock);
     let limits = [Limit::per_hour("rpm", 100)];
-    let builder = builder.default_limits(limits).entropy(Entropy::seeded(u64::from(client)));
-    builder.open().await.unwrap()
+    builder.default_limits(limits).entropy(Entropy::seeded(u64::from(client)))
 }
 
 fn lag(world: &World) {
-    world.table.set_faults(Faults { delay_us: 500..=8_000, lag_us: LAG_US, ..Faults::none() });
+    lag_by(world, LAG_US);
+}
+
+fn lag_by(world: &World, lag_us: u64) {
+    world.table.set_faults(Faults { delay_us: 500..=8_000, lag_us, ..Faults::none() });
 }
 
 /// The partition keys of items that contain this text.
@@ -67,5 +75,28 @@ fn a_purge_right_after_the_use_leaves_nothing() {
             left.retain(|pk| !pk.contains("SYSTEM"));
             assert!(left.is_empty(), "seed {seed}: {left:?}");
         });
+    }
+}
+
+/// The limits of other calls do not end the waits for an index, also where it lags by more than they wait.
+#[test]
+fn deletions_and_purges_wait_longer_than_other_calls_may() {
+    let slow = || DynamoOptions::default().call_timeout(Duration::from_millis(100));
+    for (options, deadline_s) in [(slow(), 30), (DynamoOptions::default(), 1), (slow(), 1)] {
+        for lag_us in [LAG_US, 10 * LAG_US] {
+            let options = options.clone();
+            World::play(1, 1, async move |world| {
+                let builder = builder(&world, 1, options);
+                let builder = builder.admin_deadline(Duration::from_secs(deadline_s));
+                let limiter = builder.open().await.unwrap();
+                let namespaces = limiter.namespaces();
+                let id = namespaces.register("team").await.unwrap().id;
+                limiter.create_entity("key").await.unwrap();
+                lag_by(&world, lag_us);
+                limiter.delete_entity("key").await.unwrap();
+                namespaces.delete("team").await.unwrap();
+                namespaces.purge(&id, |_| {}).await.unwrap();
+            });
+        }
     }
 }

@@ -86,10 +86,11 @@ pub mod store {
 
     #[doc(inline)]
     pub use zae_limiter_core::{
-        Admission, Applied, BATCH_MAX, BoxFuture, BucketKey, BucketQuery, Cost, Cursor, Key, Leg,
-        LegTaken, Lifetime, PAGE_MAX, Page, PageRequest, Placement, Plan, Precondition, Query,
-        Record, Scope, Settlement, SingleLeg, Store, StoreError, StoreErrorKind, StoredBucket,
-        Takes, Target, TimeCheck, UsageRecording, Write, Written, bucket_state, refused_statuses,
+        Admission, Applied, BATCH_MAX, BoxFuture, BucketKey, BucketQuery, Cost, Cursor,
+        DELETION_WAIT_MAX, Key, Leg, LegTaken, Lifetime, PAGE_MAX, Page, PageRequest, Placement,
+        Plan, Precondition, Query, Record, Scope, Settlement, SingleLeg, Store, StoreError,
+        StoreErrorKind, StoredBucket, Takes, Target, TimeCheck, UsageRecording, Write, Written,
+        bucket_state, refused_statuses,
     };
 
     #[cfg(feature = "sqlite")]
