@@ -50,10 +50,15 @@ impl RateLimiter {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] unless `days` is 1 to [`AUDIT_RETENTION_DAYS_MAX`]; [`Error::Contended`]; an error of the
-    /// store.
+    /// [`Error::Invalid`] unless `days` is 1 to [`AUDIT_RETENTION_DAYS_MAX`]; [`Error::NamespacePurged`];
+    /// [`Error::Contended`]; an error of the store.
     pub async fn set_audit_retention(&self, days: u32) -> Result<(), Error> {
-        self.namespaces().set_audit_retention_of(self.namespace_id(), days).await
+        self.inner.check_purged()?;
+        let id = self.namespace_id();
+        match self.namespaces().set_audit_retention_of(id, days).await? {
+            true => Ok(()),
+            false => self.inner.require_namespace([]),
+        }
     }
 
     /// The stored retention of audit events, in days. Fails if the namespace was purged.

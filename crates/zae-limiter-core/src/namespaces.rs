@@ -334,28 +334,39 @@ impl Namespaces {
         let mut pages = self.list();
         while let Some(namespaces) = pages.next_page().await? {
             for namespace in namespaces {
-                self.set_audit_retention_of(&namespace.id, days).await?;
-                done += 1;
-                progress(done);
+                if self.set_audit_retention_of(&namespace.id, days).await? {
+                    done += 1;
+                    progress(done);
+                }
             }
         }
         Ok(())
     }
 
-    /// Stores the retention for one namespace. If it is stored already, nothing is written.
+    /// Stores the retention for one namespace, unless it is stored already. Returns `false`, and writes nothing, if the
+    /// namespace was purged.
     pub(crate) async fn set_audit_retention_of(
         &self,
         id: &NamespaceId,
         days: u32,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         check_retention(days)?;
-        let key = [Key::Config(id.clone(), ConfigLevel::System)];
+        let own = Key::Namespace(id.clone());
+        let keys = [own.clone(), Key::Config(id.clone(), ConfigLevel::System)];
         for _ in 0..ATTEMPTS_MAX {
-            let found = self.call(self.store.get(&key)).await?;
-            let current = found.into_iter().flatten().find_map(Record::into_config);
+            let (mut status, mut current) = (None, None);
+            for record in self.call(self.store.get(&keys)).await?.into_iter().flatten() {
+                match record {
+                    Record::Namespace(namespace) => status = Some(namespace.status()),
+                    record => current = record.into_config(),
+                }
+            }
+            let Some(status) = status.filter(|status| *status != NamespaceStatus::Purging) else {
+                return Ok(false);
+            };
             let stored = current.as_ref().and_then(|current| current.audit_retention_days);
             if stored == Some(days) {
-                return Ok(());
+                return Ok(true);
             }
             let precondition = current
                 .as_ref()
@@ -368,9 +379,10 @@ impl Namespaces {
                 details: config_details(&config),
             };
             let audit = self.audit(id, change, Some(days));
-            let batch = [Write::Put(Record::Config(config), precondition), audit];
+            let exists = Write::Check(own.clone(), Precondition::Status(status));
+            let batch = [Write::Put(Record::Config(config), precondition), audit, exists];
             if self.call(self.store.write(&batch)).await? == Written::Done {
-                return Ok(());
+                return Ok(true);
             }
         }
         Err(Error::Contended { attempts: ATTEMPTS_MAX })

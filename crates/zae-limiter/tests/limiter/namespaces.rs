@@ -287,14 +287,16 @@ fn changes_by_an_open_limiter_of_a_purged_namespace_fail_at_once() {
         let registry = world.limiter().await.namespaces();
         let id = registry.register("team").await.unwrap().id;
         let open = async || open(&world, "team").await.unwrap();
-        let limiters = [open().await, open().await, open().await, open().await];
+        let limiters = [open().await, open().await, open().await, open().await, open().await];
         registry.delete("team").await.unwrap();
         registry.purge(&id, |_| {}).await.unwrap();
-        let [one, two, three, four] = limiters;
+        let [one, two, three, four, five] = limiters;
         assert_purged(one.set_system_defaults([per_minute("tpm", 10)], None).await);
         assert_purged(two.set_limits("key", None, [per_minute("tpm", 10)]).await);
         assert_purged(three.create_entity("key").await);
         assert_purged(four.delete_entity("key").await);
+        assert_purged(five.set_audit_retention(30).await);
+        assert_purged(one.set_audit_retention(30).await);
         let scope = zae_limiter::store::Scope::Namespace(id);
         let page = zae_limiter::store::PageRequest::first(10);
         assert_eq!(world.store.list_keys(&scope, &page).await.unwrap().items, []);
