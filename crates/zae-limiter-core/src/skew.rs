@@ -28,6 +28,9 @@ pub(crate) const WARNING_EVERY: Duration = Duration::from_secs(600);
 /// One second: the most that [`ClockCheck::near_ms`] can be.
 const NEAR_MS_MAX: i64 = 1_000;
 
+/// One second: a clock that was set back by more makes what was cached look younger than it is.
+const BACK_MAX_MS: i64 = 1_000;
+
 /// No reading was checked yet, or the last one was beyond the bound.
 const NONE: i64 = i64::MIN;
 
@@ -61,7 +64,7 @@ struct State {
     /// The origin by the readings since a jump, and the stopwatch at the first of them.
     jump: Option<(i64, Duration)>,
     warned_at: Option<Duration>,
-    /// The clock has jumped, and nobody has forgotten what was cached before.
+    /// The clock has jumped, or was set back, and nobody has forgotten what was cached before.
     has_new_time: bool,
 }
 
@@ -72,7 +75,8 @@ fn millis(duration: Duration) -> i64 {
 impl State {
     /// Goes on from this time of day at the stopwatch's zero.
     fn believe(&mut self, origin: i64) {
-        self.has_new_time |= self.jump.is_some();
+        let is_back = |before: i64| origin < before.saturating_sub(BACK_MAX_MS);
+        self.has_new_time |= self.jump.is_some() || self.origin.is_some_and(is_back);
         (self.origin, self.jump) = (Some(origin), None);
     }
 
@@ -120,8 +124,8 @@ impl ClockCheck {
         Self { bound, max_skew, near_ms, checked, state: Mutex::default() }
     }
 
-    /// Reads the clock. Calls `forget` once after the clock has jumped, and once after the jump is believed: the age of
-    /// what was cached before is not known then.
+    /// Reads the clock. Calls `forget` once after the clock has jumped, or was set back: the age of what was cached
+    /// before is not known then.
     #[inline]
     pub(crate) fn now(
         &self,
@@ -221,7 +225,7 @@ impl ClockCheck {
     }
 }
 
-/// Calls `forget` if the clock has jumped. Returns whether somebody else has to.
+/// Calls `forget` if the clock has jumped or was set back. Returns whether somebody else has to.
 fn forget_before(mut state: MutexGuard<'_, State>, forget: Option<impl FnOnce()>) -> bool {
     if state.has_new_time
         && let Some(forget) = forget

@@ -295,6 +295,22 @@ async fn the_first_call_after_a_sleep_reads_its_limits_anew() {
     assert_eq!(limits[0].capacity, 5);
 }
 
+/// A clock that is set back within the bound makes what was cached look younger than it is.
+#[tokio::test]
+async fn a_change_is_seen_within_one_ttl_if_the_clock_is_set_back() {
+    let world = World::new();
+    let (right, other) = (world.process(0).await, world.process(0).await);
+    other.set_limits(true).await;
+    assert_eq!(other.takes(1).await, 1);
+    right.limiter.set_limits("key", Some("gpt-4"), [Limit::per_hour("rpm", 5)]).await.unwrap();
+    world.advance(&[&right, &other], secs(58));
+    assert_eq!(other.takes(1).await, 1);
+    other.jump_to(1_000);
+    world.advance(&[&right, &other], secs(2));
+    let limits = other.limiter.effective_limits("key", "gpt-4").await.unwrap().limits;
+    assert_eq!(limits[0].capacity, 5);
+}
+
 /// "And for expiry": a list reads the clock before its first call.
 #[tokio::test]
 async fn events_do_not_expire_by_a_jump() {

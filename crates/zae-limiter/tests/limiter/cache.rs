@@ -218,6 +218,27 @@ fn a_change_is_seen_within_one_ttl_however_far_the_clock_is_set_back() {
 }
 
 #[test]
+fn a_change_is_seen_within_one_ttl_if_the_clock_is_set_back_after_it() {
+    on_every_store(async |world| {
+        for back in [5, 57, 119] {
+            let here = world.limiter_with([without_refill("rpm", 100)]).await;
+            let there = world.builder().open().await.unwrap();
+            here.set_system_defaults([without_refill("rpm", 100)], None).await.unwrap();
+            spend(&there, "key", "gpt-4", "rpm", 1).await;
+            world.advance(secs(1));
+            here.set_system_defaults([without_refill("rpm", 50)], None).await.unwrap();
+            world.advance(secs(57));
+            spend(&there, "key", "gpt-4", "rpm", 1).await;
+            let now = world.clock.now().as_millis();
+            world.clock.correct(Timestamp::from_millis(now - back * 1_000));
+            world.advance(secs(2));
+            let limits = there.effective_limits("key", "gpt-4").await.unwrap().limits;
+            assert_eq!(limits[0].capacity, 50, "set back by {back} s");
+        }
+    });
+}
+
+#[test]
 fn the_number_of_entries_has_a_bound() {
     on_every_store(async |world| {
         for capacity in [0, 1, 2, 100, 200] {

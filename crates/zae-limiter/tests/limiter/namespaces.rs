@@ -2,7 +2,8 @@
 
 use zae_limiter::model::{AuditAction, AuditSubject, Namespace, ResourceList};
 use zae_limiter::store::Store as _;
-use zae_limiter::{Error, RateLimiter, Window};
+use zae_limiter::testing::Clock as _;
+use zae_limiter::{Error, RateLimiter, Timestamp, Window};
 use zae_limiter_testkit::{Call, Fault};
 
 use crate::world::{
@@ -300,6 +301,24 @@ fn changes_by_an_open_limiter_of_a_purged_namespace_fail_at_once() {
         let scope = zae_limiter::store::Scope::Namespace(id);
         let page = zae_limiter::store::PageRequest::first(10);
         assert_eq!(world.store.list_keys(&scope, &page).await.unwrap().items, []);
+    });
+}
+
+#[test]
+fn a_purge_is_noticed_within_one_ttl_if_the_clock_is_set_back_after_it() {
+    on_every_store(async |world| {
+        let registry = world.limiter().await.namespaces();
+        let id = registry.register("team").await.unwrap().id;
+        let team = world.builder().namespace("team").default_limits([per_minute("tpm", 10)]);
+        let team = team.open().await.unwrap();
+        take(&team, "one").await.unwrap();
+        registry.delete("team").await.unwrap();
+        registry.purge(&id, |_| {}).await.unwrap();
+        world.advance(secs(58));
+        let now = world.clock.now().as_millis();
+        world.clock.correct(Timestamp::from_millis(now - 57_000));
+        world.advance(secs(2));
+        assert_purged(take(&team, "one").await);
     });
 }
 
