@@ -307,6 +307,8 @@ impl<'a> CreateEntity<'a> {
 
     async fn create(&self, id: EntityId, parent: Option<EntityId>) -> Result<Entity, Error> {
         let limiter = self.limiter;
+        // Before the clock is read: the response may bring the store's time.
+        let retention = limiter.stored_retention().await?;
         let entity = Entity {
             namespace: limiter.namespace_id().clone(),
             id: id.clone(),
@@ -326,7 +328,6 @@ impl<'a> CreateEntity<'a> {
                 "cascade": entity.cascade,
             }),
         };
-        let retention = limiter.stored_retention().await?;
         for _ in 0..ATTEMPTS_MAX {
             let mut batch = vec![
                 Write::Put(Record::Entity(entity.clone()), Precondition::Absent),

@@ -76,6 +76,8 @@ impl Namespaces {
     }
 
     async fn register_name(&self, name: &NamespaceName) -> Result<Namespace, Error> {
+        // Before the clock is read: the response may bring the store's time.
+        let retention = self.default_retention(name).await?;
         let namespace = Namespace {
             id: self.entropy.namespace_id(),
             name: name.clone(),
@@ -83,7 +85,6 @@ impl Namespaces {
             deleted_at: None,
             is_purging: false,
         };
-        let retention = self.default_retention(name).await?;
         // Most names are free: the first attempt does not look.
         let mut holder = Holder::Nobody;
         for _ in 0..ATTEMPTS_MAX {

@@ -281,6 +281,23 @@ async fn records_after_a_jump_have_the_corrected_time() {
     }
 }
 
+/// The same after a sleep during which the monotonic clock stood: the time of day is right, and only a response says so.
+#[tokio::test]
+async fn records_after_a_sleep_have_the_time_of_the_table() {
+    let world = World::new();
+    let (one, other) = (world.process(0).await, world.process(0).await);
+    world.advance(&[], secs(3_600));
+    let is_now = |at: Timestamp| (at.as_millis() - NOW - HOUR).abs() <= 2_000;
+    for process in [&one, &other] {
+        process.jump_to(HOUR);
+    }
+    let entity = one.limiter.create_entity("key").await.unwrap();
+    let team = other.limiter.namespaces().register("team").await.unwrap();
+    let events = one.limiter.audit_events("key").unwrap().all().await.unwrap();
+    let times = [entity.created_at, team.created_at, events[0].at];
+    assert!(times.into_iter().all(is_now), "{times:?}");
+}
+
 /// A jump may be a sleep during which the monotonic clock stood: what was cached is older than it looks.
 #[tokio::test]
 async fn the_first_call_after_a_sleep_reads_its_limits_anew() {
