@@ -5,6 +5,8 @@
 
 mod common;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::play::{Play, play};
@@ -177,6 +179,45 @@ fn a_failed_batch_is_retried_and_an_invalid_record_is_skipped() {
         assert_eq!(play.booked("b"), 5);
         tasks.abort();
     });
+}
+
+/// How many errors a daemon reports in a minute in which all its calls fail in this way. It follows a stream shard, and
+/// finishes or claims another one.
+fn errors_in_a_minute(faults: Faults) -> usize {
+    let errors = Arc::new(AtomicUsize::new(0));
+    let found = Arc::clone(&errors);
+    play(async move |mut play| {
+        play.stream.split(None, "1");
+        let mut daemon = play.daemon();
+        let task = tokio::spawn(async move {
+            daemon.run(Until::Stopped, std::future::pending()).await.unwrap();
+        });
+        play.world.time.sleep(Duration::from_secs(2)).await;
+        play.world.table.set_faults(faults);
+        play.stream.split(Some("1"), "2");
+        play.stream.split(None, "3");
+        play.world.time.sleep(Duration::from_secs(60)).await;
+        let is_error = |_, notice: &Notice| matches!(notice, Notice::TransientError(_));
+        errors.store(play.noticed(is_error), Ordering::Relaxed);
+        play.world.table.set_faults(Faults::delay(500));
+        play.change("2", "a", 2);
+        play.world.time.sleep(Duration::from_secs(10)).await;
+        assert_eq!(play.booked("a"), 2);
+        task.abort();
+    });
+    found.load(Ordering::Relaxed)
+}
+
+#[test]
+fn a_daemon_pauses_after_each_call_on_the_checkpoints_that_fails() {
+    // All calls, and only writes.
+    for faults in [
+        Faults { throttled: 1.0, ..Faults::delay(500) },
+        Faults { hot_partition: 1.0, hot_us: 1_000..=1_000, ..Faults::delay(500) },
+    ] {
+        let errors = errors_in_a_minute(faults.clone());
+        assert!((30..300).contains(&errors), "{errors} errors with {faults:?}");
+    }
 }
 
 #[test]

@@ -47,8 +47,10 @@ pub(super) struct Held {
     reading: Option<AbortHandle>,
     /// Whether the checkpoint is being written.
     pub(super) is_writing: bool,
-    /// When the checkpoint is written next.
+    /// When the checkpoint is written next, unless the stream shard is finished: then at once.
     pub(super) beat_due: Duration,
+    /// The checkpoint is not written before then: the last attempt failed.
+    pub(super) write_after: Duration,
     /// Failures in a row.
     failures: u32,
     /// No page is read before then.
@@ -86,6 +88,7 @@ impl Held {
             reading: None,
             is_writing: false,
             beat_due,
+            write_after: Duration::ZERO,
             failures: 0,
             wait_until: Duration::ZERO,
         }
@@ -140,10 +143,11 @@ impl Held {
             .map_or_else(|| self.checkpoint.clone(), |kept| kept.before(&self.checkpoint))
     }
 
-    /// Whether the checkpoint has to be written now.
-    pub(super) fn must_write(&self, now: Duration) -> bool {
+    /// When the checkpoint has to be written. `None` while it is being written.
+    pub(super) fn write_due(&self) -> Option<Duration> {
         let is_done = self.checkpoint.done && self.kept.is_none();
-        !self.is_writing && (is_done || self.beat_due <= now)
+        let due = if is_done { Duration::ZERO } else { self.beat_due };
+        (!self.is_writing).then_some(due.max(self.write_after))
     }
 
     /// Keeps the events of a page that could not be archived. Returns whether there is room for them.

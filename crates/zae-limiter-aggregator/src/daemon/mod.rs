@@ -252,7 +252,7 @@ impl Daemon {
         let shards = self.held.values().flat_map(|held| {
             let read = (!held.is_reading() && !held.checkpoint.done).then_some(held.wait_until);
             let archive = held.kept.as_ref().and_then(Kept::due);
-            [read, (!held.is_writing).then_some(held.beat_due), archive]
+            [read, held.write_due(), archive]
         });
         let due = list.into_iter().chain(shards.flatten()).min();
         let now = self.clock.stopwatch();
@@ -291,7 +291,7 @@ impl Daemon {
                     Event::Archived(shard, claim, archive_again(aggregator, events).await)
                 });
             }
-            if held.must_write(now) {
+            if held.write_due().is_some_and(|due| due <= now) {
                 let (checkpoints, claim) = (self.checkpoints.clone(), held.claim);
                 let (sent, stored) = (held.to_store(), held.stored.clone());
                 held.is_writing = true;
@@ -316,9 +316,9 @@ impl Daemon {
                 match claimed {
                     Ok(Some(checkpoint)) => self.claimed(shard, checkpoint, end),
                     // Another daemon was first, so there is something to see.
-                    Ok(None) => self.list_soon(),
+                    Ok(None) => self.list_after(POLL_SOON),
                     Err(error) => {
-                        self.list_soon();
+                        self.list_after(RETRY_AFTER);
                         self.transient(error)?;
                     }
                 }
@@ -342,10 +342,10 @@ impl Daemon {
         Ok(())
     }
 
-    /// Lists the stream shards again at once, or soon after a failure.
-    fn list_soon(&mut self) {
+    /// Lists the stream shards again after this pause, or sooner.
+    fn list_after(&mut self, pause: Duration) {
         if let List::Due(at, _) = self.list {
-            self.list = List::Due(at.min(self.clock.stopwatch() + POLL_SOON), false);
+            self.list = List::Due(at.min(self.clock.stopwatch() + pause), false);
         }
     }
 
@@ -527,7 +527,7 @@ impl Daemon {
             Ok(Written::Done) if sent.done => {
                 self.held.remove(&sent.shard);
                 // Its children can be read now.
-                self.list_soon();
+                self.list_after(POLL_SOON);
                 (self.on_notice)(Notice::Finished(sent.shard.clone()));
             }
             Ok(Written::Done) => {
@@ -541,7 +541,7 @@ impl Daemon {
                 }
             }
             Err(error) => {
-                held.beat_due = now + RETRY_AFTER.min(self.checkpoints.takeover_after / 8);
+                held.write_after = now + RETRY_AFTER.min(self.checkpoints.takeover_after / 8);
                 self.transient(error)?;
             }
         }
@@ -558,7 +558,7 @@ impl Daemon {
         } else if let Some(found) = found.filter(|_| can_hand_over) {
             hand_over(&self.checkpoints, held, Some(found), tasks);
         }
-        self.list_soon();
+        self.list_after(POLL_SOON);
         (self.on_notice)(Notice::Lost(shard.to_owned()));
     }
 
