@@ -64,6 +64,32 @@ fn expired_iterators_lose_nothing_and_trimmed_records_are_reported() {
 }
 
 #[test]
+fn records_that_are_lost_are_reported_once() {
+    play(async |mut play| {
+        play.stream.split(None, "1");
+        play.change("1", "a", 3);
+        play.drain().await;
+        play.change("1", "a", 2);
+        play.stream.inside().shards.get_mut("1").unwrap().trimmed = 5;
+        let missed = |play: &Play| play.noticed(|_, notice| matches!(notice, Notice::Missed(_)));
+        let mut daemon = play.daemon();
+        let task = tokio::spawn(async move {
+            daemon.run(Until::Stopped, std::future::pending()).await.unwrap();
+        });
+        play.world.time.sleep(Duration::from_secs(120)).await;
+        assert_eq!(missed(&play), 1);
+        // It crashes. The next daemon finds no position that is gone.
+        play.world.table.crash(2);
+        task.abort();
+        play.drain().await;
+        assert_eq!((missed(&play), play.booked("a")), (1, 3));
+        play.change("1", "a", 4);
+        play.drain().await;
+        assert_eq!((missed(&play), play.booked("a")), (1, 7));
+    });
+}
+
+#[test]
 fn two_daemons_share_the_stream_shards_and_one_takes_over() {
     play(async |mut play| {
         for shard in ["1", "2", "3", "4"] {

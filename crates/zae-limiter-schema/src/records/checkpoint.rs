@@ -177,6 +177,10 @@ pub fn advance(
         expiry(checkpoint.done, now),
     ];
     actions.extend(progress(checkpoint));
+    // The records after the stored position are gone. The next owner must not begin there.
+    if checkpoint.position.is_none() && stored.is_some() {
+        actions.push(Action::Remove(POSITION.to_owned()));
+    }
     if hold == Hold::Release {
         actions.push(Action::Remove(OWNER.to_owned()));
     }
