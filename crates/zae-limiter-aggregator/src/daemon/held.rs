@@ -222,7 +222,7 @@ impl Held {
 
     /// Waits longer after each failure.
     pub(super) fn back_off(&mut self, now: Duration) {
-        self.iterator = None;
+        self.drop_iterator();
         self.failures = self.failures.saturating_add(1);
         let wait = RETRY_WAIT.saturating_mul(2_u32.saturating_pow(self.failures.min(10) - 1));
         self.wait_until = now + wait.min(RETRY_WAIT_MAX);
@@ -230,8 +230,13 @@ impl Held {
 
     /// Requests a new iterator.
     pub(super) fn begin_again(&mut self, now: Duration) {
-        self.iterator = None;
+        self.drop_iterator();
         self.wait_until = now + ITERATOR_WAIT;
+    }
+
+    /// Reading begins again after the position. So do the quiet pages that come before the next record.
+    fn drop_iterator(&mut self) {
+        (self.iterator, self.quiet_pages) = (None, 0);
     }
 
     /// The records after the position are gone, which is reported: continues with the oldest one.
@@ -253,7 +258,8 @@ impl Held {
         self.stored.clone_from(&found.position);
         if mine < theirs {
             self.stop_reading();
-            (self.iterator, self.page) = (None, None);
+            self.drop_iterator();
+            self.page = None;
             self.checkpoint.position = found.position;
             self.checkpoint.read_to = self.checkpoint.read_to.max(found.read_to);
         }

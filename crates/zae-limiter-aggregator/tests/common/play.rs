@@ -22,6 +22,8 @@ pub(crate) struct Stored {
     pub(crate) closed: bool,
     /// So many empty pages come before the next record.
     pub(crate) empty_pages: usize,
+    /// So many empty pages come after each new iterator.
+    pub(crate) gap: usize,
     /// Reading a page of it panics.
     pub(crate) panics: bool,
 }
@@ -34,6 +36,10 @@ pub(crate) struct Inside {
     pub(crate) iterators: u64,
     /// How many of the next calls fail.
     pub(crate) fails: u32,
+    /// How many pages were requested.
+    pub(crate) pages: u64,
+    /// The requests for a page that fail, by their number.
+    pub(crate) fails_at: Vec<u64>,
     /// Calls are not answered.
     pub(crate) hangs: bool,
     /// The order in which stream shards were read.
@@ -77,7 +83,8 @@ impl Inside {
     }
 }
 
-/// A stream in memory. An iterator is its number, the stream shard, and the index of a record.
+/// A stream in memory. An iterator is its number, the stream shard, the index of a record, and how many
+/// empty pages come before it.
 #[derive(Debug)]
 pub(crate) struct FakeStream(pub(crate) Mutex<Inside>, String);
 
@@ -178,7 +185,7 @@ impl Stream for FakeStream {
         };
         let iterator = match at < stored.trimmed {
             true => Err(StreamErrorKind::Trimmed),
-            false => Ok(format!("{} {shard} {at}", inside.iterators)),
+            false => Ok(format!("{} {shard} {at} {}", inside.iterators, stored.gap)),
         };
         reply(inside.hangs, iterator)
     }
@@ -189,8 +196,9 @@ impl Stream for FakeStream {
         let words: Vec<&str> = iterator.split(' ').collect();
         let (number, shard, at) =
             (words[0].parse::<u64>().unwrap(), words[1], words[2].parse::<usize>().unwrap());
-        if inside.fails > 0 {
-            inside.fails -= 1;
+        inside.pages += 1;
+        if inside.fails > 0 || inside.fails_at.contains(&inside.pages) {
+            inside.fails = inside.fails.saturating_sub(1);
             return reply(inside.hangs, Err(StreamErrorKind::Transient));
         }
         if number < inside.oldest_iterator {
@@ -212,6 +220,11 @@ impl Stream for FakeStream {
                 Ok(Page { records: Vec::new(), next: Some(iterator.to_owned()) }),
             );
         }
+        let gap = words[3].parse::<usize>().unwrap();
+        if gap > 0 {
+            let next = Some(format!("{number} {shard} {at} {}", gap - 1));
+            return reply(inside.hangs, Ok(Page { records: Vec::new(), next }));
+        }
         let records: Vec<_> =
             stored.records.iter().skip(at).take(inside.page).map(super::read).collect();
         let end = at + records.len();
@@ -219,7 +232,7 @@ impl Stream for FakeStream {
         if !records.is_empty() {
             inside.read.push(shard.to_owned());
         }
-        let next = (!is_over).then(|| format!("{number} {shard} {end}"));
+        let next = (!is_over).then(|| format!("{number} {shard} {end} 0"));
         reply(inside.hangs, Ok(Page { records, next }))
     }
 
