@@ -92,8 +92,8 @@ pub struct Daemon {
     claiming: BTreeSet<String>,
     claims: u64,
     list: List,
-    /// How many readable stream shards have no live owner.
-    unheld: usize,
+    /// The readable stream shards that have no live owner.
+    unheld: BTreeSet<String>,
     /// Whether [`Notice::StreamEnded`] was sent.
     has_ended: bool,
     started_at: Timestamp,
@@ -147,7 +147,7 @@ impl Daemon {
             claiming: BTreeSet::new(),
             claims: 0,
             list: List::Due(Duration::ZERO, false),
-            unheld: 0,
+            unheld: BTreeSet::new(),
             has_ended: false,
             started_at: Timestamp::default(),
         }
@@ -217,7 +217,7 @@ impl Daemon {
         matches!(self.list, List::Due(_, true))
             && self.claiming.is_empty()
             && self.leaving.is_empty()
-            && self.unheld == 0
+            && self.unheld.is_empty()
             && self.held.values().all(|held| held.is_idle(self.drains_to()))
     }
 
@@ -401,7 +401,7 @@ impl Daemon {
         let is_unheld = |shard: &&&StreamShard| {
             !self.held.contains_key(&shard.id) && !self.heartbeats.is_alive(&shard.id, now)
         };
-        self.unheld = readable.iter().filter(is_unheld).count();
+        self.unheld = readable.iter().filter(is_unheld).map(|shard| shard.id.clone()).collect();
         self.metrics.set_stream_shards(self.held.len());
         if readable.is_empty() && self.held.is_empty() && !all.is_empty() && !self.has_ended {
             self.has_ended = true;
@@ -412,8 +412,8 @@ impl Daemon {
     fn claimed(&mut self, shard: String, checkpoint: Checkpoint, end: End) {
         self.claims += 1;
         let beat_due = self.clock.stopwatch() + self.checkpoints.takeover_after / 4;
+        self.unheld.remove(&shard);
         self.held.insert(shard.clone(), Held::new(self.claims, checkpoint, end, beat_due));
-        self.unheld = self.unheld.saturating_sub(1);
         self.metrics.set_stream_shards(self.held.len());
         (self.on_notice)(Notice::Claimed(shard));
     }
