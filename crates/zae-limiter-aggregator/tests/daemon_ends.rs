@@ -4,10 +4,16 @@
 
 mod common;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::play::{Play, play};
-use zae_limiter_aggregator::daemon::{Notice, Until};
+use zae_limiter_aggregator::daemon::{Daemon, Notice, Stream, Until};
+use zae_limiter_aggregator::{Aggregator, Settings};
+use zae_limiter_core::Clock;
+use zae_limiter_schema::Table;
+use zae_limiter_testkit::ClientClock;
 
 fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -27,6 +33,50 @@ fn empty_pages_that_are_read_again_count_once() {
         play.drain().await;
         assert_eq!(play.booked("a"), 6);
     });
+}
+
+/// A daemon whose clock is off by so many days. The table has the true time.
+fn daemon_with_a_wrong_clock(play: &Play, days: i64) -> Daemon {
+    let clock =
+        |offset| Arc::new(ClientClock::new(Arc::clone(&play.world.time), i64::MAX / 4, offset, 0));
+    let wrong: Arc<dyn Clock> = clock(days * 86_400_000_000);
+    let table = play.world.table.dated_for(clock(0), Arc::clone(&wrong)).for_client(7);
+    let table: Arc<dyn Table> = Arc::new(table);
+    let aggregator = Aggregator::new(Arc::clone(&table), Arc::clone(&wrong), Settings::default());
+    let stream = Arc::clone(&play.stream) as Arc<dyn Stream>;
+    Daemon::new(stream, table, wrong, aggregator, seconds(20), "wrong")
+}
+
+#[test]
+fn a_drain_with_a_wrong_clock_processes_everything_and_ends() {
+    for days in [-1, 0, 1] {
+        play(async move |mut play| {
+            play.stream.split(None, "1");
+            play.change("1", "a", 40);
+            let mut daemon = daemon_with_a_wrong_clock(&play, days);
+            daemon.run(Until::Drained, std::future::pending()).await.unwrap();
+            assert_eq!(play.booked("a"), 40, "{days} days off");
+
+            // While clients use the table, there is no quiet moment.
+            let (before, is_over) = (play.world.time.now(), Arc::new(AtomicBool::new(false)));
+            let mut daemon = daemon_with_a_wrong_clock(&play, days);
+            let ends = Arc::clone(&is_over);
+            let task = tokio::spawn(async move {
+                daemon.run(Until::Drained, std::future::pending()).await.unwrap();
+                ends.store(true, Ordering::Relaxed);
+            });
+            for _ in 0..600 {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                play.change("1", "a", 1);
+                play.world.time.sleep(seconds(1)).await;
+            }
+            let took = play.world.time.now().millis_since(before);
+            assert!(is_over.load(Ordering::Relaxed), "{days} days off: {took} ms");
+            task.abort();
+        });
+    }
 }
 
 #[test]

@@ -96,7 +96,8 @@ pub struct Daemon {
     unheld: BTreeSet<String>,
     /// Whether [`Notice::StreamEnded`] was sent.
     has_ended: bool,
-    started_at: Timestamp,
+    /// When the table first answered. Before, nothing corrects the clock.
+    started_at: Option<Timestamp>,
 }
 
 /// When the stream shards are listed.
@@ -149,7 +150,7 @@ impl Daemon {
             list: List::Due(Duration::ZERO, false),
             unheld: BTreeSet::new(),
             has_ended: false,
-            started_at: Timestamp::default(),
+            started_at: None,
         }
     }
 
@@ -185,7 +186,7 @@ impl Daemon {
         stop: impl Future<Output = ()>,
     ) -> Result<(), StreamError> {
         let mut stop = pin!(stop);
-        self.started_at = self.clock.now();
+        self.started_at = None;
         // Dropped at the end, which aborts what is in progress.
         let mut tasks = Tasks::new();
         let ended = loop {
@@ -224,7 +225,7 @@ impl Daemon {
     /// A drain of a table in use ends with the records of this time. The bound on clocks makes sure that everything
     /// from before the start is processed.
     fn drains_to(&self) -> Timestamp {
-        self.started_at.saturating_add(MAX_CLOCK_SKEW)
+        self.started_at.unwrap_or_else(|| self.clock.now()).saturating_add(MAX_CLOCK_SKEW)
     }
 
     /// An error if events are not archived. The table's position is before them, so that the next run finds them.
@@ -352,6 +353,7 @@ impl Daemon {
     /// Claims this daemon's share of what was listed.
     fn listed(&mut self, listed: Listed, tasks: &mut Tasks) {
         let Listed { shards, checkpoints, successor } = listed;
+        self.started_at.get_or_insert_with(|| self.clock.now());
         let now = self.clock.stopwatch();
         let every = LIST_EVERY.min(self.checkpoints.takeover_after / 4);
         self.list = List::Due(now + every, true);
