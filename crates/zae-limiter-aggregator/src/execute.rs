@@ -27,6 +27,10 @@ const UPDATE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time limit of storing a file of the archive, and of splitting a bucket.
 const LONG_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Why events were not archived by an aggregator without an archive.
+const NO_ARCHIVE: &str = "audit events were not archived: this aggregator has no archive, and another one of the table \
+                          has; give all of them the same one (--archive)";
+
 /// Splits a bucket into twice as many shards.
 pub trait Split: fmt::Debug + Send + Sync + 'static {
     /// Splits the bucket, unless it no longer has `from` shards. Returns whether it did.
@@ -78,6 +82,8 @@ pub struct Aggregator {
     clock: Arc<dyn Clock>,
     settings: Settings,
     archive: Option<Arc<dyn Archive>>,
+    /// Whether expired audit events count as not archived, if there is no archive.
+    keeps_events: bool,
     split: Arc<dyn Split>,
 }
 
@@ -85,13 +91,25 @@ impl Aggregator {
     /// An aggregator that archives no audit events and splits no buckets.
     pub fn new(table: Arc<dyn Table>, clock: Arc<dyn Clock>, settings: Settings) -> Self {
         let clock = TableClock::shared(Arc::clone(&table), clock);
-        Self { table, clock, settings, archive: None, split: Arc::new(NeverSplit) }
+        let split = Arc::new(NeverSplit);
+        Self { table, clock, settings, archive: None, keeps_events: false, split }
     }
 
     /// Stores expired audit events in that archive.
     #[must_use]
     pub fn archive(mut self, archive: Arc<dyn Archive>) -> Self {
         self.archive = Some(archive);
+        self
+    }
+
+    pub(crate) fn has_archive(&self) -> bool {
+        self.archive.is_some()
+    }
+
+    /// Whether another aggregator of the table archives audit events. If this one does not, it reports them as not
+    /// archived.
+    pub(crate) fn keeping_events(mut self, keeps: bool) -> Self {
+        self.keeps_events = keeps;
         self
     }
 
@@ -140,8 +158,14 @@ impl Aggregator {
     }
 
     async fn start_archiving(&self, writes: &mut Writes) {
-        let Some(archive) = &self.archive else { return };
-        for (file, events) in files(std::mem::take(&mut writes.batch.expired)) {
+        let expired = std::mem::take(&mut writes.batch.expired);
+        let Some(archive) = &self.archive else {
+            if self.keeps_events && !expired.is_empty() {
+                writes.batch.note(Done::NotArchived(NO_ARCHIVE.to_owned(), expired));
+            }
+            return;
+        };
+        for (file, events) in files(expired) {
             let (archive, clock) = (Arc::clone(archive), Arc::clone(&self.clock));
             writes.start(async move { store(&*archive, &*clock, &file, events).await }).await;
         }

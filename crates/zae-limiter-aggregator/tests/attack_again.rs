@@ -156,6 +156,92 @@ fn an_archive_that_is_down_holds_up_no_usage_of_the_next_stream() {
     }
 }
 
+/// Two stream shards, each with an expired event that one daemon cannot archive. A second daemon, which has no archive,
+/// takes one of them.
+async fn second_daemon_without_an_archive(play: &mut Play) -> (Arc<Shelf>, Running, Running) {
+    let shelf = Shelf::for_play(play);
+    for (shard, event) in [("1", "01A"), ("2", "01B")] {
+        play.stream.split(None, shard);
+        expire(play, shard, event);
+        play.change(shard, "a", 2);
+    }
+    let first = start(play.daemon());
+    play.world.time.sleep(seconds(120)).await;
+    play.archive = None;
+    let second = start(play.daemon());
+    play.world.time.sleep(seconds(60)).await;
+    assert_eq!(play.noticed(|by, notice| by == 2 && matches!(notice, Notice::Claimed(_))), 1);
+    play.change("2", "a", 1);
+    play.world.time.sleep(seconds(60)).await;
+    (shelf, first, second)
+}
+
+/// "The position in the table stays before the events", also if the daemon that reads them has no archive.
+#[test]
+fn a_daemon_without_an_archive_leaves_the_events_to_those_that_have_one() {
+    play(async |mut play| {
+        let (shelf, first, second) = second_daemon_without_an_archive(&mut play).await;
+        shelf.set(false);
+        play.world.time.sleep(seconds(300)).await;
+        assert_eq!((shelf.files(), play.booked("a")), (1, 5), "usage goes on");
+        assert!(second.metrics.figures()["errors"] > 3, "it says so");
+        second.end().await;
+        play.world.time.sleep(seconds(60)).await;
+        assert_eq!((shelf.files(), given_up(&play), missed(&play)), (2, 0, vec![]));
+        first.end().await;
+    });
+}
+
+#[test]
+fn events_that_a_daemon_without_an_archive_keeps_for_a_day_are_reported() {
+    play(async |mut play| {
+        let (shelf, first, second) = second_daemon_without_an_archive(&mut play).await;
+        shelf.set(false);
+        play.world.time.sleep(seconds(300)).await;
+        // The only one with an archive ends. Its own stream shard has one more event.
+        first.end().await;
+        expire(&play, "1", "01C");
+        play.world.time.sleep(seconds(25 * HOUR)).await;
+        assert_eq!((shelf.files(), given_up(&play), play.booked("a")), (1, 2, 5));
+        assert_eq!(second.metrics.times_missed(), 2);
+        // Two days later it is clear that this table has no archive any more.
+        play.world.time.sleep(seconds(25 * HOUR)).await;
+        let errors = second.metrics.figures()["errors"];
+        expire(&play, "1", "01D");
+        play.change("1", "b", 1);
+        play.world.time.sleep(seconds(120)).await;
+        assert_eq!((second.metrics.figures()["errors"], play.booked("b")), (errors, 1));
+        second.end().await;
+    });
+}
+
+#[test]
+fn a_drain_without_an_archive_ends_with_an_error_where_others_archive() {
+    play(async |mut play| {
+        // Nobody archives: nothing is missing.
+        play.stream.split(None, "1");
+        expire(&play, "1", "01A");
+        play.change("1", "a", 1);
+        play.drain().await;
+        assert_eq!(play.booked("a"), 1);
+        let shelf = Shelf::for_play(&mut play);
+        play.drain().await;
+        expire(&play, "1", "01B");
+        play.stream.split(Some("1"), "2");
+        expire(&play, "2", "01C");
+        play.change("2", "a", 1);
+        let archive = play.archive.take();
+        let drained = play.daemon().run(Until::Drained, std::future::pending()).await;
+        let message = drained.unwrap_err().message;
+        assert!(message.contains("2 expired audit events") && message.contains("--archive"));
+        assert_eq!(play.booked("a"), 2);
+        play.archive = archive;
+        shelf.set(false);
+        play.drain().await;
+        assert_eq!((shelf.files(), missed(&play)), (2, vec![]));
+    });
+}
+
 /// "When the stream has deleted the events after 24 hours, the daemon gives up": not before. One page has a change that
 /// is nearly a day old, and an event that has just expired.
 #[test]

@@ -166,6 +166,7 @@ fn checkpoints() -> Vec<Update> {
         done: false,
         takeover_after: Some(TAKEOVER),
         seen_at: Some(AT),
+        archived_at: Some(AT),
     };
     vec![
         checkpoint::register(&seen, AT),
@@ -299,6 +300,11 @@ const CHECKPOINT: &[Attribute] = &[
         "seen_at",
         "epoch milliseconds",
         "When it was last known that no change was missed. Counts while there is no position.",
+    ),
+    row(
+        "archived_at",
+        "epoch milliseconds",
+        "When a worker that archives audit events was last there. Workers without an archive leave such events to it.",
     ),
     row(
         "takeover_ms",

@@ -24,6 +24,8 @@ pub(super) struct Checkpoints {
     pub(super) takeover_after: Duration,
     /// The time limit of a call.
     pub(super) limit: Duration,
+    /// Whether this daemon archives audit events.
+    pub(super) archives: bool,
 }
 
 /// The outcome of writing a checkpoint.
@@ -70,7 +72,8 @@ impl Checkpoints {
         seen: Option<&Checkpoint>,
     ) -> Result<Option<Checkpoint>, StreamError> {
         let now = self.clock.now();
-        let update = checkpoint::claim(new, seen, &self.me, self.takeover_after, now);
+        let new = Checkpoint { archived_at: self.archives.then_some(now), ..new.clone() };
+        let update = checkpoint::claim(&new, seen, &self.me, self.takeover_after, now);
         match self.within(self.table.update(&update)).await? {
             Updated::Done(item, _) => Ok(Some(checkpoint::decode(&item).unwrap_or_default())),
             Updated::Unmet(..) => Ok(None),
@@ -88,7 +91,8 @@ impl Checkpoints {
         // With a position, the records after it are missed if the stream has deleted them. Then the time says when
         // a daemon was there.
         let seen_at = checkpoint.position.as_ref().map(|_| now).or(checkpoint.seen_at);
-        let checkpoint = Checkpoint { seen_at, ..checkpoint.clone() };
+        let archived_at = self.archives.then_some(now);
+        let checkpoint = Checkpoint { seen_at, archived_at, ..checkpoint.clone() };
         self.write(&checkpoint::advance(&checkpoint, stored, &self.me, hold, now)).await
     }
 

@@ -94,6 +94,8 @@ pub struct Daemon {
     list: List,
     /// The readable stream shards that have no live owner.
     unheld: BTreeSet<String>,
+    /// Whether a daemon of this table archives audit events. If this one cannot, it keeps them for that one.
+    is_archived: bool,
     /// Whether [`Notice::StreamEnded`] was sent.
     has_ended: bool,
     /// When the table first answered. Before, nothing corrects the clock.
@@ -138,6 +140,7 @@ impl Daemon {
                 me,
                 takeover_after,
                 limit: CALL_TIMEOUT,
+                archives: aggregator.has_archive(),
             },
             clock,
             aggregator,
@@ -149,6 +152,7 @@ impl Daemon {
             claims: 0,
             list: List::Due(Duration::ZERO, false),
             unheld: BTreeSet::new(),
+            is_archived: false,
             has_ended: false,
             started_at: None,
         }
@@ -192,7 +196,7 @@ impl Daemon {
         let ended = loop {
             self.start(&mut tasks);
             if until == Until::Drained && self.is_drained() {
-                break self.is_archived();
+                break self.all_archived();
             }
             let pause = self.until_next();
             let event = tokio::select! {
@@ -229,19 +233,21 @@ impl Daemon {
     }
 
     /// An error if events are not archived. The table's position is before them, so that the next run finds them.
-    fn is_archived(&self) -> Result<(), StreamError> {
+    fn all_archived(&self) -> Result<(), StreamError> {
         let events: usize =
             self.held.values().filter_map(|one| Some(one.kept.as_ref()?.count())).sum();
-        match events {
-            0 => Ok(()),
-            _ => Err(StreamError {
-                kind: StreamErrorKind::Transient,
-                message: format!(
-                    "the archive did not take {events} expired audit events; \
-                     the stream keeps them for a day: run this again when the archive can be written"
-                ),
-            }),
-        }
+        let message = match self.checkpoints.archives {
+            _ if events == 0 => return Ok(()),
+            true => format!(
+                "the archive did not take {events} expired audit events; \
+                 the stream keeps them for a day: run this again when the archive can be written"
+            ),
+            false => format!(
+                "{events} expired audit events are not archived: others archive those of this table; \
+                 the stream keeps them for a day: run this again with the same --archive"
+            ),
+        };
+        Err(StreamError { kind: StreamErrorKind::Transient, message })
     }
 
     /// How long nothing has to be started.
@@ -274,7 +280,8 @@ impl Daemon {
         }
         for (shard, held) in &mut self.held {
             if !held.is_reading() && !held.checkpoint.done && held.wait_until <= now {
-                let (stream, aggregator) = (Arc::clone(&self.stream), self.aggregator.clone());
+                let stream = Arc::clone(&self.stream);
+                let aggregator = self.aggregator.clone().keeping_events(self.is_archived);
                 let (clock, limit) = (Arc::clone(&self.clock), self.checkpoints.limit);
                 let (id, claim, next) = (shard.clone(), held.claim, held.next());
                 held.starts_reading(tasks.spawn(async move {
@@ -286,7 +293,9 @@ impl Daemon {
             }
             let is_due = |kept: &&mut Kept| kept.due().is_some_and(|due| due <= now);
             if let Some(kept) = held.kept.as_mut().filter(is_due) {
-                let (aggregator, events) = (self.aggregator.clone(), kept.begin());
+                // Without an archive, they wait for another daemon until they are too old.
+                let aggregator = self.aggregator.clone().keeping_events(true);
+                let events = kept.begin();
                 let (shard, claim) = (shard.clone(), held.claim);
                 tasks.spawn(async move {
                     Event::Archived(shard, claim, archive_again(aggregator, events).await)
@@ -358,6 +367,7 @@ impl Daemon {
         let every = LIST_EVERY.min(self.checkpoints.takeover_after / 4);
         self.list = List::Due(now + every, true);
         self.heartbeats.observe(&checkpoints, now);
+        self.is_archived = plan::is_archived(&checkpoints, self.clock.now());
         // Those that are read still archive their audit events.
         let is_read = self.held.values().all(|held| held.checkpoint.done);
         if let Some(next) = successor.filter(|_| is_read) {

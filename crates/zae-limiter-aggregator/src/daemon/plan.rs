@@ -100,6 +100,13 @@ pub(crate) fn has_missed(seen_at: Option<Timestamp>, now: Timestamp) -> bool {
     seen_at.is_some_and(|at| at.saturating_add(RETENTION) < now)
 }
 
+/// Whether a daemon of this table archives audit events. After its last heartbeat that counts for as long as the stream
+/// may have events that it left.
+pub(crate) fn is_archived(checkpoints: &BTreeMap<String, Checkpoint>, now: Timestamp) -> bool {
+    let last = checkpoints.values().filter_map(|one| one.archived_at).max();
+    last.is_some_and(|at| now <= at.saturating_add(RETENTION.saturating_mul(2)))
+}
+
 /// The last heartbeat of each stream shard's owner, by this process's stopwatch.
 #[derive(Debug)]
 pub(crate) struct Heartbeats {

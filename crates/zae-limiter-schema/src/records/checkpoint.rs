@@ -32,6 +32,7 @@ const BEAT: &str = "beat";
 const POSITION: &str = "position";
 const READ_TO: &str = "read_to";
 const SEEN_AT: &str = "seen_at";
+const ARCHIVED_AT: &str = "archived_at";
 const DONE: &str = "done";
 const TAKEOVER: &str = "takeover_ms";
 const TTL: &str = "ttl";
@@ -58,6 +59,9 @@ pub struct Checkpoint {
     pub takeover_after: Option<Duration>,
     /// When it was last known that no change was missed, by a worker's clock. Counts while there is no position.
     pub seen_at: Option<Timestamp>,
+    /// When a worker that archives expired audit events was last there, by its clock. One that does not archive leaves
+    /// such events to it.
+    pub archived_at: Option<Timestamp>,
 }
 
 /// The partition of these records.
@@ -92,6 +96,7 @@ pub fn decode(item: &Item) -> Option<Checkpoint> {
             Duration::from_millis(u64::try_from(millis).unwrap_or(0)).min(TAKEOVER_MAX)
         }),
         seen_at: time(SEEN_AT),
+        archived_at: time(ARCHIVED_AT),
     })
 }
 
@@ -133,6 +138,7 @@ pub fn claim(
         Action::Add(BEAT.to_owned(), Value::number(1)),
         expiry(false, now),
     ];
+    actions.extend(archived(new));
     let Some(seen) = seen else {
         actions.extend(progress(new));
         let conditions = vec![Condition::Absent("PK".to_owned())];
@@ -177,6 +183,7 @@ pub fn advance(
         expiry(checkpoint.done, now),
     ];
     actions.extend(progress(checkpoint));
+    actions.extend(archived(checkpoint));
     // The records after the stored position are gone. The next owner must not begin there.
     if checkpoint.position.is_none() && stored.is_some() {
         actions.push(Action::Remove(POSITION.to_owned()));
@@ -209,6 +216,12 @@ fn progress(checkpoint: &Checkpoint) -> Vec<Action> {
     .into_iter()
     .filter_map(|(name, value)| Some(Action::Set(name.to_owned(), value?)))
     .collect()
+}
+
+/// An earlier owner that hands over does not write this: its time may be an old one.
+fn archived(checkpoint: &Checkpoint) -> Option<Action> {
+    let at = checkpoint.archived_at?;
+    Some(Action::Set(ARCHIVED_AT.to_owned(), Value::number(at.as_millis())))
 }
 
 fn is_stored(position: Option<&str>) -> Condition {
