@@ -5,7 +5,9 @@
 //! at this moment: either the deletion finds the record, or the transaction finds the tombstone.
 //!
 //! The tombstone of the namespace is read before and after, and not checked in the transaction: transactions of the
-//! whole namespace would be in each other's way. A record that was created while a purge began is removed again.
+//! whole namespace would be in each other's way. A record that was created while a purge began is removed again. Whoever
+//! created it may not know, or be stopped before. So a record that has some of the changes already is looked at, too:
+//! the batch is delivered again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -43,7 +45,6 @@ impl Aggregator {
         changes: &Arc<Vec<BucketChange>>,
         writes: &mut Writes,
     ) {
-        let mut created = BTreeSet::new();
         for _ in 0..BOOKINGS_MAX {
             for one in usage.drain(..) {
                 let (own, changes) = (self.clone(), Arc::clone(changes));
@@ -52,13 +53,13 @@ impl Aggregator {
             writes.wait_for_all().await;
             let absent = std::mem::take(&mut writes.batch.absent);
             if absent.is_empty() {
-                return self.remove_purged(created, writes).await;
+                return self.remove_purged(writes).await;
             }
             let deletions = match self.deletions(&absent).await {
                 Ok(deletions) => Arc::new(deletions),
                 Err(error) => {
                     writes.batch.note(failed(&absent, &error));
-                    return self.remove_purged(created, writes).await;
+                    return self.remove_purged(writes).await;
                 }
             };
             for group in by_entity(absent) {
@@ -67,13 +68,12 @@ impl Aggregator {
                 writes.start(async move { own.create(group, &changes, &deletions).await }).await;
             }
             writes.wait_for_all().await;
-            created.append(&mut writes.batch.created);
             usage = std::mem::take(&mut writes.batch.contested);
         }
         for one in usage {
             writes.batch.note(conflicts(&one));
         }
-        self.remove_purged(created, writes).await;
+        self.remove_purged(writes).await;
     }
 
     /// Adds what the record lacks. The condition of the write makes a retry safe, even after a lost reply.
@@ -81,9 +81,10 @@ impl Aggregator {
         let mut item = None;
         for _ in 0..BOOKINGS_MAX {
             let Some(booking) = usage.booking(changes, item.as_ref(), None) else {
-                return Done::Nothing;
+                return if item.is_some() { Done::Again(usage.key, 0) } else { Done::Nothing };
             };
             match self.update_with_retries(&booking.add()).await {
+                Ok(Updated::Done(..)) if item.is_some() => return Done::Again(usage.key, 1),
                 Ok(Updated::Done(..)) => return Done::Booked,
                 Ok(Updated::Unmet(None, _)) => return Done::Absent(usage),
                 Ok(Updated::Unmet(found, _)) => item = found,
@@ -156,7 +157,8 @@ impl Aggregator {
     }
 
     /// Removes records that were created in a namespace while its purge began: it may have listed the items before.
-    async fn remove_purged(&self, created: BTreeSet<UsageKey>, writes: &mut Writes) {
+    async fn remove_purged(&self, writes: &mut Writes) {
+        let created = std::mem::take(&mut writes.batch.created);
         let namespaces: BTreeSet<&NamespaceId> = created.iter().map(|key| &key.namespace).collect();
         let tombstone = |ns: &NamespaceId| tombstone::key(&Scope::Namespace(ns.clone()));
         let keys: Vec<ItemKey> = namespaces.into_iter().map(tombstone).collect();

@@ -308,6 +308,8 @@ pub(crate) enum Done {
     Booked,
     /// The usage record does not exist.
     Absent(UsageEffect),
+    /// The usage record has some of the changes already. The number is that of writes that added others.
+    Again(UsageKey, u64),
     /// These usage records were created. The others must be tried again.
     Created(BTreeSet<UsageKey>, Vec<UsageEffect>),
     Announced,
@@ -332,7 +334,7 @@ pub(crate) struct Batch {
     failed: BTreeSet<usize>,
     /// Usage whose records do not exist.
     pub(crate) absent: Vec<UsageEffect>,
-    /// Usage records that were created.
+    /// Usage records that were created, perhaps when the batch was delivered before.
     pub(crate) created: BTreeSet<UsageKey>,
     /// Usage that must be tried again.
     pub(crate) contested: Vec<UsageEffect>,
@@ -382,6 +384,10 @@ impl Batch {
         match done {
             Done::Nothing => {}
             Done::Booked => report.snapshots_updated += 1,
+            Done::Again(key, writes) => {
+                report.snapshots_updated += writes;
+                self.created.insert(key);
+            }
             Done::Absent(usage) => self.absent.push(usage),
             Done::Created(mut keys, rest) => {
                 report.snapshots_updated += keys.len() as u64;

@@ -17,7 +17,7 @@ use zae_limiter_dynamodb::{DynamoOptions, DynamoStore};
 use zae_limiter_schema::records::tombstone;
 use zae_limiter_schema::{
     BatchRead, Change, Consistency, Consumed, Item, ItemKey, ParsedKey, Query, QueryOutput, Table,
-    TableError, Transacted, Update, Updated, Value, parse_key,
+    TableError, TableErrorKind, Transacted, Update, Updated, Value, parse_key,
 };
 use zae_limiter_testkit::SimTable;
 
@@ -34,6 +34,16 @@ struct Watched {
     table: SimTable,
     calls: Mutex<Vec<&'static str>>,
     deletion: Mutex<Option<(Moment, Scope, Timestamp)>>,
+    /// What becomes of the next transaction that is applied.
+    reply: Mutex<Option<Reply>>,
+}
+
+/// The reply of a transaction that was applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reply {
+    Lost,
+    /// The aggregator is stopped before it comes.
+    Never,
 }
 
 impl Watched {
@@ -63,7 +73,14 @@ impl Table for Watched {
             self.interfere(Moment::BeforeTransact).await;
             let done = self.table.transact(changes).await;
             self.interfere(Moment::AfterTransact).await;
-            done
+            let reply = self.reply.lock().unwrap().take();
+            match reply {
+                None => done,
+                Some(Reply::Lost) => {
+                    Err(TableError::new(TableErrorKind::Unavailable, "no reply").maybe_applied())
+                }
+                Some(Reply::Never) => std::future::pending().await,
+            }
         })
     }
     fn read<'a>(
@@ -140,12 +157,28 @@ impl Given {
 
     /// Delivers records to an aggregator whose clock is far off.
     async fn deliver(&self, records: &[Json]) -> Report {
-        let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(Timestamp::from_millis(0)));
-        let table = Arc::clone(&self.watched) as Arc<dyn Table>;
-        let aggregator = Aggregator::new(table, clock, Settings::default());
-        let report = aggregator.process(records.iter().map(common::read).collect()).await;
+        let report = self.process(records).await;
         assert_eq!((&report.errors, report.foreign), (&Vec::new(), 0));
         report
+    }
+
+    async fn process(&self, records: &[Json]) -> Report {
+        let clock = Arc::new(ManualClock::new(Timestamp::from_millis(0)));
+        let table = Arc::clone(&self.watched) as Arc<dyn Table>;
+        let own: Arc<dyn Clock> = Arc::clone(&clock) as _;
+        let aggregator = Aggregator::new(table, own, Settings::default());
+        // It waits before it repeats a call.
+        let time = async {
+            for _ in 0..100_000 {
+                tokio::task::yield_now().await;
+                clock.advance(Duration::from_millis(1));
+            }
+        };
+        tokio::select! {
+            biased;
+            report = aggregator.process(records.iter().map(common::read).collect()) => report,
+            () = time => panic!("it does not end"),
+        }
     }
 
     fn usage(&self) -> Vec<Item> {
@@ -239,6 +272,40 @@ async fn a_purge_that_begins_while_records_are_created_removes_them() {
     given.begin_deletion(Moment::AfterTransact, namespace);
     given.deliver(&records).await;
     assert!(given.usage().is_empty(), "{:?}", given.used());
+}
+
+/// The purge begins while the records are created, and has listed the items before. The aggregator does not get the
+/// reply, or is stopped before it comes and gets the batch again, perhaps with later changes of clients that have not
+/// noticed the purge.
+#[tokio::test]
+async fn a_purge_removes_records_whose_creation_had_no_reply() {
+    for (reply, late) in [(Reply::Lost, 0), (Reply::Never, 0), (Reply::Never, 2)] {
+        let mut given = Given::new().await;
+        let mut records = given.take(5).await;
+        let namespace = Scope::Namespace(given.limiter.namespace_id().clone());
+        given.begin_deletion(Moment::AfterTransact, namespace);
+        *given.watched.reply.lock().unwrap() = Some(reply);
+        if reply == Reply::Never {
+            let is_applied = async {
+                while given.watched.reply.lock().unwrap().is_some() {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::select! {
+                _ = given.process(&records) => panic!("it is stopped before"),
+                () = is_applied => {}
+            }
+            assert_eq!(given.used(), [5, 5, 5]);
+        }
+        for _ in 0..late {
+            records.extend(given.take(1).await);
+        }
+        given.deliver(&records).await;
+        assert!(given.usage().is_empty(), "{reply:?}, {late} later: {:?}", given.used());
+        // What comes after creates none, either.
+        given.deliver(&records).await;
+        assert!(given.usage().is_empty(), "{reply:?}, {late} later: {:?}", given.used());
+    }
 }
 
 /// Changes of another shard may be delivered after the entity was used again.
