@@ -156,6 +156,70 @@ fn an_archive_that_is_down_holds_up_no_usage_of_the_next_stream() {
     }
 }
 
+/// Two daemons keep the events of one stream shard each. Then the stream is switched. The archive is down.
+async fn two_daemons_keep_events_of_the_last_stream(play: &mut Play) -> (Arc<Shelf>, [Running; 2]) {
+    let shelf = Shelf::for_play(play);
+    play.stream.split(None, "1");
+    play.stream.split(None, "2");
+    let running = [start(play.daemon()), start(play.daemon())];
+    play.world.time.sleep(seconds(60)).await;
+    for (shard, event) in [("1", "01A"), ("2", "01B")] {
+        play.change(shard, "a", 1);
+        expire(play, shard, event);
+        play.change(shard, "a", 2);
+    }
+    play.world.time.sleep(seconds(60)).await;
+    assert_eq!((play.booked("a"), shelf.files()), (6, 0));
+    FIRST.with(|first| *first.borrow_mut() = Some(Arc::clone(&play.stream)));
+    switch(play, &["9"]);
+    play.change("9", "a", 4);
+    play.world.time.sleep(seconds(120)).await;
+    (shelf, running)
+}
+
+#[test]
+fn daemons_that_keep_events_follow_the_next_stream_together() {
+    play(async |mut play| {
+        let (shelf, running) = two_daemons_keep_events_of_the_last_stream(&mut play).await;
+        assert_eq!(play.booked("a"), 10, "usage of the next stream waits for the archive");
+        assert_eq!(play.noticed(|_, notice| matches!(notice, Notice::NextStream(_))), 2);
+        // One more comes, and reads what they keep, or not.
+        let third = start_first(&mut play);
+        play.world.time.sleep(seconds(60)).await;
+        assert_eq!(play.noticed(|_, notice| matches!(notice, Notice::NextStream(_))), 3);
+        shelf.set(false);
+        play.world.time.sleep(seconds(300)).await;
+        assert_eq!((shelf.files(), given_up(&play), missed(&play)), (2, 0, vec![]));
+        for one in running.into_iter().chain([third]) {
+            one.end().await;
+        }
+        FIRST.with(|first| *first.borrow_mut() = None);
+    });
+}
+
+/// "After a crash they are read again", also from the stream before.
+#[test]
+fn events_of_the_last_stream_are_read_again_after_a_crash() {
+    for restarts in [true, false] {
+        play(async move |mut play| {
+            let (shelf, [first, second]) =
+                two_daemons_keep_events_of_the_last_stream(&mut play).await;
+            play.world.table.crash(1);
+            first.task.abort();
+            play.world.time.sleep(seconds(600)).await;
+            let third = restarts.then(|| start_first(&mut play));
+            play.world.time.sleep(seconds(120)).await;
+            play.change("9", "a", 1);
+            shelf.set(false);
+            play.world.time.sleep(seconds(300)).await;
+            let found = (shelf.files(), given_up(&play), missed(&play), play.booked("a"));
+            assert_eq!(found, (2, 0, vec![], 11), "restarts: {restarts}");
+            drop((second, third));
+            FIRST.with(|first| *first.borrow_mut() = None);
+        });
+    }
+}
+
 /// Two stream shards, each with an expired event that one daemon cannot archive. A second daemon, which has no archive,
 /// takes one of them.
 async fn second_daemon_without_an_archive(play: &mut Play) -> (Arc<Shelf>, Running, Running) {

@@ -63,7 +63,7 @@ impl Kept {
     pub(super) fn before(&self, now: &Checkpoint) -> Checkpoint {
         let first = self.pages.front().map_or_else(|| now.clone(), |page| page.before.clone());
         let Checkpoint { position, read_to, .. } = first;
-        Checkpoint { position, read_to, done: false, ..now.clone() }
+        Checkpoint { position, read_to, read: now.read || now.done, done: false, ..now.clone() }
     }
 
     /// When the events have to be archived again.

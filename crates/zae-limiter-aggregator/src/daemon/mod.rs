@@ -49,7 +49,7 @@ pub use stream::{Begin, Page, Stream, StreamError, StreamErrorKind};
 use checkpoints::{Checkpoints, Written};
 use held::{Found, Held};
 use kept::Kept;
-use plan::{Heartbeats, claims, new_checkpoint, readable, with_unlisted};
+use plan::{Heartbeats, claims, has_read, new_checkpoint, readable, with_unlisted};
 use tasks::{Event, Listed, Read, Tasks, archive_again, hand_over, list, read, unless_it_panics};
 
 /// How often the daemon lists the stream shards and reads the checkpoints.
@@ -77,6 +77,8 @@ pub enum Until {
 /// Follows a table's stream.
 pub struct Daemon {
     stream: Arc<dyn Stream>,
+    /// Those that it has followed before. Audit events in them may still have to be archived.
+    earlier: Vec<Arc<dyn Stream>>,
     checkpoints: Checkpoints,
     clock: Arc<dyn Clock>,
     aggregator: Aggregator,
@@ -133,6 +135,7 @@ impl Daemon {
         let clock = TableClock::shared(Arc::clone(&table), clock);
         Self {
             stream,
+            earlier: Vec::new(),
             heartbeats: Heartbeats::new(takeover_after),
             checkpoints: Checkpoints {
                 table,
@@ -280,7 +283,7 @@ impl Daemon {
         }
         for (shard, held) in &mut self.held {
             if !held.is_reading() && !held.checkpoint.done && held.wait_until <= now {
-                let stream = Arc::clone(&self.stream);
+                let stream = stream_of(&self.stream, &self.earlier, &held.checkpoint.stream);
                 let aggregator = self.aggregator.clone().keeping_events(self.is_archived);
                 let (clock, limit) = (Arc::clone(&self.clock), self.checkpoints.limit);
                 let (id, claim, next) = (shard.clone(), held.claim, held.next());
@@ -368,18 +371,17 @@ impl Daemon {
         self.list = List::Due(now + every, true);
         self.heartbeats.observe(&checkpoints, now);
         self.is_archived = plan::is_archived(&checkpoints, self.clock.now());
-        // Those that are read still archive their audit events.
-        let is_read = self.held.values().all(|held| held.checkpoint.done);
-        if let Some(next) = successor.filter(|_| is_read) {
-            (self.on_notice)(Notice::NextStream(next.label().to_owned()));
-            (self.stream, self.has_ended) = (next, false);
-            self.list = List::Due(now, false);
-            return;
-        }
         let label = self.stream.label();
         let all = with_unlisted(shards, &checkpoints, label);
         let is_read = |id: &str| self.held.get(id).is_some_and(|held| held.checkpoint.done);
         let readable = readable(&all, &checkpoints, label, is_read);
+        if let Some(next) = successor.filter(|_| self.has_read_all(&readable, &checkpoints)) {
+            (self.on_notice)(Notice::NextStream(next.label().to_owned()));
+            self.earlier.push(std::mem::replace(&mut self.stream, next));
+            self.has_ended = false;
+            self.list = List::Due(now, false);
+            return;
+        }
         for (id, held) in &mut self.held {
             let listed = all.iter().find(|shard| shard.id == *id);
             held.end = listed.map_or(End::Unlisted, |shard| shard.end.clone());
@@ -391,7 +393,10 @@ impl Daemon {
         for shard in wanted {
             self.claiming.insert(shard.id.clone());
             let (own, seen) = (self.checkpoints.clone(), checkpoints.get(&shard.id).cloned());
-            let new = new_checkpoint(shard, &all, &checkpoints, label, self.clock.now());
+            let last = seen.as_ref().filter(|_| shard.end == End::Unlisted);
+            let at = last.map_or(label, |last| &last.stream);
+            let stream = stream_of(&self.stream, &self.earlier, at);
+            let new = new_checkpoint(shard, &all, &checkpoints, stream.label(), self.clock.now());
             let end = shard.end.clone();
             tasks.spawn(async move {
                 let claimed = own.claim(&new, seen.as_ref()).await;
@@ -419,6 +424,22 @@ impl Daemon {
             self.has_ended = true;
             (self.on_notice)(Notice::StreamEnded);
         }
+    }
+
+    /// Whether all changes of the stream are processed. Those that read them still archive their audit events: this
+    /// daemon, or another one that is alive. The events of one that has crashed have to be read again.
+    fn has_read_all(
+        &self,
+        readable: &[&StreamShard],
+        checkpoints: &BTreeMap<String, Checkpoint>,
+    ) -> bool {
+        let (now, label) = (self.clock.stopwatch(), self.stream.label());
+        let is_mine = |shard: &StreamShard| self.held.contains_key(&shard.id);
+        let is_kept = |shard: &StreamShard| {
+            has_read(checkpoints, shard, label) && self.heartbeats.is_alive(&shard.id, now)
+        };
+        self.held.values().all(|held| held.checkpoint.done)
+            && readable.iter().all(|shard| is_mine(shard) || is_kept(shard))
     }
 
     fn claimed(&mut self, shard: String, checkpoint: Checkpoint, end: End) {
@@ -620,6 +641,15 @@ impl Daemon {
             () = self.clock.sleep(RELEASE_TIMEOUT) => {}
         }
     }
+}
+
+/// The stream of this label. One that the daemon has not followed is taken for the current one.
+fn stream_of(
+    current: &Arc<dyn Stream>,
+    earlier: &[Arc<dyn Stream>],
+    label: &str,
+) -> Arc<dyn Stream> {
+    Arc::clone(earlier.iter().find(|one| one.label() == label).unwrap_or(current))
 }
 
 /// A task that was aborted is over. Only a fault of the daemon itself can panic here: those of pages are caught.

@@ -50,8 +50,9 @@ pub(crate) fn with_unlisted(
 }
 
 /// The stream shards that can be read: those that are not done, and whose parent is done or no
-/// longer exists. Reading a child before its parent would reorder the changes of an item. `is_read` says which ones
-/// this daemon has read to their end, though they are not done: it still archives their audit events.
+/// longer exists. Reading a child before its parent would reorder the changes of an item. A parent that is read to its
+/// end need not be done: its owner may still archive audit events. `is_read` says which ones this daemon has read, and
+/// the checkpoints which ones others have.
 pub(crate) fn readable<'a>(
     shards: &'a [StreamShard],
     checkpoints: &BTreeMap<String, Checkpoint>,
@@ -60,9 +61,12 @@ pub(crate) fn readable<'a>(
 ) -> Vec<&'a StreamShard> {
     let is_done = |id: &String| is_done(checkpoints, id, label);
     let waits = |shard: &&StreamShard| {
-        let is_there = |parent: &&String| shards.iter().any(|shard| shard.id == **parent);
-        let parent = shard.parent.as_ref().filter(is_there);
-        parent.is_some_and(|parent| !is_done(parent) && !is_read(parent))
+        let parent = |id: &String| shards.iter().find(|shard| shard.id == *id);
+        let parent = shard.parent.as_ref().and_then(parent);
+        let is_over = |parent: &StreamShard| {
+            is_done(&parent.id) || is_read(&parent.id) || has_read(checkpoints, parent, label)
+        };
+        parent.is_some_and(|parent| !is_over(parent))
     };
     shards.iter().filter(|shard| !is_done(&shard.id) && !waits(shard)).collect()
 }
@@ -70,6 +74,16 @@ pub(crate) fn readable<'a>(
 /// A position in an earlier stream of the table does not count.
 fn is_done(checkpoints: &BTreeMap<String, Checkpoint>, id: &str, label: &str) -> bool {
     checkpoints.get(id).is_some_and(|checkpoint| checkpoint.done && checkpoint.stream == label)
+}
+
+/// Whether all changes of a stream shard are processed. One that the stream does not list may be of an earlier stream.
+pub(crate) fn has_read(
+    checkpoints: &BTreeMap<String, Checkpoint>,
+    shard: &StreamShard,
+    label: &str,
+) -> bool {
+    let is_it = |one: &Checkpoint| one.stream == label || shard.end == End::Unlisted;
+    checkpoints.get(&shard.id).is_some_and(|one| one.read && is_it(one))
 }
 
 /// The checkpoint of a stream shard that has none. If it continues one that the stream no longer lists, and no daemon was

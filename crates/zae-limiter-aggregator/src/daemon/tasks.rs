@@ -11,7 +11,7 @@ use zae_limiter_schema::records::checkpoint::Checkpoint;
 
 use super::checkpoints::{Checkpoints, Written, within};
 use super::held::{Found, Held, Next};
-use super::plan::{End, StreamShard, readable, with_unlisted};
+use super::plan::{End, StreamShard, has_read, readable, with_unlisted};
 use super::stream::{Page, Stream, StreamError, StreamErrorKind};
 use crate::archive::AuditLine;
 use crate::execute::{Aggregator, Report};
@@ -119,7 +119,10 @@ pub(super) async fn list(
     let checkpoints = checkpoints.all().await?;
     let all = with_unlisted(shards.clone(), &checkpoints, stream.label());
     let readable = readable(&all, &checkpoints, stream.label(), |id| read.contains(id));
-    let successor = match readable.iter().all(|shard| read.contains(&shard.id)) {
+    let is_read = |shard: &&StreamShard| {
+        read.contains(&shard.id) || has_read(&checkpoints, shard, stream.label())
+    };
+    let successor = match readable.iter().all(is_read) {
         true => within(clock, limit, "the stream", stream.successor()).await?,
         false => None,
     };

@@ -33,6 +33,7 @@ const POSITION: &str = "position";
 const READ_TO: &str = "read_to";
 const SEEN_AT: &str = "seen_at";
 const ARCHIVED_AT: &str = "archived_at";
+const READ: &str = "read";
 const DONE: &str = "done";
 const TAKEOVER: &str = "takeover_ms";
 const TTL: &str = "ttl";
@@ -52,6 +53,9 @@ pub struct Checkpoint {
     pub position: Option<String>,
     /// The time of the last processed record. It names the time of changes that are lost.
     pub read_to: Option<Timestamp>,
+    /// Whether the stream shard is closed and all its changes are processed. The owner may still archive audit events:
+    /// then the position is before them.
+    pub read: bool,
     /// Whether the stream shard is closed and processed to its end.
     pub done: bool,
     /// How long the owner's heartbeat may stay unchanged: workers may have different takeover times. Absent if the
@@ -82,7 +86,7 @@ pub fn is_key(key: &ItemKey) -> bool {
 /// Decodes a checkpoint; `None` for any other item.
 pub fn decode(item: &Item) -> Option<Checkpoint> {
     let text = |name: &str| item.get(name).and_then(Value::as_str).map(str::to_owned);
-    let done = item.get(DONE) == Some(&Value::Bool(true));
+    let flag = |name: &str| item.get(name) == Some(&Value::Bool(true));
     let time = |name: &str| item.get(name).and_then(Value::as_i64).map(Timestamp::from_millis);
     Some(Checkpoint {
         shard: text("SK")?.strip_prefix(PREFIX)?.to_owned(),
@@ -91,7 +95,8 @@ pub fn decode(item: &Item) -> Option<Checkpoint> {
         beat: item.get(BEAT).and_then(Value::as_i64).unwrap_or_default(),
         position: text(POSITION),
         read_to: time(READ_TO),
-        done,
+        read: flag(READ),
+        done: flag(DONE),
         takeover_after: item.get(TAKEOVER).and_then(Value::as_i64).map(|millis| {
             Duration::from_millis(u64::try_from(millis).unwrap_or(0)).min(TAKEOVER_MAX)
         }),
@@ -149,6 +154,7 @@ pub fn claim(
         let time = |at: Timestamp| Value::number(at.as_millis());
         actions.extend(new.seen_at.map(|at| Action::Set(SEEN_AT.to_owned(), time(at))));
         actions.push(Action::Remove(POSITION.to_owned()));
+        actions.push(Action::Remove(READ.to_owned()));
         actions.push(Action::Remove(DONE.to_owned()));
     }
     let owner = seen.owner.as_ref();
@@ -184,6 +190,9 @@ pub fn advance(
     ];
     actions.extend(progress(checkpoint));
     actions.extend(archived(checkpoint));
+    if checkpoint.read {
+        actions.push(Action::Set(READ.to_owned(), Value::Bool(true)));
+    }
     // The records after the stored position are gone. The next owner must not begin there.
     if checkpoint.position.is_none() && stored.is_some() {
         actions.push(Action::Remove(POSITION.to_owned()));
