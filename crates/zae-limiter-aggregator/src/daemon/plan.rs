@@ -263,6 +263,30 @@ mod tests {
         check(&["old", "left", "right", "leaf"], &[]);
     }
 
+    #[test]
+    fn a_child_is_read_while_another_daemon_archives_events_of_its_parent() {
+        let shards = [shard("old", None), shard("new", Some("old"))];
+        let kept = |stream: &str| {
+            let stream = stream.to_owned();
+            map(&[("old", Checkpoint { read: true, stream, ..checkpoint(Some("you"), 1, false) })])
+        };
+        let count =
+            |kept: BTreeMap<String, Checkpoint>| readable(&shards, &kept, "2", |_| false).len();
+        assert_eq!((count(kept("2")), count(kept("1"))), (2, 1), "an id of an earlier stream");
+    }
+
+    #[test]
+    fn a_table_is_archived_until_the_stream_has_none_of_the_events() {
+        let at = Timestamp::from_millis(1_000_000);
+        let is_archived = |archived_at, now: Timestamp| {
+            let one = Checkpoint { archived_at, ..checkpoint(None, 1, false) };
+            is_archived(&map(&[("a", one), ("b", checkpoint(None, 1, false))]), now)
+        };
+        let last = at.saturating_add(RETENTION).saturating_add(RETENTION);
+        assert!(!is_archived(None, at) && is_archived(Some(at), at) && is_archived(Some(at), last));
+        assert!(!is_archived(Some(at), last.saturating_add_millis(1)));
+    }
+
     /// Which of the stream shards a to d the daemon `me` claims.
     fn taken(checkpoints: Checkpoints<'_>, still: Duration) -> Vec<String> {
         let shards = ["a", "b", "c", "d"].map(|id| shard(id, None));
