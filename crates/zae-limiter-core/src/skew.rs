@@ -135,8 +135,8 @@ impl ClockCheck {
     ) -> Checked {
         let now = clock.now();
         match store.check_time(now) {
-            TimeCheck::Unknown => self.within_process(now, false, clock, forget),
-            TimeCheck::Within => self.within_process(now, true, clock, forget),
+            TimeCheck::Unknown => self.within_process(now, clock, forget),
+            TimeCheck::Within => self.by_store(now, now, clock, forget),
             TimeCheck::Beyond(time) => self.by_store(now, time, clock, forget),
         }
     }
@@ -145,43 +145,36 @@ impl ClockCheck {
     fn within_process(
         &self,
         now: Timestamp,
-        is_right: bool,
         clock: &dyn Clock,
         forget: Option<impl FnOnce()>,
     ) -> Checked {
-        let checked = self.checked.load(Ordering::Relaxed);
-        // It differs from the checked reading by less than the bound. So the clock has not jumped.
-        let is_near = checked != NONE && now.as_millis().abs_diff(checked) < self.near_ms;
-        if is_near || self.bound.is_zero() {
+        if self.needs_no_check(now) {
             return Checked { now, max_skew: self.max_skew };
         }
-        self.by_stopwatch(now, is_right, clock, forget)
+        self.by_stopwatch(now, clock, forget)
     }
 
-    /// `is_right`: the store's own time is within the bound. Later it may not be known: see [`TimeCheck::Unknown`].
+    /// Whether a reading differs from the checked one by less than the bound: then the clock has not jumped.
+    #[inline]
+    fn needs_no_check(&self, now: Timestamp) -> bool {
+        let checked = self.checked.load(Ordering::Relaxed);
+        let is_near = checked != NONE && now.as_millis().abs_diff(checked) < self.near_ms;
+        is_near || self.bound.is_zero()
+    }
+
     #[cold]
     fn by_stopwatch(
         &self,
         now: Timestamp,
-        is_right: bool,
         clock: &dyn Clock,
         forget: Option<impl FnOnce()>,
     ) -> Checked {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let stopwatch = clock.stopwatch();
-        let correction = match is_right {
-            true => {
-                state.believe(now.as_millis().saturating_sub(millis(stopwatch)));
-                None
-            }
-            false => state.correction(now.as_millis(), stopwatch, self.bound),
-        };
+        let correction = state.correction(now.as_millis(), clock.stopwatch(), self.bound);
         let is_remembered = forget_before(state, forget);
         match correction {
             None => {
-                // Until somebody forgets, every call comes here.
-                let checked = if is_remembered { NONE } else { now.as_millis() };
-                self.checked.store(checked, Ordering::Relaxed);
+                self.note_checked(now, is_remembered);
                 Checked { now, max_skew: self.max_skew }
             }
             Some(time) => {
@@ -194,7 +187,8 @@ impl ClockCheck {
         }
     }
 
-    /// The reading is beyond the bound by the store's own time.
+    /// The store has confirmed the reading, or says the right time. It is remembered: later the store may not
+    /// [know](TimeCheck::Unknown). Out of line: stores without a time of their own have the shortest calls.
     #[cold]
     fn by_store(
         &self,
@@ -203,12 +197,23 @@ impl ClockCheck {
         clock: &dyn Clock,
         forget: Option<impl FnOnce()>,
     ) -> Checked {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.believe(time.as_millis().saturating_sub(millis(clock.stopwatch())));
-        forget_before(state, forget);
-        self.checked.store(NONE, Ordering::Relaxed);
-        self.report(now, time, clock);
+        let is_right = now == time;
+        if !is_right || !self.needs_no_check(now) {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.believe(time.as_millis().saturating_sub(millis(clock.stopwatch())));
+            let is_remembered = forget_before(state, forget);
+            self.note_checked(now, is_remembered || !is_right);
+        }
+        if !is_right {
+            self.report(now, time, clock);
+        }
         Checked { now: time, max_skew: self.max_skew }
+    }
+
+    /// Until somebody forgets, every call is checked.
+    fn note_checked(&self, now: Timestamp, is_remembered: bool) {
+        let checked = if is_remembered { NONE } else { now.as_millis() };
+        self.checked.store(checked, Ordering::Relaxed);
     }
 
     #[cold]
