@@ -239,6 +239,9 @@ impl State {
                     namespace.status() == *status
                 }
                 (Precondition::NameOf(id), Some(Record::NamespaceName(_, of))) => of == id,
+                (Precondition::Parent(parent), Some(Record::Entity(entity))) => {
+                    entity.parent == *parent
+                }
                 _ => false,
             };
         let unmet = batch.iter().position(|write| match write {

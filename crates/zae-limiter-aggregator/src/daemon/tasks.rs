@@ -110,23 +110,24 @@ pub(super) async fn list(
     read: &BTreeSet<String>,
 ) -> Result<Listed, StreamError> {
     let (clock, limit) = (&*checkpoints.clock, checkpoints.limit);
+    // Before the stream shards: of a stream shard that begins in between, another daemon may already have a checkpoint.
+    // It would look like one that the stream no longer lists, which waits for no parent.
+    let known = checkpoints.all().await?;
     let shards = match within(clock, limit, "the stream", stream.shards()).await {
         Ok(shards) => shards,
         // The stream is gone. What was unfinished in it is missed.
         Err(error) if error.kind == StreamErrorKind::NotFound => Vec::new(),
         Err(error) => return Err(error),
     };
-    let checkpoints = checkpoints.all().await?;
-    let all = with_unlisted(shards.clone(), &checkpoints, stream.label());
-    let readable = readable(&all, &checkpoints, stream.label(), |id| read.contains(id));
-    let is_read = |shard: &&StreamShard| {
-        read.contains(&shard.id) || has_read(&checkpoints, shard, stream.label())
-    };
+    let all = with_unlisted(shards.clone(), &known, stream.label());
+    let readable = readable(&all, &known, stream.label(), |id| read.contains(id));
+    let is_read =
+        |shard: &&StreamShard| read.contains(&shard.id) || has_read(&known, shard, stream.label());
     let successor = match readable.iter().all(is_read) {
         true => within(clock, limit, "the stream", stream.successor()).await?,
         false => None,
     };
-    Ok(Listed { shards, checkpoints, successor })
+    Ok(Listed { shards, checkpoints: known, successor })
 }
 
 /// Reads a page, unless one is left from before, and processes it.
