@@ -206,12 +206,12 @@ impl Held {
 
     fn count_quiet_page(&mut self, now: Timestamp) {
         if self.quiet_pages.is_multiple_of(QUIET_PAGES) {
-            if self.quiet_pages > 0 {
-                self.checkpoint.seen_at = Some(self.quiet_since);
-            }
             self.quiet_since = now;
         }
         self.quiet_pages = self.quiet_pages.saturating_add(1);
+        if self.quiet_pages.is_multiple_of(QUIET_PAGES) {
+            self.checkpoint.seen_at = Some(self.quiet_since);
+        }
     }
 
     /// The page must be processed again.

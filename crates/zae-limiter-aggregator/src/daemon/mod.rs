@@ -49,7 +49,10 @@ pub use stream::{Begin, Page, Stream, StreamError, StreamErrorKind};
 use checkpoints::{Checkpoints, Written};
 use held::{Found, Held};
 use kept::Kept;
-use plan::{Heartbeats, claims, has_read, new_checkpoint, readable, with_unlisted};
+use plan::{
+    Heartbeats, begun_after, claims, has_read, new_checkpoint, readable, waiting_checkpoint,
+    with_unlisted,
+};
 use tasks::{Event, Listed, Read, Tasks, archive_again, hand_over, list, read, unless_it_panics};
 
 /// How often the daemon lists the stream shards and reads the checkpoints.
@@ -397,9 +400,10 @@ impl Daemon {
             let at = last.map_or(label, |last| &last.stream);
             let stream = stream_of(&self.stream, &self.earlier, at);
             let new = new_checkpoint(shard, &all, &checkpoints, stream.label(), self.clock.now());
-            let end = shard.end.clone();
+            let (end, begun) = (shard.end.clone(), begun_after(shard, &checkpoints));
             tasks.spawn(async move {
                 let claimed = own.claim(&new, seen.as_ref()).await;
+                let claimed = claimed.map(|one| one.map(|one| not_before(one, begun)));
                 Event::Claimed(new.shard, end, claimed)
             });
         }
@@ -408,7 +412,7 @@ impl Daemon {
         };
         for shard in all.iter().filter(is_unknown) {
             let own = self.checkpoints.clone();
-            let new = new_checkpoint(shard, &all, &checkpoints, label, self.clock.now());
+            let new = waiting_checkpoint(shard, &all, &checkpoints, label, self.clock.now());
             // Repeated with the next list, if it fails.
             tasks.spawn(async move {
                 let _ = own.register(&new).await;
@@ -641,6 +645,11 @@ impl Daemon {
             () = self.clock.sleep(RELEASE_TIMEOUT) => {}
         }
     }
+}
+
+/// The checkpoint of a stream shard that has begun after this time. It counts while there is no position.
+fn not_before(checkpoint: Checkpoint, begun: Option<Timestamp>) -> Checkpoint {
+    Checkpoint { seen_at: checkpoint.seen_at.max(begun), ..checkpoint }
 }
 
 /// The stream of this label. One that the daemon has not followed is taken for the current one.

@@ -9,6 +9,9 @@ use zae_limiter_schema::records::checkpoint::Checkpoint;
 /// The time for which a stream keeps its records, less the difference of clocks.
 const RETENTION: Duration = Duration::from_secs(86_400 - 300);
 
+/// An hour: how soon after a daemon has found a stream shard it is read.
+const READ_SOON: Duration = Duration::from_secs(3_600);
+
 /// A shard of the change stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamShard {
@@ -107,6 +110,36 @@ pub(crate) fn new_checkpoint(
         (new.seen_at, new.read_to) = (last_there, read_to);
     }
     new
+}
+
+/// The checkpoint of a stream shard that nobody reads yet. It has begun since a daemon was last there, and may have
+/// records that old, as far as the stream keeps them. If nobody reads it for long, they are gone.
+pub(crate) fn waiting_checkpoint(
+    shard: &StreamShard,
+    shards: &[StreamShard],
+    checkpoints: &BTreeMap<String, Checkpoint>,
+    label: &str,
+    now: Timestamp,
+) -> Checkpoint {
+    let mut new = new_checkpoint(shard, shards, checkpoints, label, now);
+    if new.seen_at == Some(now)
+        && let Some(at) = checkpoints.values().filter_map(|one| one.seen_at).max()
+    {
+        // One that is read soon after an outage has lost nothing yet.
+        let oldest = i64::try_from((RETENTION - READ_SOON).as_millis()).expect("less than a day");
+        let oldest = Timestamp::from_millis(now.as_millis().saturating_sub(oldest));
+        new.seen_at = Some(at.max(oldest));
+    }
+    new
+}
+
+/// A time before the first record of a stream shard: that of its parent's last one, if that is known.
+pub(crate) fn begun_after(
+    shard: &StreamShard,
+    checkpoints: &BTreeMap<String, Checkpoint>,
+) -> Option<Timestamp> {
+    let parent = checkpoints.get(shard.parent.as_ref()?)?;
+    parent.read_to.filter(|_| parent.done)
 }
 
 /// Whether the stream has deleted records since then.
